@@ -13,24 +13,27 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from hubmerge.engine.preview import Preview, preview
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
 from hubmerge.line import Request, prepare
 from hubmerge.output.diff import comparison_recipe, open_comparison
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.output.publish import Target
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
+from workflows.app.service import PAGE_JOBS, Comparison, JobView, MergeRequest, ModelFacts, Published, Visitor
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import is_the_bot_s
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.transitions import MAX_WAITING
-from workflows.trail import PAGE_JOBS, Trail
+from workflows.published import published_model
+from workflows.trail import Trail
 
 _IDENTITY_S = 60.0
 UNDER_WAY = (State.QUEUED, State.RUNNING, State.CANCELLING)
@@ -91,9 +94,15 @@ class MergeService:
                 self._facts[key] = (now + _FACTS_S, facts)
         return facts
 
+    def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
+        return published_model(self._hub(visitor.token if visitor else None), name, sha)
+
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
         return prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
+
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None))
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)
@@ -109,6 +118,7 @@ class MergeService:
             "expose": target.expose,
             "license": request.license,
             "warnings": list(prepared.plan.warnings),
+            "predicted_s": plan_summary(prepared.plan).get("predicted_seconds"),
         }
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
         new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)

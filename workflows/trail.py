@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from itertools import pairwise
 
 from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.jobs import Job, JobEvent, State
@@ -17,7 +18,6 @@ from workflows.jobs.store import Store
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken
 _REMEMBERED_EVERY_S = 60.0
-PAGE_JOBS = 25
 
 
 class Trail:
@@ -26,7 +26,7 @@ class Trail:
     def __init__(self, store: Store, *, suite: str | None) -> None:
         self._store = store
         self._suite = suite
-        self._typical: dict[str, tuple[float, Mapping[str, float]]] = {}
+        self._typical: dict[str, tuple[float, Mapping[str, float], Mapping[str, float]]] = {}
         self._lock = threading.Lock()
 
     def view(self, job: Job, *, own: bool) -> JobView:
@@ -78,29 +78,32 @@ class Trail:
             typical_s=self._usual(job, ahead) if events else None,
             evaluations=self._evaluations(job),
             ticket=job.ticket,
+            after_s=self._typical_of(job.kind)[1].get(job.stage) if events and job.state is State.RUNNING else None,
+            predicted_s=_number(job.payload.get("predicted_s")),
         )
 
     def _usual(self, job: Job, ahead: int | None) -> float | None:
         """What the job's stage took in earlier jobs; of one that waits, what those before it will take."""
         if job.state not in (State.QUEUED, State.RUNNING):
             return None
-        typical = self._typical_of(job.kind)
+        typical, _ = self._typical_of(job.kind)
         if ahead is None:
             return typical.get(job.stage)
         busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
         whole = typical.get("")
         return None if whole is None else whole * (ahead + len(busy) / 2)
 
-    def _typical_of(self, kind: str) -> Mapping[str, float]:
-        """Stage → median of its seconds in earlier jobs; "": of whole jobs."""
+    def _typical_of(self, kind: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Stage → median of its seconds in earlier jobs ("": of whole jobs), and of those that followed it."""
         now = time.monotonic()
         with self._lock:
             kept = self._typical.get(kind)
         if kept is None or kept[0] < now:
-            kept = now + _REMEMBERED_EVERY_S, typical_times(self._store.stage_times(kind, _ASKED))
+            moments = self._store.stage_times(kind, _ASKED)
+            kept = now + _REMEMBERED_EVERY_S, typical_times(moments), times_after(moments)
             with self._lock:
                 self._typical[kind] = kept
-        return kept[1]
+        return kept[1], kept[2]
 
     def _evaluations(self, job: Job) -> tuple[Scoring, ...]:
         """The evaluations of a published merge and of its parents, where it is to have any."""
@@ -137,6 +140,24 @@ def _line(event: JobEvent) -> LogLine:
         text=str(reason or ""),
         attempt=attempt if isinstance(attempt, int) else None,
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def times_after(moments: Iterable[tuple[str, str, str]]) -> dict[str, float]:
+    """Stage → the median over jobs of the seconds from its end to the end of the job, from (job, moment, stage)."""
+    jobs: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
+    for job, moment, stage in moments:
+        jobs[job].append((datetime.fromisoformat(moment), stage))
+    found: dict[str, list[float]] = defaultdict(list)
+    for passed in jobs.values():
+        end = passed[-1][0]
+        left = {stage: later for (_, stage), (later, _) in pairwise(passed) if stage}
+        for stage, later in left.items():
+            found[stage].append(max((end - later).total_seconds(), 0.0))
+    return {stage: statistics.median(times) for stage, times in found.items()}
 
 
 def typical_times(moments: Iterable[tuple[str, str, str]]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.service import MergeService
-from workflows.trail import Trail, typical_times
+from workflows.trail import Trail, times_after, typical_times
 
 SHA = "a" * 40
 RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' * 40}"}, "local/folder"]}
@@ -103,11 +103,15 @@ def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, c
         clock.pass_time(5)
         store.finish(job.id, job.fence, {"repo": "a/b", "commit": SHA})
     assert typical_times(store.stage_times("merge", 20)) == {"": 25.0, "merge": 20.0, "publish": 5.0}
+    assert times_after(store.stage_times("merge", 20)) == {"merge": 5.0, "publish": 0.0}
     store.submit(merge("next"))
     view = service_of(store).job(job_id("next"), None)
     assert view.typical_s == 0.0  # nobody is before it
     store.submit(merge("after"))
     assert service_of(store).job(job_id("after"), None).typical_s == 25.0
+    running = claim(store)
+    store.set_progress(running.id, running.fence, "merge", {"stage": "merge"})
+    assert service_of(store).job(running.id, None).after_s == 5.0
 
 
 def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import gradio as gr
 
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import HubmergeError, SourceNotFoundError
+from hubmerge.hub.names import is_hub_id
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.recipe.sweep import Sweep
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
@@ -92,6 +93,18 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return asdict(service.about(str(name)[:300], visitor))
 
+    def model_files(id: str, sha: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+        """A model's card, and the report of its merge with statistics and recipe where hubmerge made it, at one commit.
+
+        Args:
+            id: org/name.
+            sha: a commit; empty for the newest.
+        """
+        name = str(id)[:300]
+        if not is_hub_id(name):
+            raise SourceNotFoundError("no name of a model on the Hub", where=name[:80], expected="org/name")
+        return asdict(service.published(name, str(sha)[:300] or None, visitor))
+
     def inspect_merge(recipe: dict[str, Any], license: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
 
@@ -102,6 +115,15 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
             license: the license that was chosen; empty where the parents' decide it.
         """
         return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
+
+    def preview_merge(recipe: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+        """Look into a few layers of a merge's models: what each agent changed there, where they meet, and the method
+        that this speaks for, with the reason. It reads some 8 MB of weights, at most 32 MB.
+
+        Args:
+            recipe: as inspect_merge takes it.
+        """
+        return asdict(service.preview(checked_recipe(recipe).to_dict(), visitor))
 
     def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[dict[str, Any]]:
         """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
@@ -124,7 +146,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
 
-    return search_models, model_facts, inspect_merge, inspect_sweep, inspect_diff
+    return search_models, model_facts, model_files, inspect_merge, preview_merge, inspect_sweep, inspect_diff
 
 
 def _acting(service: Service) -> tuple[Endpoint, ...]:

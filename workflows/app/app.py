@@ -77,10 +77,10 @@ def build_app(
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
         "watchers": lambda: watchers_page(demo, watchers),
+        "model": lambda: model_page(demo, service, lanes, board),
     }
     if board is not None:
         bodies["leaderboard"] = leaderboard_page
-        bodies["model"] = lambda: model_page(demo, board, settings.endpoint)
     pages = pages_of(board)
     for page in pages:
         with demo.route(page.name, page.path, show_in_navbar=False) if page.path else demo:
@@ -93,8 +93,8 @@ def build_app(
 
 
 def pages_of(board: BoardSource | None) -> list[Page]:
-    """The pages that there are: without a board neither it nor models have one."""
-    return [page for page in PAGES if board is not None or page.path not in ("leaderboard", "model")]
+    """The pages that there are."""
+    return [page for page in PAGES if board is not None or page.path != "leaderboard"]
 
 
 def build_web_app(

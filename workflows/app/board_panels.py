@@ -11,12 +11,13 @@ from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
+from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
 from workflows.app.board_query import COMPARED
-from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text
+from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text, task_title
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from workflows.app.panels import facts_grid, notice, section, table
 
@@ -130,7 +131,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
     overall = el("p", "Overall ", el("strong", interval_text(row.overall)), cls="hm-overall") if row.overall else None
     tasks = [
         (
-            t.task,
+            task_title(t.task),
             t.domain,
             interval_text(t.score),
             f"{t.samples:,}" + (f", {t.truncated:,} cut" if t.truncated else ""),
@@ -195,7 +196,7 @@ def _skills(row: Row) -> Markup | None:
         waiting = [p.id for p in row.parents if p.status != "scored"]
         told = f"Told once every parent is scored; missing: {', '.join(waiting)}." if waiting else ""
         return join(el("h3", "Skills kept"), el("p", told, cls="hm-dim")) if told else None
-    lines = [(s.task, s.text, "kept" if s.kept else "lost", s.best_parent) for s in row.skills.skills]
+    lines = [(task_title(s.task), s.text, "kept" if s.kept else "lost", s.best_parent) for s in row.skills.skills]
     heads = ("Skill", "Kept of its gain", "Counts as", "Best parent")
     return join(
         el("h3", "Skills kept"),
@@ -242,27 +243,51 @@ def lineage_section(row: Row, board: Board) -> Markup | None:
     """The tree of ancestors as far as merges on the board tell it."""
     if not row.facts.is_merge:
         return None
-    known = {(r.model, r.sha): r for s in board.suites for r in s.rows if r.facts.is_merge}
-    budget = [MAX_LINEAGE]
-    tree = _tree(row, known, budget, ((row.model, row.sha),))
     rest = len(row.ancestors) > MAX_LINEAGE
+    tree = lineage_tree(row.model, row.sha, row.facts.license, row.facts.parents, board)
     return section("Lineage", tree, el("p", "More ancestors are in the JSON.", cls="hm-dim") if rest else None)
 
 
+def lineage_tree(
+    model: str,
+    sha: str,
+    license: str | None,
+    parents: Sequence[ParentFacts],
+    board: Board,
+    stated: Mapping[tuple[str, str], str] | None = None,
+) -> Markup:
+    """A model above what it was made from, with licenses; `stated`: those of its parents that it names itself."""
+    rows = {(r.model, r.sha): r for s in board.suites for r in s.rows}
+    licenses = {node: r.facts.license for node, r in rows.items() if r.facts.license} | dict(stated or {})
+    known = {node: r.facts.parents for node, r in rows.items() if r.facts.is_merge}
+    below = _tree(parents, known, licenses, [MAX_LINEAGE], ((model, sha),))
+    top = el("li", el("strong", model), _license(license), below)
+    return el("ul", top, cls="hm-tree hm-lineage")
+
+
+def _license(name: str | None) -> Markup:
+    return el("span", name or "license not stated here", cls="hm-license")
+
+
 def _tree(
-    row: Row, known: Mapping[tuple[str, str], Row], budget: list[int], path: tuple[tuple[str, str], ...]
+    parents: Sequence[ParentFacts],
+    known: Mapping[tuple[str, str], Sequence[ParentFacts]],
+    licenses: Mapping[tuple[str, str], str],
+    budget: list[int],
+    path: tuple[tuple[str, str], ...],
 ) -> Markup:
     items = []
-    for parent in row.facts.parents:
+    for parent in parents:
         if budget[0] <= 0:
             break
         budget[0] -= 1
         node = (parent.id, parent.sha)
         own = known.get(node)
         deeper = own is not None and node not in path and len(path) < MAX_DEPTH
-        below = _tree(own, known, budget, (*path, node)) if own is not None and deeper else None
+        below = _tree(own, known, licenses, budget, (*path, node)) if own is not None and deeper else None
         label = [model_link(parent.id, parent.sha), el("code", parent.sha[:7], cls="hm-commit")]
-        items.append(el("li", *label, el("small", f" {parent.role}"), below))
+        weight = "" if parent.role == "base" or parent.weight == 1 else f" × {parent.weight:.3g}"
+        items.append(el("li", *label, el("small", f"{parent.role}{weight}"), _license(licenses.get(node)), below))
     return el("ul", *items, cls="hm-tree")
 
 

@@ -43,7 +43,7 @@ BOARD_CSS = """
 }
 .hm-guide { display: grid; grid-template-columns: minmax(6rem, auto) 1fr; gap: .35rem 1rem; margin: 0; }
 .hm-guide dt { font-weight: 600; } .hm-guide dd { margin: 0; }
-.block#model, .block#model-scores, .block#model-facts { padding: var(--spacing-xl) !important; }
+.block#model, .block#model-tab { padding: var(--spacing-xl) !important; }
 .hm-compare thead th { font-size: .9rem; overflow-wrap: anywhere; min-width: 8rem; }
 .hm-wide th:first-child { min-width: 6.5rem; }
 .hm-wide td { white-space: nowrap; }
@@ -57,6 +57,31 @@ BOARD_CSS = """
 .hm-tree { list-style: none; margin: .4rem 0 0; padding-left: 0 !important; }
 .hm-tree .hm-tree { margin: 0 0 0 .5rem; padding-left: .9rem !important;
   border-left: 1px solid var(--border-color-primary); }
+.hm-lineage strong, .hm-lineage small { margin-right: .5rem; }
+.hm-lineage .hm-tree li { position: relative; }
+.hm-lineage .hm-tree li::before { content: ""; position: absolute; left: -.9rem; top: .75em; width: .7rem;
+  border-top: 1px solid var(--border-color-primary); }
+.hm-license { font-size: .8rem; color: var(--body-text-color-subdued); }
+.hm-card-text { overflow-wrap: anywhere; max-width: 56rem; }
+.hm-card-text pre { overflow-x: auto; padding: .7rem .9rem; border-radius: var(--radius-md); font-size: .85rem;
+  background: var(--background-fill-secondary); }
+.hm-card-text :is(h1, h2, h3) { margin: 1.3rem 0 .5rem; }
+.hm-card-text > h1:first-child { margin-top: .4rem; }
+.hm-card-text table { display: block; width: max-content; max-width: 100%; overflow-x: auto; font-size: .85rem;
+  overflow-wrap: normal; border: 0 !important; margin: .7rem 0; }
+.hm-card-text :is(tr, th, td) { border-color: var(--border-color-primary) !important; }
+.hm-card-text :is(th, td) { padding: .35rem .6rem; }
+.hm-card-text pre { margin: .5rem 0; }
+.hm-card-text img { max-width: 100%; height: auto; background: white; border-radius: var(--radius-sm); }
+.hm-card-text summary, #model-tab summary { cursor: pointer; padding: .25rem 0; }
+.hm-layers { list-style: none; margin: 0 !important; padding: 0 !important; }
+.hm-layers li { display: grid; grid-template-columns: minmax(6rem, 11rem) 1fr 8rem; gap: .7rem; align-items: end;
+  margin: .4rem 0 !important; padding: 0 !important; font-size: .9rem; }
+.hm-layer-bars { display: flex; gap: 1px; align-items: flex-end; height: 2.6rem;
+  border-bottom: 1px solid var(--border-color-primary); }
+.hm-layer-bars i { flex: 1 1 0; min-width: 0; max-width: 3rem; background: var(--hm-private); }
+@media (max-width: 640px) { .hm-layers li { grid-template-columns: 1fr auto; }
+  .hm-layer-bars { grid-column: 1 / -1; grid-row: 2; } }
 .hm-tree li { margin: .2rem 0 !important; padding: 0 !important; overflow-wrap: anywhere; }
 .hm-commit { margin: 0 .3rem; font-size: .75rem; background: none; border: 0; padding: 0;
   color: var(--body-text-color-subdued); }
@@ -91,10 +116,10 @@ BOARD_CSS = """
   #board td:not(.hm-box) { text-align: right; max-width: none; min-width: 0; }
   #board td::before { text-align: left; flex: none; max-width: 50%; }
   .hm-fields label { flex-basis: 45%; }
-  #model-scores .hm-table td, #model-facts .hm-table td { white-space: normal; overflow-wrap: anywhere;
+  #model-tab .hm-table td { white-space: normal; overflow-wrap: anywhere;
     text-align: right; }
-  #model-scores .hm-table td::before, #model-facts .hm-table td::before { text-align: left; flex-shrink: 0; }
-  #model-scores .hm-wide td { white-space: nowrap; text-align: left; }
+  #model-tab .hm-table td::before { text-align: left; flex-shrink: 0; }
+  #model-tab .hm-wide td { white-space: nowrap; text-align: left; }
   .hm-wide thead { display: table-header-group; }
   .hm-wide tr { display: table-row; }
   .hm-wide tbody th, .hm-wide td { display: table-cell; border-bottom: 1px solid var(--border-color-primary);

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import Row, SuiteBoard
+from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.output.intervals import Estimate
@@ -58,7 +59,7 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         *(_estimate(f"score-{d}", _heading(d), _domain_score(d)) for d in suite.domains if several),
         _estimate("overall", "Overall", lambda r: r.overall),
         Column("best", "Best first", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
-        *(Column(f"gain-{t}", f"{t[:40]} kept", _gain_kept(t), _gain_text(t)) for t in _skills_of(suite)),
+        *(Column(f"gain-{t}", f"{task_title(t)[:40]} kept", _gain_kept(t), _gain_text(t)) for t in _skills_of(suite)),
         _text("synergy", "Synergy", lambda r: ", ".join(_synergy(r))),
         _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
         _text("parents", "Parents scored", _parents),
@@ -111,6 +112,12 @@ def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
 def _skills_of(suite: SuiteBoard) -> Sequence[str]:
     """The tasks that are a skill of some merge's parents, as the rows have them in order."""
     return list(dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills))
+
+
+def task_title(name: str) -> str:
+    """The name by which readers know a task."""
+    known = registry().get(name)
+    return known.title if known else name.replace("_", " ").strip().capitalize()
 
 
 def _gain_of(row: Row, task: str) -> Skill | None:

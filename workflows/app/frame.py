@@ -43,7 +43,12 @@ PAGES = (
     ),
     Page("docs", "Docs", "The merge methods, the words of the board and the cards, and the API with calls to copy."),
     Page("diff", "Diff", "What a training changed: one model beside the one that it was trained from.", in_bar=False),
-    Page("model", "Model", "A model's scores beside its parents', its lineage and its recipe.", in_bar=False),
+    Page(
+        "model",
+        "Model",
+        "A model's scores beside its parents', what changed, its recipe and its card.",
+        in_bar=False,
+    ),
     Page("job", "Job", "A merge, comparison or evaluation from the queue to its result.", in_bar=False),
 )
 

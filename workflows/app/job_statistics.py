@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hubmerge.markdown import short_count
-from workflows.app.format import el, number_of, percent_text
+from workflows.app.format import el, join, number_of, percent_text
 from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import section, table
 from workflows.app.service import JobView
@@ -26,25 +26,28 @@ _SHARES = (
 
 def statistics_panel(view: JobView) -> Markup | None:
     """What the agents changed and where they meet, as far as it has been counted."""
-    values = view.statistics
-    if not values or not number_of(values, "elements"):
+    if not view.statistics or not number_of(view.statistics, "elements"):
         return None
+    counted = "counted so far" if view.state not in TERMINAL else "counted"
+    return section("What the agents changed", *statistics_parts(view.statistics, counted))
+
+
+def statistics_parts(values: Mapping[str, Any], counted: str = "counted") -> list[Markup | None]:
+    """Shares, agents, overlaps and pairs of the `total` of a report."""
     elements = number_of(values, "elements") or 0
     agents = [a for a in values.get("agents") or () if isinstance(a, Mapping)]
     pairs = [p for p in values.get("pairs") or () if isinstance(p, Mapping)]
-    counted = "counted so far" if view.state not in TERMINAL else "counted"
-    return section(
-        "What the agents changed",
+    return [
         el("p", f"{short_count(round(elements))} parameters {counted}.", cls="hm-dim"),
-        _share_bar(values.get("shares") or {}),
-        table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
+        share_bar(values.get("shares") or {}),
+        agents_table(agents),
         _concentration_table(agents),
         _overlap_table(values.get("overlap_share") or (), len(agents)),
         table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
-    )
+    ]
 
 
-def _share_bar(shares: Mapping[str, Any]) -> Markup:
+def share_bar(shares: Mapping[str, Any]) -> Markup:
     """All parameters as one bar, to scale: those changed by one agent, by several, and by none."""
     known = [(name, text, share) for name, text in _SHARES if (share := number_of(shares, name)) is not None]
     parts = [
@@ -59,6 +62,12 @@ def _share_bar(shares: Mapping[str, Any]) -> Markup:
     said = ", ".join(f"{text}: {percent_text(share)}" for _, text, share in known)
     bar = el("div", *parts, cls="hm-stack", role="img", aria_label=f"Share of the parameters changed by {said}")
     return el("figure", bar, el("figcaption", "Changed by", el("ul", *legend)), cls="hm-shares")
+
+
+def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
+    """How much each agent changed, and how much of it others changed, too."""
+    head = ("Agent", "Changed", "of it unique", "of it shared", "Shared / unique")
+    return table(head, [_agent_row(agent) for agent in agents])
 
 
 def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
@@ -78,7 +87,13 @@ def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
     """How unevenly each update is spread; nothing before it was counted."""
     rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
     head = ("Concentration", "Gini of |δ|", "|δ| in the top 1 %", "in the top 5 %", "L0 sparsity", "Kurtosis")
-    return table(head, rows) if rows else None
+    if not rows:
+        return None
+    told = (
+        "L0 sparsity is the share of weights below 1 % of the agent's own largest change. It has another threshold "
+        "than Changed, which counts from one ε for every agent, so that the two need not add up to 100 %."
+    )
+    return join(table(head, rows), el("p", told, cls="hm-dim"))
 
 
 def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
 
 from markupsafe import Markup
@@ -146,9 +147,37 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
         parts.append(f"{duration_text(spent)} so far; it usually takes about {duration_text(view.typical_s)}")
     elif spent >= 1:
         parts.append(f"{duration_text(spent)} so far")
+    if left is None and view.typical_s is not None and spent < view.typical_s:
+        left = view.typical_s - spent
+    whole = _whole_left(view, left)
     strong = el("strong", percent_text(share)) if share is not None else None
     amount = el("div", strong, el("span", " · ".join(parts)), cls="hm-amount") if parts else None
-    return el("div", said, amount, _bar(share))
+    return el("div", said, amount, _bar(share), whole)
+
+
+# before the weights are read; what the plan predicts is still to come
+_BEFORE_THE_PASSES = ("resolve", "calibration", "plan", "verify", "compile", "download")
+_UNTIL = {"merge": "until it is published", "evaluate": "until its scores are recorded", "diff": "until it is done"}
+
+
+def _whole_left(view: JobView, left: float | None) -> Markup | None:
+    """What is left of the whole job: of this step, and what followed it in earlier jobs.
+
+    Before the weights are read, it is at least as long as the plan says that reading and merging takes. Nothing is
+    said while the step takes longer than it usually does.
+    """
+    after = view.after_s
+    if view.predicted_s is not None and stage_of(view) in _BEFORE_THE_PASSES:
+        after = max(after or 0.0, view.predicted_s)
+    if after is None or left is None:
+        return None
+    return el("p", f"About {_about(left + after)} left {_UNTIL.get(view.kind, 'in all')}.", cls="hm-left")
+
+
+def _about(seconds: float) -> str:
+    """Rounded up to 5 s, a minute or 5 minutes, since more would be no estimate."""
+    step = 5 if seconds <= 60 else 60 if seconds <= 3600 else 300
+    return duration_text(max(ceil(seconds / step), 1) * step)
 
 
 _DOING = {

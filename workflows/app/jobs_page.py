@@ -16,7 +16,7 @@ from workflows.app.format import el, join, link
 from workflows.app.job_panels import job_list
 from workflows.app.job_steps import is_under_way
 from workflows.app.panels import header, notice, problems_panel
-from workflows.app.service import JobView, Service, Visitor
+from workflows.app.service import PAGE_JOBS, JobView, Service, Visitor
 from workflows.app.session import visitor_of
 
 POLL_S = 5.0
@@ -63,7 +63,12 @@ def _listing(service: Service, asked: Mapping[str, str], visitor: Visitor | None
     if not views:
         return [join(tabs, _nothing(everybody, asked)), gr.update(active=False)]
     mine = visitor.name if visitor else None
-    listed = join(tabs, job_list(views, mine), _older(views, everybody))
+    try:
+        # a full page may be the last one
+        older = len(views) == PAGE_JOBS and bool(_views(service, visitor, everybody, views[-1].ticket))
+    except HubmergeError:
+        older = False
+    listed = join(tabs, job_list(views, mine), _older(views, everybody) if older else None)
     return [listed, gr.update(active=any(map(is_under_way, views)))]
 
 

@@ -36,6 +36,7 @@ from workflows.app.merge_form import (
 )
 from workflows.app.merge_script import COPIED, CORRECT_NAME, GO, INSPECTED, INSPECTING, KEEP, KEPT, OPENED
 from workflows.app.panels import access_offer, closed_models, notice, problems_panel
+from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.recipe_texts import TEXTS, text_of
 from workflows.app.search import suggest_models
 from workflows.app.service import Service
@@ -64,6 +65,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
             said = gr.HTML("", js_on_load=None, elem_id="said")
             why = gr.HTML("", js_on_load=None, elem_id="why")
             accept = gr.Button("", variant="secondary", size="sm", visible=False, elem_id="accept")
+            look = build_look()
             outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
@@ -75,12 +77,13 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
 
     _wire_form(form, service, lanes)
+    wire_look(look, form, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
     private = {"api_visibility": "private"}
     # one inspection at a time: the script asks for the next when this one has ended
     inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET).then(
         lanes.asking(_inspecting(service), _not_inspected),
         [form.license, form.name, *form.recipe_inputs],
-        [told, outcome, why, accept, choice, form.suggested, form.offered, form.license, name, address],
+        [told, outcome, why, accept, choice, form.suggested, form.offered, form.license, name, address, look.button],
         **ASKING,
         **_QUIET,
     ).then(None, None, None, js=INSPECTED, queue=False, **private).then(
@@ -222,11 +225,12 @@ def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
         gr.update(visible=found.license_open),
         found.suggested_name,
         address,
+        gr.update(interactive=bool(found.suggested_name)),  # the models fit
     ]
 
 
 def _not_inspected(error: HubmergeError) -> list[Any]:
-    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 8]
+    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9]
 
 
 def _accepted(choice: Any) -> list[Any]:

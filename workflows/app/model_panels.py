@@ -7,8 +7,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.board.values import Row
+from hubmerge.board.values import Row, TaskLine
+from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.names import is_hub_id
+from hubmerge.output.card_scores import way_of_asking
 from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import verdict
 from hubmerge.output.task import snippet, task_of
@@ -24,14 +26,13 @@ def verdict_panel(row: Row) -> Markup | None:
     return el("p", said, cls="hm-verdict") if said else None
 
 
-def ways_on(row: Row) -> Markup | None:
+def ways_on(model: str, base: str | None) -> Markup | None:
     """What can be done with a model from here."""
-    if not is_hub_id(row.model):
+    if not is_hub_id(model):
         return None
-    base = next((p.id for p in row.facts.parents if p.role == "base"), None)
-    ways = [link(f"merge?agent={quote(row.model, safe='/')}", "Merge it with others")]
+    ways = [link(f"merge?agent={quote(model, safe='/')}", "Merge it with others")]
     if base is not None and is_hub_id(base):
-        ways.append(link(diff_href(base, row.model), "Compare it with its base"))
+        ways.append(link(diff_href(base, model), "Compare it with its base"))
     ways.append(link("leaderboard", "All models"))
     return el("nav", *ways, cls="hm-ways-on", aria_label="What to do with this model")
 
@@ -72,18 +73,27 @@ def _line(name: str, role: str, score: Estimate | None) -> Markup:
     return el("li", label, track, said, cls=f"hm-{role}")
 
 
-def use_it(row: Row) -> Markup | None:
-    """Python that loads the model and lets it answer."""
-    if not is_hub_id(row.model):
+def use_it(model: str, tasks: Sequence[TaskLine]) -> Markup | None:
+    """Python that loads the model and lets it answer, and how the evaluation asked."""
+    if not is_hub_id(model):
         return None
-    code = snippet(task_of({"architectures": ["LlamaForCausalLM"]}), row.model)  # what is scored writes text
-    return section("Use it", el("pre", el("code", code), cls="hm-snippet", tabindex="0"))
+    code = snippet(task_of({"architectures": ["LlamaForCausalLM"]}), model)  # what is scored writes text
+    return section("Use it", el("pre", el("code", code), cls="hm-snippet", tabindex="0"), _prompts(tasks))
 
 
-def licenses(row: Row, known: Sequence[Row]) -> Markup | None:
-    """The licenses that the parents state, as far as they are on the board."""
-    stated = {(other.model, other.sha): other.facts.license for other in known}
-    rows = [(p.id, p.role, stated.get((p.id, p.sha)) or "not stated here") for p in row.facts.parents]
-    if not rows:
+def _prompts(tasks: Sequence[TaskLine]) -> Markup | None:
+    """The prompt of each task that was scored; tasks that ask alike together."""
+    asked: dict[tuple[str, str], list[str]] = {}
+    for line in tasks:
+        task = registry().get(line.task)
+        if task is not None:
+            way = way_of_asking(task.chat if isinstance(task, Task) else True, line.few_shot)
+            asked.setdefault((way, task.asked), []).append(task.title)
+    if not asked:
         return None
-    return join(*(el("li", f"{name} ({role}): {license}") for name, role, license in rows))
+    parts = [
+        join(el("p", f"{', '.join(titles)}, {way}:"), el("pre", el("code", text), cls="hm-snippet", tabindex="0"))
+        for (way, text), titles in asked.items()
+    ]
+    told = el("p", "What stands in braces differs from question to question; answers are greedy.", cls="hm-dim")
+    return el("details", el("summary", "The prompts that the scores were measured with"), told, *parts)

@@ -12,8 +12,11 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hubmerge.board.values import Board
+from hubmerge.engine.preview import Preview
 from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
+
+PAGE_JOBS = 25  # of a list
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,18 @@ class ModelFacts:
     license: str | None
     trained_from: tuple[str, ...]  # the models that its card names as its base; empty: it names none
     closed: bool  # gated or private
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model on the Hub at one commit, with those of its files that its page shows."""
+
+    id: str
+    sha: str
+    license: str | None
+    card: str  # README.md, a stranger's text; empty: there is none
+    report: Mapping[str, Any]  # hubmerge.json, a stranger's JSON; empty: there is none
+    is_open: bool  # neither private nor gated, so that a browser may fetch its pictures from the Hub
 
 
 @dataclass(frozen=True)
@@ -101,6 +116,8 @@ class JobView:
     typical_s: float | None = None  # what the present stage took in earlier jobs; of a job that waits: the wait
     evaluations: tuple[Scoring, ...] = ()  # of a published merge that is evaluated, the merge first
     ticket: int = 0  # grows with every submission
+    after_s: float | None = None  # what followed the present stage in earlier jobs, until their end
+    predicted_s: float | None = None  # of the passes over the weights, from the plan, without the network
 
 
 @dataclass(frozen=True)
@@ -127,9 +144,15 @@ class Service(Protocol):
     def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
         """Of org/name or org/name@revision; SourceNotFoundError and friends where it cannot be read."""
 
+    def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
+        """A model's card and report; SourceNotFoundError and friends where the visitor cannot read it."""
+
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
         chosen already."""
+
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""

@@ -31,7 +31,6 @@ _ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or
 _API = ("/gradio_api/", "/config", "/webhook")
 _MAY_BE_LEFT_OUT = {
     "leaderboard": "Nothing is evaluated here, so there is no leaderboard.",
-    "model": "Nothing is evaluated here, so no model has a page.",
 }
 # gradio's own, which name gradio, and a manifest that is not served
 _FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<link rel="manifest"[^>]*>')

@@ -89,9 +89,11 @@ main a { color: #0f766e; }
 
 CSS = """
 :root { --hm-good: #15803d; --hm-warn: #b45309; --hm-bad: #b91c1c; --hm-info: #475569; --hm-busy: #0f766e;
-  --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1; }
+  --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1;
+  --hm-score-merge: #4338ca; --hm-score-agent: #8b5cf6; --hm-score-base: #64748b; }
 .dark { --hm-good: #4ade80; --hm-warn: #fbbf24; --hm-bad: #f87171; --hm-info: #94a3b8; --hm-busy: #2dd4bf;
-  --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569; }
+  --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569;
+  --hm-score-merge: #a5b4fc; --hm-score-agent: #8b5cf6; --hm-score-base: #94a3b8; }
 
 /* frame */
 .gradio-container main, .gradio-container .contain { width: 100%; }
@@ -147,8 +149,9 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
   background: var(--background-fill-secondary); }
 .hm-gain span { display: block; height: 100%; }
 .hm-gain i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
-.hm-of-agent { background: var(--hm-overlap); } .hm-of-average { background: var(--hm-unchanged); }
-.hm-of-merged { background: var(--hm-private); }
+/* scores have colours of their own: those of shares say who changed a weight */
+.hm-of-agent { background: var(--hm-score-agent); } .hm-of-average { background: var(--hm-score-base); }
+.hm-of-merged { background: var(--hm-score-merge); }
 .hm-latest li { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .2rem 1rem; margin: 0;
   padding: .35rem 0; border-bottom: 1px solid var(--border-color-primary); }
 .hm-latest li a, .hm-latest li span { overflow-wrap: anywhere; margin: 0; }
@@ -236,19 +239,20 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
 @keyframes hm-move { to { margin-left: 70%; } }
 @media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
 .hm-result { font-size: 1.05rem; font-weight: 600; }
+.hm-left { margin: .5rem 0 0; font-weight: 550; }
 .hm-doing { margin: 0 0 .5rem; font-weight: 550; }
 .hm-scorings h2 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
 .hm-small { font-size: .8rem; margin-left: .4rem; }
-.hm-verdict { font-size: 1.15rem; font-weight: 650; margin: 0 0 .6rem; }
+.prose .hm-verdict { font-size: 1.15rem; font-weight: 650; margin: 0 0 .8rem; }
 .hm-ways-on { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; }
 .hm-picture { margin: .4rem 0 1rem; display: grid; gap: .2rem 2rem;
   grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }
 .hm-picture figcaption { grid-column: 1 / -1; }
 .hm-dots { list-style: none; margin: 0 !important; padding: 0 !important; }
 .hm-dots li { display: grid; grid-template-columns: minmax(6rem, 11rem) 1fr 6.5rem; gap: .7rem; align-items: center;
-  margin: .25rem 0 !important; padding: 0 !important; font-size: .9rem; --dot: var(--hm-info); }
-.hm-dots .hm-merge { --dot: var(--hm-busy); font-weight: 600; }
-.hm-dots .hm-agent { --dot: var(--hm-overlap); }
+  margin: .25rem 0 !important; padding: 0 !important; font-size: .9rem; --dot: var(--hm-score-base); }
+.hm-dots .hm-merge { --dot: var(--hm-score-merge); font-weight: 600; }
+.hm-dots .hm-agent { --dot: var(--hm-score-agent); }
 .hm-dots-name { overflow-wrap: anywhere; }
 @media (max-width: 640px) {
   .hm-dots li { grid-template-columns: 1fr 6.5rem; }
@@ -261,8 +265,10 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
   background: var(--dot); }
 .hm-snippet { overflow-x: auto; padding: .8rem; border-radius: var(--radius-md); font-size: .85rem;
   background: var(--background-fill-secondary); }
-.hm-tabs { display: flex; gap: 1.2rem; margin: 0 0 1rem; border-bottom: 1px solid var(--border-color-primary); }
-.hm-tabs .hm-tab { padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued); text-decoration: none; }
+.hm-tabs { display: flex; flex-wrap: wrap; gap: 0 1.2rem; margin: 0 0 1rem;
+  border-bottom: 1px solid var(--border-color-primary); }
+.hm-tabs .hm-tab { white-space: nowrap; padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued);
+  text-decoration: none; }
 .hm-tabs .hm-tab[aria-current] { color: var(--body-text-color); font-weight: 600;
   box-shadow: inset 0 -2px var(--hm-busy); }
 

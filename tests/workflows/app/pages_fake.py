@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hubmerge.engine.preview import Preview
 from hubmerge.errors import (
     HubmergeError,
     LoginError,
@@ -22,7 +23,7 @@ from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
+from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Published, Visitor
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
@@ -113,6 +114,7 @@ class FakeService:
         self.store: dict[str, JobView] = {}
         self.requests: list[tuple[MergeRequest, Visitor]] = []
         self.searches: list[tuple[str, str | None]] = []
+        self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
     def visitor(self, name: str | None, token: str) -> Visitor:
@@ -137,11 +139,28 @@ class FakeService:
         bases = tuple(filter(None, [model.card.get("base_model")]))
         return ModelFacts(model.ref.id, model.weight_bytes, model.license, bases, model.gated or model.private)
 
+    def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
+        found = self.shelf.get(name)
+        if self.failure is not None:
+            raise self.failure
+        if found is None or (not found.is_open and visitor is None):
+            raise SourceNotFoundError("no such repo, or one that you may not read", where=name)
+        return found
+
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         if self.failure is not None:
             raise self.failure
         parsed = recipe_from_dict(recipe)
         return make_plan(parsed, self._open(parsed.base), [self._open(a.model) for a in parsed.agents])
+
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        plan = self.inspect(recipe, visitor)
+        agents = [{**told, "agent": name} for told, name in zip(STATISTICS["agents"], plan.labels, strict=False)]
+        reason = "71% of what changed was changed by one agent alone; averaging would divide it by three."
+        figures = {**STATISTICS, "elements": 1_376_256, "agents": agents}
+        return Preview(
+            "ram_plus", reason, figures, ("model.layers.3.mlp.up_proj.weight",), (3,), 494_032_768, 8_257_536
+        )
 
     def _open(self, name: ModelName) -> Model:
         if name.id not in self.models:

@@ -44,7 +44,8 @@ from hubmerge.hub.client import Hub  # noqa: E402
 from hubmerge.settings import Settings  # noqa: E402
 from localhub.process import LocalHubProcess  # noqa: E402
 from workflows.app.app import launch_app  # noqa: E402
-from workflows.app.service import LogLine, Scoring, Visitor, WatcherView  # noqa: E402
+from workflows.app.service import LogLine, Published, Scoring, Visitor, WatcherView  # noqa: E402
+from workflows.published import published_model  # noqa: E402
 
 MERGE = "ada/three-in-one"
 RECIPE = """\
@@ -79,7 +80,7 @@ PAGES = {
     "model-reproduce": f"model?model={MERGE}&tab=reproduce",
     "model-card": f"model?model={MERGE}&tab=card",
     "model-of-merges": "model?model=bob/four-in-one",
-    "model-unscored": "model?model=zoo/wide-agent",
+    "model-unscored": "model?model=zoo/math-agent&sha=main",
     "model-unknown": "model?model=nobody/nothing",
     "job-running": f"job?id={RUNS}",
     "job-waiting": f"job?id={WAITS}",
@@ -97,6 +98,13 @@ class Rules:
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
         return [ZOO]
+
+
+class Shelf(FakeService):
+    """The models that lie on the embedded Hub."""
+
+    def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
+        return published_model(Hub(self.endpoint), name, sha)
 
 
 def merged(hub: LocalHubProcess, folder: Path) -> str:
@@ -144,7 +152,8 @@ def of_merges(known: Sequence[EvaluationResult]) -> EvaluationResult:
     merge = known[-1]
     base, other = (next(p for p in merge.facts.parents if p.id == name) for name in ("zoo/base", "zoo/math-agent"))
     agent = other.model_copy(update={"id": MERGE, "sha": merge.sha})
-    facts = merge.facts.model_copy(update={"parents": (base, agent, other), "author": "bob", "method": "ties"})
+    changes = {"parents": (base, agent, other), "author": "bob", "method": "ties", "effective_scales": (1.0, 0.98)}
+    facts = merge.facts.model_copy(update=changes)
     return merge.model_copy(update={"model": "bob/four-in-one", "sha": "9" * 40, "facts": facts})
 
 
@@ -158,7 +167,7 @@ def jobs(commit: str) -> list[Any]:
     progress = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 4.1e6, "at": at(1)}
     log = (LogLine(at(80), "submitted"), LogLine(at(75), "claimed"), LogLine(at(70), "stage", "download"))
     log += (LogLine(at(40), "stage", "probe"), LogLine(at(20), "stage", "merge"))
-    under_way = {"queue_position": None, "started": at(75), "statistics": STATISTICS, "log": log}
+    under_way = {"queue_position": None, "started": at(75), "statistics": STATISTICS, "log": log, "after_s": 12.0}
     runs = job_view(RUNS, state="running", stage="merge", progress=progress, created=at(80), ticket=5, **under_way)
     ended = {"queue_position": None, "started": at(4000), "finished": at(3900), "created": at(4100)}
     run = {"seconds": 41.2, "peak_rss_bytes": 412e6}
@@ -191,7 +200,7 @@ def site(folder: Path) -> Iterator[tuple[str, str]]:
         api = HfApi(hub.endpoint, token=False)
         publish_scores(Hub(hub.endpoint, hub.tokens["ada"]), MERGE, results(api))
         known = results(api)
-        service = FakeService(hub.endpoint)
+        service = Shelf(hub.endpoint)
         service.put(jobs(known[-1].sha))
         board = FakeBoard(
             build_board([*known, of_merges(known), *family()]), url=f"{hub.endpoint}/datasets/zoo/results"
@@ -211,6 +220,7 @@ def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int],
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")
             page.wait_for_timeout(SETTLED_MS)
+            page.wait_for_function("!document.body.innerText.includes('Loading …')")
             page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })" if
                           name.endswith("-open") else "0")  # fmt: skip
             for scheme in ("light", "dark"):

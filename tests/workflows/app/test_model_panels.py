@@ -50,15 +50,23 @@ def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers
 
 
 def test_the_ways_on_lead_to_a_merge_a_comparison_and_the_board(merged: Row) -> None:
-    ways = str(ways_on(merged))
+    ways = str(ways_on("org/merge", "org/base"))
     for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge", "leaderboard"):
         assert f'href="{address}"' in ways
-    assert "&#34;org/merge&#34;" in str(use_it(merged))
+    assert "&#34;org/merge&#34;" in str(use_it("org/merge", merged.tasks))
 
 
 def test_a_hostile_name_gets_no_snippet_and_no_way_on() -> None:
-    rows = [r for s in build_board(family()).suites for r in s.rows]
-    hostile = next(r for r in rows if r.model == "org/merge")
-    hostile = replace(hostile, model=HOSTILE)
-    assert use_it(hostile) is None
-    assert ways_on(hostile) is None
+    assert use_it(HOSTILE, ()) is None
+    assert ways_on(HOSTILE, "org/base") is None
+
+
+def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Row) -> None:
+    gsm8k = replace(merged.tasks[0], task="gsm8k", few_shot=5)
+    zoo = [replace(merged.tasks[0], task=f"zoo_{name}", few_shot=0) for name in ("math", "tool")]
+    shown = str(use_it("org/merge", [gsm8k, *zoo]))
+    assert "GSM8K, after 5 solved examples, in the model&#39;s chat template where it has one:" in shown
+    assert "Question: {question}\nAnswer:" in shown
+    assert "Zoo: two-digit addition with carries, Zoo: tool calls, as plain text, without a chat template:" in shown
+    assert shown.count("<pre") == 3
+    assert "<details>" not in str(use_it("org/merge", merged.tasks))  # tasks that nobody knows here

@@ -176,14 +176,15 @@ def test_an_embedded_board_has_no_navigation(url: str, open_page: Any) -> None:
 @pytest.mark.browser
 def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/model?model=bob/grandchild")
-    line = wait_for(page, "#model-scores .hm-wide tbody tr", "instruction")
+    line = wait_for(page, "#model-tab .hm-wide tbody tr", "instruction")
     assert "50.0 (40.4 to 59.6)" in line.inner_text()
-    tree = page.locator("#model-facts .hm-tree").first
+    tree = page.locator("#model-tab .hm-tree").first
     assert tree.get_by_role("link", name="org/code").count() == 1
     hub = page.locator("#model").get_by_role("link", name="bob/grandchild")
     assert hub.get_attribute("href") == f"{ENDPOINT}/bob/grandchild/tree/{sha('1')}"
-    page.locator("#recipe-card button").first.click()
-    wait_for(page, "#recipe", "method: linear")
+    page.get_by_role("link", name="Reproduce").click()
+    wait_for(page, "#model-tab pre", "method: linear")
+    page.get_by_role("link", name="Scores").click()
     tree.get_by_role("link", name="org/merge").click()
     wait_for(page, "#model h1", "org/merge")
 
@@ -199,10 +200,10 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
     wait_for(board, "#refused", "<img src=x")
     page = open_page(f"{url}/model?model=org/odd")
     wait_for(page, "#model dd", HOSTILE[:40])
-    page.locator("#recipe-card button").first.click()
-    wait_for(page, "#recipe", "<img src=x")
+    page.get_by_role("link", name="Reproduce").click()
+    wait_for(page, "#model-tab pre", "<img src=x")
     broken = open_page(f"{url}/model?model=org/broken")
-    wait_for(broken, "#model-scores", HOSTILE[:40])
+    wait_for(broken, "#model-tab", HOSTILE[:40])
     leaky = open_page(f"{url}/model?model=org/leaky")
     wait_for(leaky, "#model", HOSTILE[:40])
     none = open_page(f"{url}/model?model={HOSTILE[:60]}")
@@ -220,7 +221,7 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
 @pytest.mark.parametrize("path", ["/leaderboard", "/model?model=bob/grandchild", "/model?model=org/odd"])
 def test_a_phone_shows_the_board_without_scrolling_the_page_sideways(url: str, open_page: Any, path: str) -> None:
     page = open_page(f"{url}{path}", width=360)
-    page.locator("#board tbody tr, #model-facts .hm-tree").first.wait_for()
+    page.locator("#board tbody tr, #model-tab .hm-tree").first.wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
 
 
@@ -239,7 +240,7 @@ def test_the_board_asks_no_other_host_for_anything(url: str, open_page: Any) -> 
     page = open_page("about:blank")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    for path, sign in (("/leaderboard", "#chart circle"), ("/model?model=org/merge", "#model-facts .hm-tree")):
+    for path, sign in (("/leaderboard", "#chart circle"), ("/model?model=org/merge", "#model-tab .hm-tree")):
         page.goto(url + path, wait_until="domcontentloaded")
         page.locator(sign).first.wait_for()
     assert {urlsplit(u).netloc for u in asked if u.startswith("http")} == {urlsplit(url).netloc}
@@ -249,7 +250,7 @@ def test_the_board_asks_no_other_host_for_anything(url: str, open_page: Any) -> 
 def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
     source.content = Board()
     wait_for(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
-    wait_for(open_page(f"{url}/model?model=org/none"), "#model", "Not scored yet")
+    wait_for(open_page(f"{url}/model?model=org/none"), "#model", "This model cannot be shown")
     wait_for(open_page(f"{url}/model"), "#model", "No model is named")
 
 
@@ -391,7 +392,7 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
         result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3"))),
     ]
     board = build_board(ring)
-    assert str(lineage_section(trio(board).rows[0], board)).count("<li>") == 4  # b with its a and c, and c
+    assert str(lineage_section(trio(board).rows[0], board)).count("<li>") == 5  # a, b with its a and c, and c
     wide = [
         result(
             f"x/m{k}",
@@ -404,7 +405,7 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
     board = build_board(wide)
     top = trio(board).find("x/m11")
     assert top is not None
-    assert str(lineage_section(top, board)).count("<li>") <= 60
+    assert str(lineage_section(top, board)).count("<li>") <= 61
 
 
 def test_a_chart_of_nothing_is_a_sentence() -> None:

@@ -220,3 +220,19 @@ def test_every_field_has_a_label(pages: Pages, open_page: Any) -> None:
         e.outerHTML.slice(0, 160))"""
     )
     assert without == []
+
+
+def test_a_look_into_a_few_layers_recommends_a_method_with_its_reason(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=linear")
+    errors = errors_of(page)
+    page.locator("#look:not([disabled])").wait_for()
+    page.locator("#look").click()
+    told = shown(page, "#preview", "Recommended: RAM+")
+    assert "71% of what changed was changed by one agent alone" in told.inner_text()
+    assert page.locator("#preview .hm-stack .hm-part").count() == 4
+    page.get_by_role("button", name="Take RAM+").click()
+    page.wait_for_function("location.search.includes('method=ram_plus')")
+    page.locator("#take").wait_for(state="hidden")
+    page.locator("#agents .token-remove").first.click()
+    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")  # it was about other models
+    assert errors == []

@@ -18,8 +18,9 @@ from workflows.app.format import bytes_text, duration_text, el, link, percent_te
 from workflows.app.job_panels import job_list, job_panel
 from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import is_under_way, progress_panel, stage_track
+from workflows.app.jobs_page import _listing as activity
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
-from workflows.app.service import LogLine, Scoring
+from workflows.app.service import LogLine, Scoring, Visitor
 from workflows.app.style import CSS, theme
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -289,6 +290,27 @@ def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes() -> None:
     assert "0.0 %" not in said
 
 
+def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_in_earlier_jobs() -> None:
+    begun = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
+    progress = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": begun.isoformat()}
+    view = job_view(state="running", stage="merge", progress=progress, after_s=33.0)
+    assert "About 2 min 0 s left until it is published." in str(progress_panel(view, begun))  # 40 s and 33 s
+    late = str(progress_panel(view, begun + timedelta(seconds=38)))
+    assert "About 35 s left until it is published." in late
+    assert "left until" not in str(progress_panel(replace(view, after_s=None), begun))  # the first job of all
+
+
+def test_before_the_weights_are_read_the_plan_s_prediction_is_still_to_come() -> None:
+    begun = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
+    log = (LogLine(begun.isoformat(), "stage", stage="download"),)
+    view = job_view(state="running", stage="download", log=log, typical_s=10.0, after_s=3.0, predicted_s=600.0)
+    told = str(progress_panel(view, begun + timedelta(seconds=4)))  # a larger model than those of earlier jobs
+    assert "About 11 min 0 s left" in told
+    assert "left until" not in str(progress_panel(view, begun + timedelta(seconds=11)))  # longer than it usually takes
+    merging = replace(view, stage="merge")
+    assert "About 10 s left" in str(progress_panel(merging, begun + timedelta(seconds=4)))
+
+
 def test_a_job_that_waits_says_its_place_and_when_it_starts() -> None:
     said = str(progress_panel(job_view(queue_position=3, typical_s=125.0)))
     assert "2 jobs are ahead of it. It starts in about 2 min 5 s, going by earlier jobs." in said
@@ -355,3 +377,24 @@ def test_the_page_of_a_published_merge_goes_on_until_its_scores_are_there() -> N
     assert not is_under_way(replace(done, evaluations=tuple(replace(s, state="done") for s in SCORINGS)))
     assert not is_under_way(replace(done, evaluations=()))
     assert is_under_way(job_view())
+
+
+@pytest.mark.parametrize(("jobs", "older"), [(3, False), (25, False), (26, True)])
+def test_older_ones_stand_only_where_there_are_any(jobs: int, older: bool) -> None:
+    service = FakeService()
+    service.put([job_view(f"{n:064d}", ticket=n) for n in range(1, jobs + 1)])
+    for asked, visitor in (({"show": "all"}, None), ({"show": "mine"}, Visitor("ada", "token-of-ada"))):
+        listed, _ = activity(service, asked, visitor)
+        assert ("Older ones" in listed) == older
+        if older:
+            [before] = re.findall(r"before=(\d+)", listed)
+            last, _ = activity(service, {**asked, "before": before}, visitor)
+            assert "Older ones" not in last
+
+
+def test_scores_have_colours_that_no_share_has() -> None:
+    shares = set(re.findall(r"--hm-(?:private|overlap|conflict|unchanged): (#\w+)", CSS))
+    scores = set(re.findall(r"--hm-score-\w+: (#\w+)", CSS))
+    assert len(scores) >= 3
+    assert not scores & shares
+    assert "var(--hm-score-merge)" in CSS

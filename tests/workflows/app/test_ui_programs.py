@@ -31,7 +31,9 @@ SWEEP = {
 ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "search_models": "search",
     "model_facts": "about",
+    "model_files": "published",
     "inspect_merge": "inspect",
+    "preview_merge": "preview",
     "inspect_sweep": "inspect",
     "inspect_diff": "comparison",
     "start_merge": "submit",
@@ -59,7 +61,9 @@ NEEDS_SOMEBODY = {
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "search_models": {"text": "zoo"},
     "model_facts": {"name": CATALOGUE[0]},
+    "model_files": {"id": CATALOGUE[0]},
     "inspect_merge": {"recipe": RECIPE},
+    "preview_merge": {"recipe": RECIPE},
     "inspect_sweep": {"sweep": SWEEP},
     "inspect_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
     "start_merge": {"recipe": RECIPE, "target": "ada/merged"},

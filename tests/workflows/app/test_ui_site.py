@@ -13,7 +13,7 @@ from hubmerge.settings import Settings
 from workflows.app.app import build_web_app
 from workflows.app.frame import PAGES
 
-BOARDLESS = [p for p in PAGES if p.path not in ("leaderboard", "model")]
+BOARDLESS = [p for p in PAGES if p.path != "leaderboard"]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
@@ -57,7 +57,7 @@ def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
     assert site.get("/social.png").content.startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("path", ["/nope", "/leaderboard", "/model?model=a/b", "/merge/x"])
+@pytest.mark.parametrize("path", ["/nope", "/leaderboard", "/merge/x"])
 def test_an_address_that_is_none_is_told_on_a_page_and_to_programs_as_json(site: TestClient, path: str) -> None:
     told = site.get(path, headers=BROWSER)
     assert told.status_code == 404

@@ -1,0 +1,95 @@
+"""A preview: a few megabytes of a few layers, counted as a probe counts them, and the method that they speak for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import random_base, sparse_agent, write_model
+from stream_helpers import NOWHERE, plan_of, write_family
+
+from hubmerge.engine import preview as previewing
+from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.preview import preview, recommendation, sampled
+from hubmerge.errors import MemoryLimitError, NonFiniteError
+from hubmerge.line import Prepared, probe
+from hubmerge.statistics.statistics import zero_tally
+from hubmerge.statistics.summary import summarize
+
+DEEP = {
+    f"model.layers.{depth}.{part}.weight": (96, 128)
+    for depth in range(12)
+    for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj", "input_layernorm")
+}
+DEEP["model.embed_tokens.weight"] = (400, 128)
+
+
+def test_a_preview_counts_what_a_probe_counts_in_the_same_tensors(tmp_path: Path) -> None:
+    write_family(tmp_path, sizes=DEEP)
+    plan = plan_of(tmp_path, "ram_plus")
+    found = preview(plan, NOWHERE)
+    whole = probe(Prepared(plan, {}, None, "", allow_local=True), NOWHERE, StreamOptions())
+    same = sum((whole.tensors[name] for name in found.tensors), zero_tally(3))
+    assert found.statistics == summarize(same, plan.labels)
+    assert found.parameters == plan.elements
+    assert found.bytes_read == 2 * 4 * found.statistics["elements"]
+
+
+def test_of_a_few_layers_over_the_depth_attention_and_mlp_are_looked_into(tmp_path: Path) -> None:
+    write_family(tmp_path, sizes=DEEP)
+    found = preview(plan_of(tmp_path, "linear"), NOWHERE)
+    assert found.layers == (1, 4, 7, 10)
+    assert len(found.tensors) == 8
+    assert all(name.split(".", 3)[3] in ("self_attn.k_proj.weight", "mlp.up_proj.weight") for name in found.tensors)
+
+
+def test_a_model_without_named_layers_is_looked_into_as_well(tmp_path: Path) -> None:
+    write_family(tmp_path, sizes={"model.embed_tokens.weight": (64, 64), "lm_head.weight": (64, 64)})
+    plan = plan_of(tmp_path, "linear")
+    assert preview(plan, NOWHERE).layers == ()
+    assert {t.name for t in sampled(plan)} == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path, sizes=DEEP)
+    plan = plan_of(tmp_path, "linear")
+    monkeypatch.setattr(previewing, "PREVIEW_BYTES", 8 * 4 * 2 * 8192)
+    found = preview(plan, NOWHERE)
+    assert found.bytes_read == 8 * 4 * 2 * 8192  # two whole blocks of each tensor of each model
+    monkeypatch.setattr(previewing, "MAX_READ_BYTES", 8 * 4 * 2 * 8192 - 1)
+    with pytest.raises(MemoryLimitError, match="too much to read for a preview"):
+        preview(plan, NOWHERE)
+
+
+def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path: Path) -> None:
+    sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
+    base = random_base(7, "F32", sizes)
+    agent = sparse_agent(base, 0.2, 1)
+    agent["model.layers.0.mlp.up_proj.weight"].values[3, 3] = float("nan")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    for name, tensors in (("base", base), ("agent0", sparse_agent(base, 0.2, 2)), ("agent1", agent)):
+        write_model(tmp_path / name, tensors, config=config)
+    with pytest.raises(NonFiniteError, match="agent1"):
+        preview(plan_of(tmp_path, "linear", agents=2), NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("shares", "agents", "method", "said"),
+    [
+        ((0.71, 0.2, 0.09), 3, "ram_plus", "71% of what changed was changed by one agent alone"),
+        ((0.071, 0.02, 0.009), 3, "ram_plus", "averaging would divide it by three."),
+        ((0.1, 0.5, 0.4), 2, "ties", "of 40% agents disagree on the direction"),
+        ((0.1, 0.8, 0.1), 2, "linear", "plain averaging loses little"),
+        ((0.4, 0.0, 0.0), 1, "task_arithmetic", "A single agent"),
+        ((0.0, 0.0, 0.0), 2, "", "equal to the base"),
+        ((0.71, 0.2, 0.09), 17, "ram_plus", "divide it by 17."),
+    ],
+)
+def test_one_method_is_recommended_with_its_reason(
+    shares: tuple[float, ...], agents: int, method: str, said: str
+) -> None:
+    names: dict[str, Any] = dict(zip(("private", "overlap", "conflict"), shares, strict=True))
+    recommended, reason = recommendation({**names, "unchanged": 1 - sum(shares)}, agents)
+    assert recommended == method
+    assert said in reason

@@ -1,0 +1,176 @@
+"""A model's page: its tabs, its card as a stranger's text, and models that nobody scored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from board_helpers import HOSTILE
+from pages_fake import FakeService
+from pages_session import Pages
+from report_helpers import report_data
+from test_ui_board import ENDPOINT, FakeBoard, full_board
+
+from hubmerge.errors import HubUnavailableError
+from hubmerge.evaluation.result import ParentFacts
+from workflows.app.board_table import task_title
+from workflows.app.model_page import _shown, parents_of
+from workflows.app.model_tabs import card_tab, changed_tab, reproduce_tab
+from workflows.app.service import Published, Visitor
+
+SHA = "7" * 40
+ADA = Visitor("ada", "token-of-ada")
+CARD = """---
+license: mit
+---
+# A card
+
+<script>window.hacked = 1</script>
+
+[x](javascript:alert(1)) ![own](figures/overlap.svg) ![other](https://evil.example/x.png)
+
+<details><summary>Folded</summary>
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+</details>
+"""
+
+
+def published(name: str = "ada/new", **changes: Any) -> Published:
+    given = {"license": "mit", "card": CARD, "report": report_data(), "is_open": True}
+    return Published(name, SHA, **given | changes)
+
+
+@pytest.fixture
+def service() -> FakeService:
+    made = FakeService(ENDPOINT)
+    made.shelf["ada/new"] = published()
+    made.shelf["ada/secret"] = published("ada/secret", is_open=False)
+    return made
+
+
+def shown(service: FakeService, model: str, tab: str, board: FakeBoard | None = None, visitor: Any = None) -> str:
+    head, body = _shown(service, board, visitor, model, None, tab)
+    return str(head) + str(body.get("value", ""))
+
+
+@pytest.mark.parametrize("board", [None, FakeBoard(full_board())])
+def test_a_model_without_a_score_has_a_page_with_every_tab(service: FakeService, board: FakeBoard | None) -> None:
+    scores = shown(service, "ada/new", "scores", board)
+    assert "Not scored yet" in scores
+    assert "AutoModelForCausalLM" in scores
+    assert scores.count('class="hm-tab"') == 4
+    for name, license in (("org/base", "apache-2.0"), ("org/math", "cc-by-nc-4.0"), ("other.org/tool_use", "license")):
+        assert name in scores
+        assert f'<span class="hm-license">{license}</span>' in scores
+    assert "several, opposite signs" in shown(service, "ada/new", "changed", board)
+    assert "method: ram_plus" in shown(service, "ada/new", "reproduce", board)
+    assert "A card</h1>" in shown(service, "ada/new", "card", board)
+
+
+def test_a_board_that_cannot_be_read_leaves_the_other_tabs(service: FakeService) -> None:
+    board = FakeBoard(failure=HubUnavailableError("it is away"))
+    assert "it is away" in shown(service, "ada/new", "scores", board)
+    assert "A card</h1>" in shown(service, "ada/new", "card", board)
+
+
+def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_others(service: FakeService) -> None:
+    assert "A card</h1>" in shown(service, "ada/secret", "card", visitor=ADA)
+    hidden, none = (shown(service, name, "card") for name in ("ada/secret", "ada/nobody"))
+    assert hidden.replace("secret", "nobody") == none
+    assert "This model cannot be shown" in none
+
+
+def test_a_scored_model_whose_files_are_away_keeps_its_scores(service: FakeService) -> None:
+    board = FakeBoard(full_board())
+    assert "Against its parents" in shown(service, "org/merge", "scores", board)
+    assert "Its files cannot be read now" in shown(service, "org/merge", "card", board)
+    assert "method: linear" in shown(service, "bob/grandchild", "reproduce", board)
+
+
+def test_a_card_is_a_stranger_s_text_and_its_pictures_are_the_repo_s_own() -> None:
+    card = str(card_tab(published(), ENDPOINT))
+    assert "&lt;script&gt;" in card
+    assert "<script" not in card
+    assert "javascript:" not in card.replace("](javascript:alert(1))", "")
+    assert f'<img src="{ENDPOINT}/ada/new/resolve/{SHA}/figures/overlap.svg" alt="own"' in card
+    assert card.count("<img") == 1
+    assert "<details><summary>Folded</summary>" in card
+    assert "<td>1</td>" in card
+    closed = str(card_tab(published(is_open=False), ENDPOINT))  # a browser could not fetch them
+    assert "<img" not in closed
+    assert ">own</a>" in closed
+    assert "It has no card" in str(card_tab(published(card=""), ENDPOINT))
+
+
+def test_what_changed_draws_a_bar_for_every_layer_of_every_agent() -> None:
+    data = report_data()
+    page = str(changed_tab(data))
+    assert page.count('class="hm-layer-bars"') == len(data["statistics"]["agents"]) == 2
+    assert page.count('<i style="height:') == 2 * len(data["statistics"]["layers"])
+    assert "20.0 %" in page
+    assert "What changed is not known" in str(changed_tab({}))
+
+
+HOSTILES = (
+    None,
+    [],
+    {},
+    HOSTILE,
+    -1,
+    1e400,
+    [HOSTILE],
+    {"agents": HOSTILE},
+    {"agents": [HOSTILE, {"density": HOSTILE}]},
+)
+
+
+@pytest.mark.parametrize("value", HOSTILES)
+def test_no_report_of_a_stranger_breaks_the_page(value: Any, service: FakeService) -> None:
+    for key in ("statistics", "parents", "recipe_yaml", "hubmerge"):
+        data = {**report_data(), key: value}
+        service.shelf["ada/new"] = published(report=data)
+        for tab in ("scores", "changed", "reproduce", "card"):
+            assert "<img src=x" not in shown(service, "ada/new", tab)
+    data = report_data()
+    data["statistics"]["layers"] = {"0": value, HOSTILE: value, "1": {"agents": [{"agent": HOSTILE, "density": 0.5}]}}
+    assert "<img src=x" not in str(changed_tab(data))
+
+
+def test_only_well_formed_parents_of_the_hub_are_drawn() -> None:
+    stated = [{"role": "base", "id": "org/base", "sha": "a" * 40, "weight": 1.0}, {"role": "agent", "id": "/home/ada"}]
+    stated += [{"role": "agent", "id": HOSTILE, "sha": "b"}, {"role": "x", "id": "org/x", "sha": "c"}, 7]  # type: ignore[list-item]
+    assert parents_of({"parents": stated}) == [ParentFacts(role="base", id="org/base", sha="a" * 40)]
+
+
+def test_a_recipe_opens_on_the_merge_page_and_as_a_command() -> None:
+    text = "base: org/base\nagents: [org/math]\nmethod: ties\n"
+    page = str(reproduce_tab("ada/new", text, {"hubmerge": "0.1.0"}))
+    assert 'href="merge?base=org/base&amp;agent=org/math&amp;method=ties' in page
+    assert "hubmerge run recipe.yaml --to YOUR-NAME/new" in page
+    assert "merge?" not in str(reproduce_tab("ada/new", HOSTILE, {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("gsm8k", "GSM8K"), ("zoo_tool", "Zoo: tool calls"), ("math_task", "Math task")]
+)
+def test_a_task_has_a_plain_name_on_pages(name: str, title: str) -> None:
+    assert task_title(name) == title
+
+
+@pytest.mark.browser
+def test_the_tabs_are_addresses(pages: Pages, open_page: Any) -> None:
+    pages.service.shelf["ada/new"] = published(report=json.loads(json.dumps(report_data())))
+    page = open_page(f"{pages.url}/model?model=ada/new")
+    page.locator("#model-tab").get_by_text("Not scored yet").wait_for()
+    for title, sign in (("What changed", "layer by layer"), ("Reproduce", "recipe.yaml"), ("Card", "A card")):
+        page.get_by_role("link", name=title, exact=True).click()
+        page.locator("#model-tab").get_by_text(sign).first.wait_for()
+        assert page.locator(".hm-tab[aria-current]").inner_text() == title
+    assert page.evaluate("window.hacked") is None
+    page.go_back()
+    page.locator("#model-tab").get_by_text("recipe.yaml").first.wait_for()

@@ -1,0 +1,109 @@
+"""A look into a few layers, beside the inspection: what each agent changed, where they meet, and a method to take.
+
+It waits for its button: a look reads some 8 MB from the Hub, and the page checks after every change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+
+from hubmerge.engine.preview import Preview
+from hubmerge.errors import HubmergeError
+from hubmerge.markdown import short_count
+from hubmerge.methods import registry
+from workflows.app.format import bytes_text, el, join
+from workflows.app.job_statistics import agents_table, share_bar
+from workflows.app.lanes import ASKING, Lanes
+from workflows.app.merge_form import MergeForm
+from workflows.app.panels import notice, problems_panel
+from workflows.app.service import Service
+from workflows.app.session import visitor_of
+
+_PRIVATE = {"api_visibility": "private"}
+_LOOKING = '() => \'<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>\''
+
+
+@dataclass(frozen=True)
+class Look:
+    """The components; the inspection enables `button` where the models fit."""
+
+    button: Any
+    panel: Any
+    take: Any  # the recommended method, where the form has another
+    method: Any  # hidden: its name
+
+
+def build_look() -> Look:
+    """Make the components inside the current Blocks context."""
+    button = gr.Button("Look into a few layers", size="sm", interactive=False, elem_id="look")
+    panel = gr.HTML("", js_on_load=None, elem_id="preview")
+    take = gr.Button("", size="sm", visible=False, elem_id="take")
+    return Look(button, panel, take, gr.Textbox(value="", visible=False))
+
+
+def wire_look(look: Look, form: MergeForm, recipe: Callable[[Any], Any], service: Service, lanes: Lanes) -> None:
+    """`recipe` makes one, checked, from the values of `form.recipe_inputs`; HubmergeError where there is none."""
+    outputs = [look.panel, look.take, look.method]
+    look.button.click(None, None, look.panel, js=_LOOKING, queue=False, show_progress="hidden", **_PRIVATE).then(
+        lanes.asking(_looking(service, recipe), _failed),
+        form.recipe_inputs,
+        outputs,
+        show_progress="hidden",
+        **ASKING,
+        **_PRIVATE,
+    )
+    look.take.click(
+        lambda method: [gr.update(value=method), gr.update(visible=False)],
+        [look.method],
+        [form.method, look.take],
+        queue=False,
+        **_PRIVATE,
+    )
+    # what was seen of other models says nothing
+    gr.on([form.base.change, form.agents.change], _forgotten, None, outputs, queue=False, **_PRIVATE)
+
+
+def _looking(service: Service, recipe: Callable[[Any], Any]) -> Callable[..., Any]:
+    def look(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, *values: Any) -> list[Any]:
+        try:
+            wanted = recipe(values)
+            found = service.preview(wanted.to_dict(), visitor_of(profile, token))
+        except HubmergeError as error:
+            return _failed(error)
+        other = found.method in registry() and found.method != wanted.method
+        words = f"Take {registry()[found.method].title}" if other else ""
+        return [preview_panel(found), gr.update(value=words, visible=other), found.method]
+
+    return look
+
+
+def _failed(error: HubmergeError) -> list[Any]:
+    return [problems_panel(error), gr.update(visible=False), ""]
+
+
+def _forgotten() -> list[Any]:
+    return ["", gr.update(visible=False), ""]
+
+
+def preview_panel(found: Preview) -> Markup:
+    """The recommendation with its reason, the bar of shares, what each agent changed, and how much was looked at."""
+    method = registry().get(found.method)
+    advice = notice("info", f"Recommended: {method.title}" if method else "No recommendation", el("p", found.reason))
+    layers = ", ".join(str(depth + 1) for depth in found.layers)
+    where = f"in layer{'s' * (len(found.layers) > 1)} {layers}" if layers else "in a few tensors"
+    counted = short_count(round(found.statistics["elements"]))
+    said = (
+        f"Counted {where}: {counted} of {short_count(found.parameters)} parameters, "
+        f"{bytes_text(found.bytes_read)} read. The merge counts all of them."
+    )
+    return join(
+        advice,
+        share_bar(found.statistics["shares"]),
+        agents_table(found.statistics["agents"]),
+        el("p", said, cls="hm-dim"),
+    )
