@@ -122,6 +122,7 @@ def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open
     assert "vary=density" in page.url
     values.focus()
     page.keyboard.press("Enter")
+    page.locator("#sweep-told").filter(has_text="2 variants, about").wait_for()
     page.get_by_role("button", name="Start 2 merges").click()
     page.locator("#sweep-started").filter(has_text="2 merges started").wait_for()
     assert [request.target for request, _ in pages.service.requests] == [
