@@ -35,7 +35,7 @@ from pages_fake import STATISTICS, FakeService, job_view  # noqa: E402
 from pages_session import CLIENT, session_cookie  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from test_ui_board import FakeBoard  # noqa: E402
-from test_watch_pages import ZOO  # noqa: E402
+from test_watch_pages import Source  # noqa: E402
 
 from hubmerge.board.eval_results import publish_scores  # noqa: E402
 from hubmerge.board.leaderboard import build_board  # noqa: E402
@@ -44,7 +44,7 @@ from hubmerge.hub.client import Hub  # noqa: E402
 from hubmerge.settings import Settings  # noqa: E402
 from localhub.process import LocalHubProcess  # noqa: E402
 from workflows.app.app import launch_app  # noqa: E402
-from workflows.app.service import LogLine, Published, Scoring, Visitor, WatcherView  # noqa: E402
+from workflows.app.service import LogLine, Published, Scoring, Visitor  # noqa: E402
 from workflows.published import published_model  # noqa: E402
 
 MERGE = "ada/three-in-one"
@@ -91,13 +91,6 @@ PAGES = {
 }
 WIDTHS = (1440, 1024, 390)
 SETTLED_MS = 1_500
-
-
-class Rules:
-    endpoint = "http://127.0.0.1:9"
-
-    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
-        return [ZOO]
 
 
 class Shelf(FakeService):
@@ -206,7 +199,7 @@ def site(folder: Path) -> Iterator[tuple[str, str]]:
             build_board([*known, of_merges(known), *family()]), url=f"{hub.endpoint}/datasets/zoo/results"
         )
         settings = Settings(endpoint=hub.endpoint)
-        with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Rules()) as app:
+        with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
             yield app.url, hub.endpoint
 
 
