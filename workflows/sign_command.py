@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import ResultError, SettingsError
-from hubmerge.hub.client import Hub
+from hubmerge.hub.login import hub_of_user
 from hubmerge.settings import Settings
 
 _Write = Callable[[Mapping[str, bytes]], None]
@@ -80,7 +80,7 @@ def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collectio
 
         found = [folder / name for name in KEEPERS_FILES if (folder / name).is_file()]
         return {path.name: path.read_bytes() for path in found}, folder_keys(folder), write_here
-    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None).datasets
+    hub = hub_of_user(settings).datasets
     sha = hub.head(named)
     tree = hub.tree(named, sha)
 

@@ -187,9 +187,9 @@ class Method(ABC):
             {k: varying.points(varying.parse(v))[0] if isinstance(v, list | tuple) else v for k, v in values.items()}
         )
 
-    @abstractmethod
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        """The kernel's scalars for each of the K agents."""
+        """The kernel's scalars for each of the K agents; its weight alone, where a method does not say more."""
+        return tuple((w,) for w in scope.weights)
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         """The kernel's scalars that all agents share."""

@@ -34,9 +34,6 @@ class Fisher(Method):
     def check(self, parameters: FisherParameters, weights: Sequence[float]) -> str | None:
         return "weights must be above 0 for Fisher merging" if min(weights) <= 0 else None
 
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
-
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (scope.parameters.lam, sum(scope.weights), 0.0, 1.0)
 

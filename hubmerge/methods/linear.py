@@ -41,9 +41,6 @@ class Linear(Method):
             return "the weights add up to 0, so their mean does not exist"
         return f"the weights add up to {total:g}, so that their mean turns every update round"
 
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
-
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (sum(scope.weights) + (scope.parameters.base_weight or 0.0),)
 

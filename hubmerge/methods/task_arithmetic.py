@@ -50,9 +50,6 @@ class TaskArithmetic(Method):
     def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
         return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
 
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
-
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (factor(scope),)
 

@@ -46,9 +46,6 @@ class Wudi(Method):
         """2-D weights of linear layers; embeddings, norms and biases are averaged."""
         return len(shape) == 2 and min(shape) > 1 and module_of(name) in ("attention", "mlp", "other")
 
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
-
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (float(len(scope.weights)),)
 

@@ -28,6 +28,7 @@ from localhub.fault_rules import FaultSwitch, Observe, Status
 from localhub.process import LocalHubProcess
 from localhub.users import Org, default_users
 from workflows.app.board_panels import model_head
+from workflows.app.board_table import columns
 
 SEED = bytes(range(32))
 TRUST = Trust(frozenset({public_key(SEED)}))
@@ -198,6 +199,30 @@ def test_an_author_is_escaped_on_the_page_and_in_tables() -> None:
     assert "&lt;img src=x&gt;" in page
     assert ",'=HYPERLINK(1)," not in suite_csv(board.suites[0])
     assert '"\'=HYPERLINK(1), <img src=x>"' in suite_csv(board.suites[0])
+
+
+def test_a_signed_row_names_no_committer_even_if_a_stranger_s_file_counts_as_the_same_run() -> None:
+    [real] = [signed(r, SEED, "carol") for r in family()[:1]]
+    committed = Committed({result_path(real): ("eve",)}, "org")
+    row = rows(build_board([real], trusted=TRUST.keys, committed=committed))["org/base"]
+    assert (row.run_by, row.committed_by) == ("carol", None)
+
+
+def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> None:
+    def marked(*results: EvaluationResult) -> dict[str, bool]:
+        committed = Committed({result_path(strange("org/early")): ("org",)}, "org")
+        [suite] = build_board(results, trusted=TRUST.keys, committed=committed).suites
+        cell = columns(suite)["model"].text
+        return {row.model: f">{row.run_by}<" in str(cell(row)) for row in suite.rows}
+
+    signed_ones = [signed(r, SEED, "carol") for r in family()]
+    others = [strange("evil/x"), strange("org/early")]
+    assert marked(*signed_ones, *others) == {
+        "evil/x": True,
+        "org/early": True,
+        **{r.model: False for r in signed_ones},
+    }
+    assert set(marked(*others).values()) == {False}
 
 
 def test_several_authors_are_not_the_owner_alone() -> None:

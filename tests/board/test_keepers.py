@@ -137,11 +137,14 @@ def test_json_csv_parquet_and_pages_tell_a_community_flag_from_the_keepers() -> 
     assert "Flag of the community" in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" not in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" in str(model_head(code, "http://hub"))
-    assert ("flagged by the community" in str(_model_cell(math)), ">contaminated<" in str(_model_cell(math))) == (
+    assert (
+        "flagged by the community" in str(_model_cell(math, True)),
+        ">contaminated<" in str(_model_cell(math, True)),
+    ) == (
         True,
         False,
     )
-    assert ">contaminated<" in str(_model_cell(code))
+    assert ">contaminated<" in str(_model_cell(code, True))
 
 
 def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:

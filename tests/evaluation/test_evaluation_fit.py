@@ -202,8 +202,8 @@ def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype(board_results: list[
     }
     assert lines == data
     assert words in suite_csv(suite)
-    assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"]))
-    assert ">in " not in str(_model_cell(rows["org/wide"]))
+    assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"], False))
+    assert ">in " not in str(_model_cell(rows["org/wide"], False))
     assert words in str(model_head(rows["org/narrow"], "http://hub"))
     assert f"org/narrow@{'a' * 7} (in {words})" in _text(built)
 
@@ -217,7 +217,7 @@ def test_a_row_of_several_suites_is_marked_if_one_of_them_ran_narrower(board_res
     combined = build_board([narrow, wide]).suite("domains")
     assert combined is not None
     assert [r.narrowed for r in combined.rows] == ["bfloat16, stored as float32"]
-    assert ">in bfloat16<" in str(_model_cell(combined.rows[0]))
+    assert ">in bfloat16<" in str(_model_cell(combined.rows[0], False))
 
 
 @pytest.fixture

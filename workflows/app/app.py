@@ -76,8 +76,8 @@ def build_app(
         "docs": docs_page,
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
-        "watchers": lambda: watchers_page(demo, watchers),
         "model": lambda: model_page(demo, service, lanes, board),
+        "watchers": lambda: watchers_page(demo, service, lanes, settings, watchers),
     }
     if board is not None:
         bodies["leaderboard"] = leaderboard_page

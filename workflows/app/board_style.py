@@ -3,6 +3,7 @@
 BOARD_CSS = """
 .hm-mark { border: 1px solid currentColor; border-radius: 99px; padding: 0 .4rem; font-size: .72rem;
   color: var(--hm-bad); white-space: nowrap; }
+.hm-mark.hm-note { color: var(--body-text-color-subdued); }
 .block#leaderboard { padding: var(--spacing-xl) !important; }
 .hm-board { min-height: 70vh; }
 .hm-board[aria-busy] { opacity: .6; }

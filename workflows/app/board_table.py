@@ -51,9 +51,10 @@ def model_link(model: str, sha: str = "", text: object = "") -> Any:
 def columns(suite: SuiteBoard) -> Mapping[str, Column]:
     """Every column that a board may show, by its key."""
     several = len(suite.domains) > 1
+    is_signed = any(r.signed is not False for r in suite.rows)  # where nothing is, a mark on every row says nothing
     found = (
         Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
-        Column("model", "Model", lambda r: r.model.lower(), _model_cell, is_number=False),
+        Column("model", "Model", lambda r: r.model.lower(), lambda r: _model_cell(r, is_signed), is_number=False),
         Column("kept", "Skills kept", lambda r: (s := r.skills) and s.order, skills_text),
         *(_estimate(f"score-{d}", _heading(d), _domain_score(d)) for d in suite.domains if several),
         _estimate("overall", "Overall", lambda r: r.overall),
@@ -91,17 +92,19 @@ def default_columns(every: Mapping[str, Column], view: str) -> tuple[str, ...]:
     return (*ALWAYS, *chosen[view])
 
 
-def _model_cell(row: Row) -> Markup:
+def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
     marks = []
     if row.status == "failed":
         marks.append("failed")
     if row.superseded:
         marks.append("older commit")
-    marks += [f"in {row.narrowed.partition(',')[0][:20]}"] if row.narrowed else []
     marks += [f.kind for f in row.flags if f.inherited_from is None and not f.community]
     marks += ["inherits a flag"] if any(f.inherited_from and not f.community for f in row.flags) else []
-    marks += ["flagged by the community"] if any(f.community for f in row.flags) else []
+    notes = [row.run_by] if in_signed_suite and row.signed is False else []
+    notes += [f"in {row.narrowed.partition(',')[0][:20]}"] if row.narrowed else []
+    notes += ["flagged by the community"] if any(f.community for f in row.flags) else []
     badges = [el("span", " ", el("small", mark, cls="hm-mark")) for mark in dict.fromkeys(marks)]
+    badges += [el("span", " ", el("small", note, cls="hm-mark hm-note")) for note in notes]
     sha = row.sha if row.superseded else ""
     return el("span", model_link(row.model, sha), *badges)
 

@@ -35,7 +35,7 @@ _PUBLIC = (  # that the paper of RAM merged (arXiv:2601.13572)
 
 def home_page(demo: Any, service: Service, settings: Settings, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
-    base, *agents = _ZOO if settings.is_loopback else _PUBLIC
+    base, *agents = example_models(settings)
     fields = [("base", base), *(("agent", agent) for agent in agents), ("method", "ram_plus")]
     example = f"merge?{urlencode(fields, safe='/', quote_via=quote)}"
     ways = el(
@@ -55,6 +55,11 @@ def home_page(demo: Any, service: Service, settings: Settings, board: BoardSourc
     demo.load(
         lambda: _standing(service, board), None, [now], queue=False, show_progress="hidden", api_visibility="private"
     )
+
+
+def example_models(settings: Settings) -> tuple[str, ...]:
+    """A base, then agents of it that the Hub in use has."""
+    return _ZOO if settings.is_loopback else _PUBLIC
 
 
 def skills_figure() -> Markup:

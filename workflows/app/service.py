@@ -231,6 +231,7 @@ class Trial:
     waiting: str = ""  # why there would be none
     left_out: tuple[WatcherEvent, ...] = ()
     problem: Mapping[str, Any] | None = None  # why that merge is not possible
+    anew: bool = True  # as a watcher that has merged nothing; its owner's trial knows what it has merged
 
 
 class WatcherSource(Protocol):

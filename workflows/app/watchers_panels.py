@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -53,7 +54,16 @@ def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
         return notice(
             "info",
             "No watcher runs here yet",
-            el("p", "The form below writes the rule of one, tries it, and says where it belongs."),
+            el(
+                "p",
+                "For example, one merges every fine-tune of a base by two labs, once there are two of them and again "
+                "with each new one, and says why it left others out.",
+            ),
+            el(
+                "p",
+                "A watcher is a rule in a short file that whoever keeps this app puts beside it. The form below writes "
+                "one, tries it on the Hub, and says where it belongs.",
+            ),
         )
     return join(*(_rule(view, endpoint) for view in views))
 
@@ -84,7 +94,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         ),
         el("p", f"Waiting: {view.waiting}.", cls="hm-dim") if view.waiting and not view.paused else None,
         _merges(view, endpoint),
-        _left_out([event for event in view.events if event.kind != "merged"], endpoint),
+        _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
         _in_full(view),
         data_rule=view.name,
     )
@@ -117,7 +127,7 @@ def _merges(view: WatcherView, endpoint: str) -> Markup:
     return join(el("h3", "What it merged"), el("ul", *items, cls="hm-did"))
 
 
-def _left_out(events: Sequence[WatcherEvent], endpoint: str) -> Markup | None:
+def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Markup | None:
     """The reasons with how many they concern, then each model with its own."""
     if not events:
         return None
@@ -127,7 +137,7 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str) -> Markup | None:
     rows = [(_which(e, endpoint), _why(e), *([time_text(e.time)] if timed else [])) for e in events]
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(
-        el("h3", f"What it left out: {len(events)}"),
+        el("h3", f"{title}: {len(events)}"),
         el("ul", *reasons, cls="hm-reasons"),
         el("details", el("summary", "Each with its reason"), table(head, rows)),
     )
@@ -146,7 +156,8 @@ def _why(event: WatcherEvent) -> Markup:
 def _in_full(view: WatcherView) -> Markup:
     facts = (*view.facts, ("Target", view.target), ("Evaluated with", view.suite or "nothing"))
     text = el("pre", el("code", view.rule), cls="hm-snippet", tabindex="0") if view.rule else None
-    return el("details", el("summary", "The rule in full"), facts_grid(facts), text)
+    form = el("p", el("a", "Open it in the form", href=f"watchers?watcher={quote(view.name, safe='')}"))
+    return el("details", el("summary", "The rule in full"), facts_grid(facts), text, form)
 
 
 def trial_panel(trial: Trial, endpoint: str) -> Markup:
@@ -159,11 +170,14 @@ def trial_panel(trial: Trial, endpoint: str) -> Markup:
             f"Would merge these {len(trial.agents)} now" + (", but cannot" if trial.problem else ""),
             el("ul", *agents),
             el("p", "Into ", el("b", trial.target), "."),
+            el("p", "As a new watcher, which has merged nothing yet.", cls="hm-dim") if trial.anew else None,
         )
     else:
         told = notice("info", "Would merge nothing now", el("p", f"{trial.waiting[:1].upper()}{trial.waiting[1:]}."))
     problem = problems_panel(trial.problem, "Why the merge is not possible") if trial.problem else None
-    left_out = _left_out(trial.left_out, endpoint) or el("p", "No model that it looked at is left out.", cls="hm-dim")
+    left_out = _left_out(trial.left_out, endpoint, "Would leave out") or el(
+        "p", "No model that it looked at is left out.", cls="hm-dim"
+    )
     return el("div", about, told, problem, left_out, cls="hm-trial")
 
 

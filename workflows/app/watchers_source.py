@@ -63,6 +63,7 @@ class WatcherBoard:
             waiting="" if planned else turn.decision.waiting or "everything that it would merge is merged already",
             left_out=tuple(map(_left_out, turn.decision.skips)),
             problem=turn.error.as_dict() if turn.error else None,
+            anew=not own,
         )
 
     def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:

@@ -24,6 +24,7 @@ RUNNING = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "pe
 ADDRESSES = (
     *(page.path for page in PAGES if page.path not in ("model", "job")),
     "merge?base=zoo/base&agent=zoo/math&agent=zoo/code",
+    "watchers?base=zoo/base&author=zoo&license=mit",
     "model?model=org/merge",
     *(f"model?model=org/merge&tab={tab}" for tab in ("changed", "reproduce", "card")),
     f"job?id={RUNS}",
@@ -38,6 +39,9 @@ MOVED = """() => new Promise((told) => {
   new PerformanceObserver(add).observe({ type: "layout-shift", buffered: true });
   setTimeout(() => told(moved), 200);
 })"""
+# gradio's script turns its pages, which takes a busy machine its time; then colours fade into each other
+TURNED = """(scheme) => (!window.gradio_config || document.body.classList.contains("dark") === (scheme === "dark"))
+  && !document.getAnimations().some((a) => a instanceof CSSTransition && a.playState === "running")"""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,7 @@ def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(
     objections = {}
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
+        page.wait_for_function(TURNED, arg=scheme)
         page.wait_for_timeout(200)
         found = Axe().run(page).response["violations"]
         objections |= {(scheme, v["id"]): [n["html"][:200] for n in v["nodes"]] for v in found}

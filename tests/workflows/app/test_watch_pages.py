@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
-from fastapi import FastAPI
+from pages_fake import FakeService
+from pages_session import CLIENT
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
-from workflows.app.app import RunningApp, in_loop
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
 from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
-from workflows.app.style import CSS, theme
-from workflows.app.watchers_page import watchers_page
 from workflows.app.watchers_panels import trial_panel, watchers_panel
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -175,7 +171,9 @@ def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None
     text = str(trial_panel(TRIAL, ENDPOINT))
     assert "Would merge these 3 now" in text
     assert "ada/zoo-watch-282948d5ec" in text
-    assert "What it left out: 2" in text
+    assert "Would leave out: 2" in text
+    assert "which has merged nothing yet" in text
+    assert "which has merged nothing yet" not in trial_panel(replace(TRIAL, anew=False), ENDPOINT)
     nothing = str(trial_panel(replace(TRIAL, target="", agents=(), left_out=(), waiting="1 of 2 agents"), ENDPOINT))
     assert "Would merge nothing now" in nothing
     assert "1 of 2 agents." in nothing
@@ -201,36 +199,27 @@ def test_strangers_text_stays_text() -> None:
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
-    return Source()
+def served(gradio_oauth: None) -> Iterator[tuple[str, Source]]:
+    service, source = FakeService(), Source()
+    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT, watchers=source) as running:
+        yield f"{running.url}/watchers", source
 
 
-@pytest.fixture(scope="module")
-def served(source: Source) -> Iterator[str]:
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-
-    def build() -> FastAPI:
-        with gr.Blocks(analytics_enabled=False) as demo:
-            watchers_page(demo, source)
-        app = FastAPI()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            gr.mount_gradio_app(app, demo, path="/", theme=theme(), css=CSS, ssr_mode=False, run_history=False)
-        return app
-
-    with RunningApp(in_loop(build), "127.0.0.1", 0).start() as running:
-        yield running.url
+@pytest.fixture
+def site(served: tuple[str, Source]) -> tuple[str, Source]:
+    served[1].__init__()
+    return served
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_tab_in_a_browser(served: str, source: Source, chromium: Any, width: int, tmp_path: Path) -> None:
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.set_default_timeout(30_000)
+def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any, width: int) -> None:
+    url, _ = site
+    page = open_page(url, None, width)
     dialogs: list[Any] = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog), dialog.dismiss()))
-    page.goto(served, wait_until="domcontentloaded")
     page.locator("#watchers article[data-rule='zoo-watch']").wait_for()
+    page.locator("#wizard #try").wait_for()
     shown = page.locator("#watchers").inner_text()
     for wanted in (
         "zoo-watch",
@@ -240,23 +229,83 @@ def test_the_tab_in_a_browser(served: str, source: Source, chromium: Any, width:
         "merged nothing so",
     ):
         assert wanted in shown
+    assert "E_INCOMPATIBLE" not in shown
+    page.locator("#watchers article[data-rule='zoo-watch'] summary").first.click()
+    assert "E_INCOMPATIBLE" in page.locator("#watchers").inner_text()
     assert page.locator("#watchers a").filter(has_text="ada/zoo-watch-282948d5ec").get_attribute("href") == (
         f"job?id={'a' * 64}"
     )
     assert HOSTILE in shown
     assert dialogs == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
-    page.screenshot(path=str(tmp_path / "watchers.png"), full_page=True)
-    page.close()
+    assert page.locator("#pause-watcher").count() == 0  # for its owner alone
 
 
 @pytest.mark.browser
-def test_a_failure_of_the_source_is_told(served: str, source: Source, chromium: Any) -> None:
+def test_a_failure_of_the_source_is_told(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
     source.error = HubUnavailableError("the job database is locked")
-    try:
-        page = chromium.new_page()
-        page.goto(served, wait_until="domcontentloaded")
-        page.locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
-        page.close()
-    finally:
-        source.error = None
+    open_page(url).locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
+
+
+@pytest.mark.browser
+def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
+    page = open_page(url, "ada")
+    page.locator("#pause-watcher").click()
+    page.locator("#said").get_by_text("Paused: it starts nothing more").wait_for()
+    page.locator("article[data-rule='zoo-watch'] .hm-badge").get_by_text("Paused").wait_for()
+    page.locator("#resume-watcher").click()
+    page.locator("article[data-rule='zoo-watch'] .hm-badge").get_by_text("Watching").wait_for()
+    page.locator("#run-watcher").click()
+    page.locator("#said").get_by_text("It looks within seconds").wait_for()
+    assert source.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")]
+
+
+@pytest.mark.browser
+def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
+    site: tuple[str, Source], open_page: Any
+) -> None:
+    url, source = site
+    page = open_page(f"{url}?base=zoo/base", "bob")
+    page.locator("#trial").get_by_text("the rule matches everything").wait_for()
+    assert page.locator("#try").is_disabled()
+    page.locator("#watch-authors textarea, #watch-authors input").fill("zoo, ada")
+    page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo or ada").wait_for()
+    page.wait_for_function("location.search.includes('author=zoo&author=ada')")
+    assert "owner: bob" in page.locator("#rule").inner_text()
+    page.locator("#try").click()
+    page.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
+    [(rule, who)] = source.tried
+    assert (rule["agents"], rule["owner"], who) == ({"authors": ["zoo", "ada"]}, "bob", "bob")
+    again = open_page(page.url)
+    again.locator("#trial").get_by_text("by zoo or ada").wait_for()
+    again.locator("#try").click()
+    again.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
+    assert source.tried[-1][1] is None  # nobody is signed in
+    back = open_page(f"{url}?base=zoo/base", "bob")  # what a sign-in leaves of an address
+    back.evaluate("address => localStorage.setItem('hubmerge-watcher', address)", page.url.partition("?")[2])
+    back.goto(f"{url}?base=zoo/base")
+    back.locator("#trial").get_by_text("by zoo or ada").wait_for()
+    page.get_by_label("These, by name").check()
+    page.locator("#watch-named").wait_for()
+    page.locator("#trial").get_by_text("Not a rule so far").wait_for()
+
+
+@pytest.mark.browser
+def test_a_rule_that_runs_opens_in_the_form(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
+    source.views[0] = replace(ZOO, rule=ZOO.rule + "agents: {authors: [zoo]}\nrecipe: {method: ties}\n")
+    page = open_page(f"{url}?watcher=zoo-watch")
+    page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo, with TIES").wait_for()
+
+
+@pytest.mark.browser
+def test_a_trial_that_is_not_possible_says_why(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
+    page = open_page(f"{url}?base=zoo/base&author=zoo")
+    page.locator("#watchers article").first.wait_for()
+    page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
+    source.error = HubUnavailableError("the Hub cannot be reached")
+    page.locator("#try").click()
+    page.locator("#trial .hm-code").filter(has_text="E_HUB").wait_for()

@@ -155,3 +155,27 @@ def test_kinds_are_found_by_themselves() -> None:
     kinds = registry()
     assert kinds["agents"].rule is AgentRule
     assert all(issubclass(kind, Watcher) and kind.kind == name for name, kind in kinds.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "Merges all fine-tunes of zoo/base by zoo, with RAM, once there are 2 and again with each new one."),
+        (
+            {"agents": {"tags": ["rl"], "lineage": "any", "max_parameters": "1.5B", "exclude": ["zoo/x", "zoo/y"]}},
+            "Merges all models trained from zoo/base tagged rl of at most 1.5B parameters but for zoo/x and zoo/y, "
+            "with RAM, once there are 2 and again with each new one.",
+        ),
+        (
+            {"join": {"best": 2}, "suite": "zoo", "agents": {"authors": ["a", "b", "c"], "lineage": "adapter"}},
+            "Merges the best 2 on the leaderboard among the adapters of zoo/base by a, b or c, with RAM.",
+        ),
+        (
+            {"join": {"fixed": ["zoo/a", "zoo/b"]}},
+            "Merges zoo/a and zoo/b with RAM, again whenever the weights of one of them change.",
+        ),
+    ],
+)
+def test_a_rule_is_told_in_a_sentence(changes: dict[str, Any], told: str) -> None:
+    rule = rule_of(**changes)
+    assert registry()[rule.watch]().about(rule) == told

@@ -224,7 +224,7 @@ def test_many_new_models_are_read_over_several_looks(
     for _ in range(4):
         agents.agent(base)
     bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).decision.waiting == "still reading: 3 models are new"
+    assert one(bot.watchers.poll()).decision.waiting == "3 models are new, and one look reads 2"
     turn = one(bot.watchers.poll())
     assert turn.decision.merge is not None
     assert len(turn.decision.merge.recipe["agents"]) == 3

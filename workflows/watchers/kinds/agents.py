@@ -66,6 +66,9 @@ class AgentsWatcher(Watcher):
             f"by {_listed(wanted.authors, 'or')}" if wanted.authors else "",
             f"tagged {_listed(wanted.tags)}" if wanted.tags else "",
             f"under {_listed(wanted.licenses, 'or')}" if wanted.licenses else "",
+            f"of at least {_short(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
+            f"of at most {_short(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
+            f"but for {_listed(wanted.exclude)}" if wanted.exclude else "",
         ]
         which = " ".join([trained, base, *filter(None, limits)])
         if rule.join.best is not None:
@@ -84,7 +87,7 @@ class AgentsWatcher(Watcher):
             facts = self._remembered(rule, context, name, found, base)
             if facts is None:
                 if budget == 0:
-                    return Decision(waiting=f"still reading: {len(names)} models are new")
+                    return Decision(waiting=f"{len(names)} models are new, and one look reads {NEW_PER_LOOK}")
                 budget -= 1
                 facts = self._read(rule, context, name, found, fitting, base)
             if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
@@ -129,6 +132,12 @@ class AgentsWatcher(Watcher):
         self._failures.pop(place, None)
         context.memory.put(name, _key(rule, base, facts), facts)
         return facts
+
+
+def _short(number: int) -> str:
+    """1500000000 → "1.5B"."""
+    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
+    return f"{number / size:.3g}{unit}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:

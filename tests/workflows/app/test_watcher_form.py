@@ -1,0 +1,81 @@
+"""The form of a rule: what it holds is what a rule's file says, there and back, also as an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubmerge.errors import RuleError
+from workflows.app.watcher_form import address_of, fill, proposed, read_address, rule_of, where_it_belongs
+from workflows.watchers.rules import load_rules, rule_data, rule_from_data
+
+EXAMPLES = load_rules(Path(__file__).parents[3] / "examples" / "watchers").rules
+EVERYTHING = {
+    "name": "all-of-it",
+    "owner": "ada",
+    "base": "zoo/base@main",
+    "agents": {"authors": ["zoo"], "tags": ["rl"], "lineage": "any", "licenses": ["mit"], "exclude": ["zoo/x"]},
+    "recipe": {"method": "ties", "parameters": {"density": 0.3}, "seed": 7},
+    "join": {"best": 4},
+    "min_agents": 3,
+    "target": "zoo/{name}-{set}",
+    "private": True,
+    "license": "mit",
+    "suite": "zoo",
+    "budget": 9,
+}
+
+
+def held(rule: dict[str, Any]) -> list[Any]:
+    """What the form's components hold once they are filled."""
+    return [v.get("value") if isinstance(v, dict) else v for v in fill(rule)]
+
+
+@pytest.mark.parametrize("data", [EVERYTHING, *map(rule_data, EXAMPLES)], ids=lambda data: data["name"])
+def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, Any]) -> None:
+    rule = rule_from_data(data)
+    assert rule_from_data(rule_of(held(data))) == rule
+    address = address_of(rule_of(held(data)))
+    assert rule_from_data(rule_of(held(read_address(address)))) == rule
+
+
+def test_what_is_left_open_gets_a_proposal() -> None:
+    values = held({"base": "Qwen/Qwen2.5-7B-Instruct@main", "agents": {"authors": ["org"]}, "owner": "ada"})
+    rule = rule_from_data(proposed(rule_of(values)))
+    assert rule.name == "qwen2-5-7b-instruct-watch"
+    assert rule.target == "ada/qwen2-5-7b-instruct-watch-{set}"
+    assert not rule.private
+    assert proposed({"base": "zoo/b"})["target"] == "your-name/b-watch-{set}"
+    assert "your-name" not in address_of(rule_of(held({"base": "zoo/b"})))  # whoever signs in later is the owner
+
+
+def test_an_address_in_words_fills_the_form() -> None:
+    rule = read_address("base=zoo/base&author=zoo&author=ada&tag=rl&method=ties&budget=5&private=yes")
+    assert (rule["base"], rule["agents"]) == ("zoo/base", {"authors": ["zoo", "ada"], "tags": ["rl"]})
+    assert (rule["recipe"], rule["budget"], rule["private"]) == ({"method": "ties"}, 5, True)
+    assert read_address("base=a/b&agent=a/c&agent=a/d")["join"] == {"fixed": ["a/c", "a/d"]}
+
+
+@pytest.mark.parametrize(
+    "query", ["", "best=x", "budget=-1", "budget=9999", "more=[", "more=[1]", "method=none&lineage=odd", "a" * 9000]
+)
+def test_what_an_address_says_wrongly_never_breaks_the_form(query: str) -> None:
+    held(read_address(query))
+
+
+@pytest.mark.parametrize("text", ["[", "- a list", "just text"])
+def test_more_of_a_rule_that_is_no_table_is_refused_by_name(text: str) -> None:
+    with pytest.raises(RuleError, match="More of the rule"):
+        rule_of([*held({"base": "zoo/base"})[:-1], text])
+
+
+def test_a_rule_that_is_too_long_for_an_address_has_none() -> None:
+    assert address_of({"base": "zoo/base", "agents": {"exclude": [f"zoo/agent-{n}" for n in range(900)]}}) == ""
+
+
+def test_the_place_of_a_rule_names_its_file_and_its_owner() -> None:
+    text = str(where_it_belongs("zoo-watch", "<ada>"))
+    assert "zoo-watch.yaml" in text
+    assert "&lt;ada&gt;" in text

@@ -1,0 +1,367 @@
+"""The form of a watcher's rule: base → which agents → method → target, as the YAML that a rule's file holds.
+
+A rule stands here as plain data, as its file would say it, also while it is not valid. It fills the form, the form
+gives it back, and an address holds it in words:
+
+    ?base=org/base&author=org&tag=rl&license=mit&method=ram_plus&owner=ada&name=org-watch&more={"agents":{…}}
+
+What has no field of its own stands in `more`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode
+
+import gradio as gr
+from markupsafe import Markup
+
+from hubmerge.errors import RuleError
+from hubmerge.methods import registry
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.plan.licenses import KNOWN
+from hubmerge.recipe.recipe import MAX_AGENTS
+from workflows.app.format import el
+from workflows.app.lanes import Lanes
+from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
+from workflows.app.merge_form import DEFAULT_METHOD
+from workflows.app.search import suggest_models
+from workflows.app.service import Service
+from workflows.watchers.rules import MAX_RULE_BYTES
+
+ALL, NAMED, BEST = "all", "fixed", "best"
+_WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the leaderboard", BEST))
+_LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
+_PER_DAY = 3
+_MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
+_SINGLE = ("base", "method", "owner", "name", "target", "suite")
+_SEVERAL = {"author": "authors", "tag": "tags", "license": "licenses"}
+
+
+@dataclass(frozen=True)
+class WatcherForm:
+    """The components; `rule_of` reads `inputs` and `fill` gives their values, in this order."""
+
+    inputs: tuple[Any, ...]
+
+    @property
+    def which(self) -> Any:
+        return self.inputs[1]
+
+    @property
+    def shown(self) -> list[Any]:
+        """What `which` shows and hides."""
+        return list(self.inputs[2:4])
+
+
+def build_form(service: Service, lanes: Lanes) -> WatcherForm:
+    """Make the components inside the current Blocks context."""
+    with gr.Group(elem_classes="hm-card"):
+        gr.HTML("<h3>1 · Base</h3>", elem_classes="hm-card-title")
+        base = gr.Dropdown(
+            choices=[],
+            value=None,
+            allow_custom_value=True,
+            label="Base",
+            info="The model that every agent was trained from. Search, or paste its name or address.",
+            elem_id="watch-base",
+        )
+    with gr.Group(elem_classes="hm-card"):
+        gr.HTML("<h3>2 · Agents</h3>", elem_classes="hm-card-title")
+        which = gr.Radio(choices=list(_WHICH), value=ALL, label="Which agents join a merge", elem_id="watch-which")
+        named = gr.Dropdown(
+            choices=[],
+            value=[],
+            multiselect=True,
+            allow_custom_value=True,
+            max_choices=MAX_AGENTS,
+            visible=False,
+            label="Agents by name",
+            info="Two or more. They are merged again whenever the weights of one of them change.",
+            elem_id="watch-named",
+        )
+        best = gr.Number(
+            value=3, precision=0, minimum=2, maximum=MAX_AGENTS, visible=False, label="How many", elem_id="watch-best"
+        )
+        with gr.Row():
+            authors = gr.Textbox(
+                label="Authors",
+                info="Users or organisations, any of them. Anybody can claim a base, so name whom you trust.",
+                placeholder="org, ada",
+                max_length=2000,
+                min_width=220,
+                elem_id="watch-authors",
+            )
+            tags = gr.Textbox(
+                label="Tags",
+                info="All of them, as the models' cards have them.",
+                placeholder="reinforcement-learning",
+                max_length=2000,
+                min_width=220,
+                elem_id="watch-tags",
+            )
+        with gr.Row():
+            lineage = gr.Radio(
+                choices=list(_LINEAGE),
+                value="finetune",
+                label="Trained from the base",
+                info="As the agents' cards say.",
+                min_width=220,
+                elem_id="watch-lineage",
+            )
+            licenses = gr.Dropdown(
+                choices=list(KNOWN),
+                value=[],
+                multiselect=True,
+                allow_custom_value=True,
+                label="Licenses",
+                info="Any of them; none: whatever allows a merge.",
+                min_width=220,
+                elem_id="watch-licenses",
+            )
+    with gr.Group(elem_classes="hm-card"):
+        gr.HTML("<h3>3 · Method</h3>", elem_classes="hm-card-title")
+        method = gr.Dropdown(
+            choices=[(m.title, m.name) for m in registry().values()],
+            value=DEFAULT_METHOD,
+            label="Method",
+            info="With its usual settings; others go below.",
+            elem_id="watch-method",
+        )
+    with gr.Group(elem_classes="hm-card"):
+        gr.HTML("<h3>4 · Target</h3>", elem_classes="hm-card-title")
+        with gr.Row():
+            owner = gr.Textbox(
+                label="Owner",
+                info="The user whose account the watcher acts with.",
+                placeholder="your-name",
+                max_length=96,
+                min_width=200,
+                elem_id="watch-owner",
+            )
+            name = gr.Textbox(
+                label="Name of the watcher",
+                info="Small letters, digits and dashes.",
+                placeholder="my-watch",
+                max_length=40,
+                min_width=200,
+                elem_id="watch-name",
+            )
+        with gr.Row():
+            target = gr.Textbox(
+                label="Name of each result",
+                info="{set} becomes different for every set of agents. Empty: owner/name-{set}.",
+                placeholder="your-name/my-watch-{set}",
+                max_length=200,
+                min_width=200,
+                elem_id="watch-target",
+            )
+            suite = gr.Textbox(
+                label="Evaluate with",
+                info="A suite of the leaderboard; may stay empty.",
+                max_length=64,
+                min_width=200,
+                elem_id="watch-suite",
+            )
+        with gr.Row():
+            visibility = gr.Radio(
+                choices=["public", "private"],
+                value="public",
+                label="Visibility",
+                min_width=200,
+                elem_id="watch-visibility",
+            )
+            budget = gr.Number(
+                value=_PER_DAY,
+                precision=0,
+                minimum=1,
+                maximum=100,
+                label="Merges a day, at most",
+                min_width=200,
+                elem_id="watch-budget",
+            )
+    with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
+        more = gr.Textbox(
+            label="As YAML",
+            info="What has no field here; docs/watchers.md lists everything.",
+            placeholder=_MORE,
+            lines=4,
+            max_length=MAX_RULE_BYTES,
+            elem_id="watch-more",
+        )
+    suggest_models(base, service, lanes)
+    suggest_models(named, service, lanes, base=base)
+    return WatcherForm(
+        (
+            *(base, which, named, best, authors, tags, lineage, licenses),
+            *(method, owner, name, target, suite, visibility, budget, more),
+        )
+    )
+
+
+def rule_of(values: Sequence[Any]) -> dict[str, Any]:
+    """The rule that the form holds, without what is left open; RuleError where `more` is no table."""
+    base, which, named, best, authors, tags, lineage, licenses, *rest = values
+    method, owner, name, target, suite, visibility, budget, more = rest
+    agents = {
+        "authors": _words(authors),
+        "tags": _words(tags),
+        "lineage": "" if lineage == "finetune" else lineage,
+        "licenses": list(licenses or ()),
+    }
+    chosen = {NAMED: {NAMED: list(named or ())}, BEST: {BEST: best}}.get(which)
+    rule = {
+        "name": (name or "").strip(),
+        "owner": (owner or "").strip(),
+        "base": (base or "").strip(),
+        "agents": {key: value for key, value in agents.items() if value},
+        "recipe": {"method": method},
+        "join": chosen,
+        "target": (target or "").strip(),
+        "private": visibility == "private",
+        "suite": (suite or "").strip(),
+        "budget": budget if isinstance(budget, int) else _PER_DAY,
+    }
+    return _with_more({key: value for key, value in rule.items() if value}, more)
+
+
+def proposed(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The rule with a proposal for each name that is left open."""
+    owner, name = str(rule.get("owner") or "your-name"), str(rule.get("name") or _name_for(str(rule.get("base") or "")))
+    return {"target": f"{owner}/{name}-{{set}}", **rule, "owner": owner, "name": name}
+
+
+def _words(text: Any) -> list[str]:
+    return [word for word in re.split(r"[\s,;]+", str(text or "")) if word]
+
+
+def _name_for(base: str) -> str:
+    """The name of a watcher of a base."""
+    short = re.sub(r"[^a-z0-9]+", "-", base.rpartition("/")[2].partition("@")[0].lower()).strip("-")
+    return f"{short[:33]}-watch".lstrip("-")
+
+
+def _with_more(rule: dict[str, Any], text: Any) -> dict[str, Any]:
+    if not str(text or "").strip():
+        return rule
+    try:
+        more = load_plain_yaml(str(text))
+    except ValueError as error:
+        raise RuleError("this is not plain YAML", where="More of the rule", got=str(error)) from None
+    if not isinstance(more, Mapping):
+        raise RuleError("this is no table", where="More of the rule", expected="keys of a rule with their values")
+    for key, value in more.items():
+        known = rule.get(key)
+        rule[key] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return rule
+
+
+def fill(rule: Mapping[str, Any]) -> list[Any]:
+    """The values of the form for a rule's data, which may lack anything."""
+    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
+    which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
+    fields = {
+        "agents": {"authors", "tags", "lineage", "licenses"},
+        "recipe": {"method"},
+    }
+    own = {*("name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget")}
+    more: dict[str, Any] = {key: value for key, value in rule.items() if key not in own}
+    for key, known in fields.items():
+        if left := {k: v for k, v in _table(rule.get(key)).items() if k not in known}:
+            more[key] = left
+    base, best = str(rule.get("base") or ""), chosen.get(BEST)
+    names = [str(name) for name in _list(chosen.get(NAMED))][:MAX_AGENTS]
+    method, budget = recipe.get("method"), rule.get("budget")
+    lineage = agents.get("lineage")
+    return [
+        gr.update(value=base or None, choices=[base] if base else []),
+        which,
+        gr.update(value=names, choices=names, visible=which == NAMED),
+        gr.update(value=best if isinstance(best, int) else 3, visible=which == BEST),
+        ", ".join(map(str, _list(agents.get("authors")))),
+        ", ".join(map(str, _list(agents.get("tags")))),
+        lineage if lineage in [kind for _, kind in _LINEAGE] else "finetune",
+        [str(name) for name in _list(agents.get("licenses"))],
+        method if method in registry() else DEFAULT_METHOD,
+        *(str(rule.get(key) or "") for key in ("owner", "name", "target", "suite")),
+        "private" if rule.get("private") is True else "public",
+        budget if isinstance(budget, int) else _PER_DAY,
+        dump_plain_yaml(more) if more else "",
+    ]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def address_of(rule: Mapping[str, Any]) -> str:
+    """The query for a rule's data; an empty text where it is too long for an address."""
+    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
+    pairs = [("base", rule.get("base"))]
+    for key, field in _SEVERAL.items():
+        pairs += [(key, value) for value in _list(agents.get(field))]
+    pairs += [("lineage", agents.get("lineage")), ("best", chosen.get(BEST))]
+    pairs += [("agent", value) for value in _list(chosen.get(NAMED))]
+    pairs += [("method", recipe.get("method"))]
+    pairs += [(key, rule.get(key)) for key in ("owner", "name", "target", "suite", "budget")]
+    pairs.append(("private", "yes" if rule.get("private") is True else ""))
+    if more := fill(rule)[-1]:
+        pairs.append(("more", json.dumps(load_plain_yaml(more), ensure_ascii=False, separators=(",", ":"))))
+    query = urlencode([(k, str(v)) for k, v in pairs if v], safe="/@,:{}", quote_via=quote)
+    return query if len(query) <= MAX_ADDRESS_CHARACTERS else ""
+
+
+def read_address(query: str) -> dict[str, Any]:
+    """The rule's data that an address holds; what cannot be read is left for the checks to refuse."""
+    given = parse_qs(query[:MAX_ADDRESS_CHARACTERS])
+    rule: dict[str, Any] = {key: given[key][0] for key in _SINGLE if key in given and key != "method"}
+    agents: dict[str, Any] = {field: given[key] for key, field in _SEVERAL.items() if key in given}
+    if "lineage" in given:
+        agents["lineage"] = given["lineage"][0]
+    rule |= {"agents": agents, "recipe": {"method": given.get("method", [DEFAULT_METHOD])[0]}}
+    if "agent" in given:
+        rule["join"] = {NAMED: given["agent"]}
+    elif "best" in given:
+        rule["join"] = {BEST: _number(given["best"][0])}
+    if "budget" in given:
+        rule["budget"] = _number(given["budget"][0])
+    rule["private"] = given.get("private") == ["yes"]
+    try:
+        return _with_more(rule, given.get("more", [""])[0])
+    except RuleError:
+        return rule
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,3}", text) else None
+
+
+def where_it_belongs(name: str, owner: str) -> Markup:
+    """What to do with the YAML."""
+    return el(
+        "details",
+        el("summary", "Where it belongs"),
+        el(
+            "p",
+            "A watcher acts with its owner's account, so its rule is a file that whoever keeps an app puts beside it: "
+            "save it as ",
+            el("code", f"{name}.yaml"),
+            " in the app's folder of rules (the setting HUBMERGE_RULES names the folder), and let the app have a token "
+            "of ",
+            el("b", owner),
+            " with write access (HF_TOKEN). The app's next look follows it.",
+        ),
+        el(
+            "p",
+            "Watchers that any visitor starts on this page come later; until then, duplicate this Space.",
+            cls="hm-dim",
+        ),
+    )
