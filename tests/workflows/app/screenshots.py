@@ -73,6 +73,7 @@ PAGES = {
     "activity": "activity",
     "activity-public": "activity?show=all",
     "watchers": "watchers",
+    "watchers-filled": "watchers?base=zoo/base&author=zoo&license=mit",
     "docs": "docs",
     "diff": "diff?base=zoo/base&agent=zoo/math-agent",
     "model": f"model?model={MERGE}",
