@@ -131,7 +131,6 @@ def serve(
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     vault = TokenVault.from_settings(settings)
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
-    service = MergeService(settings, store, vault)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -141,6 +140,7 @@ def serve(
         stack.enter_context(WorkerProcess(settings, kinds=("merge",)))
         stack.enter_context(WorkerProcess(settings, kinds=("diff",)))  # minutes, which need not wait for hours
         bot = _bot(settings, vault, dataset, intervals)
+        service = MergeService(settings, store, vault, bot.requests)
         if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
             stack.callback(bot.close)
         else:

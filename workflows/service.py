@@ -25,13 +25,24 @@ from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from workflows.app.service import PAGE_JOBS, Comparison, JobView, MergeRequest, ModelFacts, Published, Visitor
+from workflows.app.service import (
+    PAGE_JOBS,
+    Comparison,
+    EvaluationAnswer,
+    EvaluationQueue,
+    JobView,
+    MergeRequest,
+    ModelFacts,
+    Published,
+    Visitor,
+)
 from workflows.jobs.comparisons import comparison_id, comparison_job
-from workflows.jobs.evaluations import is_the_bot_s
+from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.transitions import MAX_WAITING
+from workflows.measure import Measuring
 from workflows.published import published_model
 from workflows.trail import Trail
 
@@ -44,12 +55,15 @@ _FACTS_KEPT = 1000
 class MergeService:
     """Implements workflows.app.service.Service."""
 
-    def __init__(self, settings: Settings, store: Store, vault: TokenVault) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, vault: TokenVault, requests: EvaluationRequests | None = None
+    ) -> None:
         self.endpoint = settings.endpoint
         self._bot_token = settings.token
         self._store = store
         self._vault = vault
         self._trail = Trail(store, suite=settings.suite)
+        self._measuring = Measuring(settings, store, requests)
         self._identities: dict[bytes, tuple[float, Identity]] = {}
         self._facts: dict[bytes, tuple[float, ModelFacts]] = {}
         self._lock = threading.Lock()
@@ -140,6 +154,16 @@ class MergeService:
 
     def _comparison(self, base: str, agent: str, visitor: Visitor | None) -> Plan:
         return open_comparison(comparison_recipe(base, agent), self._hub(visitor.token if visitor else None))
+
+    @property
+    def suites(self) -> Mapping[str, str]:
+        return self._measuring.suites
+
+    def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
+        return self._measuring.request(model, suite, visitor)
+
+    def evaluation_queue(self) -> EvaluationQueue:
+        return self._measuring.queue()
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         job = self._seen(job_id, visitor)

@@ -24,7 +24,7 @@ from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_en
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
 from workflows.app.session import caller_of, signed_in, with_namespaces
-from workflows.app.submission import checked_comparison, checked_recipe, checked_sweep, submission
+from workflows.app.submission import checked_comparison, checked_recipe, checked_sweep, one_model, submission
 
 SEARCH_AT_MOST = 20
 Endpoint = Callable[..., Any]
@@ -210,7 +210,20 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         writer = with_namespaces(service, signed_in(visitor, "try a job again"))
         return _job(service.retry(str(job_id), writer))
 
-    return start_merge, start_sweep, start_diff, retry_job
+    def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+        """Ask for a public model to be measured. Needs a sign-in or a token.
+
+        The answer's `outcome` is queued, under way, scored or failed, with the commit, the suite, the job and its place
+        in the queue. What cannot be measured is refused with the reason.
+
+        Args:
+            model: org/name, org/name@revision, or the address of the model's page on the Hub.
+            suite: what it is measured with, such as "math"; empty for the usual one of this site.
+        """
+        asker = with_namespaces(service, signed_in(visitor, "ask for an evaluation"))
+        return asdict(service.request_evaluation(one_model(model, service.endpoint), str(suite)[:100], asker))
+
+    return start_merge, start_sweep, start_diff, retry_job, request_evaluation
 
 
 def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
@@ -250,7 +263,12 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         """How many jobs with public results are merging, are evaluating, and wait."""
         return dict(zip(("merging", "evaluating", "waiting"), service.under_way(), strict=True))
 
-    return job_status, cancel_job, my_jobs, recent_jobs, jobs_under_way
+    def evaluation_queue(visitor: Visitor | None = None) -> dict[str, Any]:
+        """The evaluations that run and those that wait, in their order: model, commit, suite, job, place. Private ones
+        are left out."""
+        return asdict(service.evaluation_queue())
+
+    return job_status, cancel_job, my_jobs, recent_jobs, jobs_under_way, evaluation_queue
 
 
 def _targets(sweep: Sweep, target: str) -> Sequence[tuple[str, Any]]:

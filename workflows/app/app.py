@@ -30,6 +30,7 @@ from workflows.app.board_routes import board_routes
 from workflows.app.board_style import BOARD_CSS
 from workflows.app.diff_page import diff_page
 from workflows.app.docs_page import docs_page
+from workflows.app.evaluate_page import evaluate_page
 from workflows.app.frame import PAGES, Page, top
 from workflows.app.guard import Guard
 from workflows.app.home_page import home_page
@@ -75,6 +76,7 @@ def build_app(
         "activity": lambda: jobs_page(demo, service),
         "docs": docs_page,
         "diff": lambda: diff_page(demo, service, lanes),
+        "evaluate": lambda: evaluate_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
         "model": lambda: model_page(demo, service, lanes, board),
         "watchers": lambda: watchers_page(demo, service, lanes, settings, watchers),

@@ -56,6 +56,11 @@ def model_href(model: str, sha: str = "") -> str:
     return f"model?model={quote(model, safe='/')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
 
 
+def evaluate_href(model: str = "") -> str:
+    """The address of the page that asks for an evaluation, of `model` where one is named."""
+    return "evaluate" + (f"?model={quote(model, safe='/')}" if model else "")
+
+
 def diff_href(base: str, agent: str) -> str:
     """The address of a comparison; a name may have its revision."""
     return f"diff?base={quote(base, safe='/@')}&agent={quote(agent, safe='/@')}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gradio as gr
 
-from workflows.app.format import el
+from workflows.app.format import el, evaluate_href, join, link
 from workflows.app.panels import header
 
 _JS = """
@@ -57,6 +57,7 @@ show(location.search, false);
 
 def leaderboard_page() -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("Leaderboard", "What merges keep of their parents, measured."), js_on_load=None)
+    ask = el("p", link(evaluate_href(), "Submit a model"), ", or see what is being measured.")
+    gr.HTML(join(header("Leaderboard", "What merges keep of their parents, measured."), ask), js_on_load=None)
     loading = el("div", el("p", "Loading …", cls="hm-dim"), cls="hm-board")
     gr.HTML(loading, js_on_load=_JS, elem_id="leaderboard", elem_classes="hm-card", padding=True)

@@ -18,7 +18,7 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe
 from localhub.card_html import card_html
-from workflows.app.format import el, join, link, number_of, percent_text
+from workflows.app.format import el, evaluate_href, join, link, number_of, percent_text
 from workflows.app.job_statistics import statistics_parts
 from workflows.app.merge_address import address_of
 from workflows.app.model_panels import use_it
@@ -137,6 +137,7 @@ def card_tab(model: Published, endpoint: str) -> Markup:
 
 def unscored_tab(model: Published) -> Markup:
     """In place of scores: that there are none yet, and how to use the model all the same."""
-    told = "Nobody has measured it here yet. Its card, and what changed, stand in the other tabs."
+    told = "Its card, and what changed, stand in the other tabs."
+    ask = el("p", "Nobody has measured this model yet: ", link(evaluate_href(model.id), "ask for an evaluation"), ".")
     use = use_it(model.id, ()) if is_hub_id(model.id) else None
-    return join(notice("info", "Not scored yet", el("p", told)), use)
+    return join(notice("info", "Not scored yet", ask if model.is_open else None, el("p", told)), use)

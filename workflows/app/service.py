@@ -128,10 +128,49 @@ class Comparison:
     job: JobView | None
 
 
+@dataclass(frozen=True)
+class EvaluationAnswer:
+    """What became of a request for an evaluation."""
+
+    outcome: str  # queued; under way: it was asked for before; scored; failed: not long ago, and not yet due again
+    model: str
+    sha: str  # the commit that is measured
+    suite: str
+    job: str = ""  # its job; empty where the score is older than the jobs that are kept, or the job is private
+    place: int | None = None  # in the queue; 1: next
+
+
+@dataclass(frozen=True)
+class QueuedEvaluation:
+    """An evaluation that runs or waits."""
+
+    model: str
+    sha: str
+    suite: str
+    job: str
+    since: str  # when it began, or was asked for
+    place: int | None  # in the queue, where private ones count, too; None: it runs
+    stage: str
+
+
+@dataclass(frozen=True)
+class EvaluationQueue:
+    """The evaluations of public models."""
+
+    running: tuple[QueuedEvaluation, ...]
+    waiting: tuple[QueuedEvaluation, ...]  # in their order; the first of a long queue
+    waiting_in_all: int
+
+
 class Service(Protocol):
     """Every action of the pages and of the API; each raises HubmergeError with a message fit to be shown."""
 
     endpoint: str
+
+    @property
+    def suites(self) -> Mapping[str, str]:
+        """Name → title of the suites that an evaluation may be asked for with, the usual one first; none: nothing is
+        evaluated here."""
 
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The user with the namespaces that the token may write to; LoginError where it is not `name`'s, if given."""
@@ -162,6 +201,12 @@ class Service(Protocol):
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
         """Queue their comparison, or find it; the result of its job is a `Diff` as JSON."""
+
+    def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
+        """Ask for a score of a public model, org/name or org/name@revision; an empty suite is the usual one."""
+
+    def evaluation_queue(self) -> EvaluationQueue:
+        """What is measured now and what waits; nothing private."""
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         """A job; one with a private target is shown to its owner only."""

@@ -124,6 +124,7 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
   .block#job { min-height: 60vh; }
   .block#job-links { min-height: 3.7rem; }
   .hm-two { min-height: 21rem; }
+  .hm-asks { min-height: 13.2rem; }
 }
 .hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
 .hm-empty { margin: 0; }

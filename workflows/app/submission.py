@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
+from hubmerge.hub.names import is_hub_id
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Visitor
+from workflows.app.typed_names import names_in
 
 _MOST_CHARACTERS = 400  # of a model's name and revision
 _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
@@ -52,6 +54,19 @@ def checked_comparison(base: str, agent: str) -> tuple[str, str]:
     before, after = (str(name or "").strip()[:_MOST_CHARACTERS] for name in (base, agent))
     _refuse_folders(comparison_recipe(before, after), "the comparison")
     return before, after
+
+
+def one_model(text: str, endpoint: str) -> str:
+    """The one model on the Hub that somebody named by its id or its page's address."""
+    names = names_in([str(text or "")[:_MOST_CHARACTERS]], endpoint)
+    if len(names) != 1 or not is_hub_id(names[0].partition("@")[0]):
+        raise RecipeError(
+            "several models, where one is measured at a time" if len(names) > 1 else "no model of the Hub is named",
+            where="model",
+            expected="org/name, or the address of its page on the Hub",
+            got=", ".join(names)[:200] or "nothing",
+        )
+    return names[0]
 
 
 def _refuse_folders(recipe: Recipe, where: str) -> None:

@@ -25,9 +25,11 @@ from workflows.jobs.transitions import JOBS, Transitions
 
 KIND = "evaluate"
 AGAIN_AFTER = timedelta(hours=6)
+ASKED_EACH = 3  # evaluations that one visitor asked for, waiting or running
 # merges that people start have priority 0; jobs that a person waits for come first
 WATCHED_MERGE = -10
 OF_MERGE = -20
+ASKED = -20  # by a visitor; who asks first is served first
 OF_CANDIDATE = -30  # a rule's choice waits for it
 OF_PARENT = -40
 
@@ -65,13 +67,21 @@ def evaluation_job(
     *,
     suite_version: str = "",
     priority: int = OF_MERGE,
+    private: bool = False,
+    asked_by: str = "",
 ) -> NewJob:
-    """The job that evaluates `model` at `sha`; every request gets the same one."""
+    """The job that evaluates `model` at `sha`; every request gets the same one.
+
+    `private`: only `user` may see the job. `asked_by`: the visitor whose quota it uses.
+    """
+    known: dict[str, object] = {"private": True} if private else {}
+    if asked_by:
+        known["asked_by"] = asked_by
     return NewJob(
         id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
         kind=KIND,
         user=user,
-        payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split},
+        payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split, **known},
         priority=priority,
     )
 
@@ -122,23 +132,38 @@ class EvaluationRequests:
             self._scored |= set(self.known_scores())
         return [key for key in left if key not in self._scored]
 
-    def request(self, key: ScoreKey, priority: int) -> Job:
+    def request(self, key: ScoreKey, priority: int, *, private: bool = False, asked_by: str = "") -> Job:
         """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago.
 
-        QuotaError when there are enough under way; ask again later.
+        `private`: it is wanted for something that only the account's owner may see. `asked_by`: a visitor wants it, who
+        has a quota of ASKED_EACH beside the account's, and for whom a cancelled job starts again. QuotaError when there
+        are enough under way; ask again later.
         """
         model, sha, suite, version, split = key
         user = self._account.name
         new = evaluation_job(
-            model, sha, suite, "dev" if split == "dev" else "test", user, suite_version=version, priority=priority
+            model,
+            sha,
+            suite,
+            "dev" if split == "dev" else "test",
+            user,
+            suite_version=version,
+            priority=priority,
+            private=private,
+            asked_by=asked_by,
         )
         token = self._account.seal(new.id)
         with writing(self._engine) as connection:
             change = Transitions(connection, self._clock)
             job = change.find(new.id)
             ended = iso(self._clock.now() - AGAIN_AFTER)
-            if job is None or (job.state is State.FAILED and (job.finished or "") < ended):
-                change.check_quota(user, self._limit)
+            failed_long_ago = job is not None and job.state is State.FAILED and (job.finished or "") < ended
+            stopped = job is not None and job.state is State.CANCELLED and bool(asked_by)
+            if job is None or failed_long_ago or stopped:
+                if asked_by:
+                    change.check_asked(asked_by, ASKED_EACH)
+                else:
+                    change.check_quota(user, self._limit)
                 job = change.enqueue(new, again=job is not None)
                 change.keep_token(new.id, token)
             return job

@@ -65,7 +65,9 @@ class Transitions:
         return find_job(self._connection, job_id)
 
     def check_quota(self, user: str, limit: int) -> None:
-        query = select(func.count()).where(JOBS.c.user == user, JOBS.c.state.in_(ACTIVE))
+        """QuotaError where `user` has `limit` jobs under way, besides evaluations that visitors asked for."""
+        own = JOBS.c.payload["asked_by"].as_string().is_(None)
+        query = select(func.count()).where(JOBS.c.user == user, JOBS.c.state.in_(ACTIVE), own)
         active = self._connection.execute(query).scalar_one()
         if active >= limit:
             raise QuotaError(
@@ -74,6 +76,23 @@ class Transitions:
                 got=f"job number {active + 1}",
                 next_step="Wait until one has ended, or cancel one.",
             )
+        self._check_queue()
+
+    def check_asked(self, visitor: str, limit: int) -> None:
+        """QuotaError where `limit` evaluations that `visitor` asked for are under way."""
+        asked = JOBS.c.payload["asked_by"].as_string() == visitor
+        query = select(func.count()).where(asked, JOBS.c.state.in_(ACTIVE))
+        active = self._connection.execute(query).scalar_one()
+        if active >= limit:
+            raise QuotaError(
+                f"{visitor} has asked for {active} evaluations that wait or run",
+                expected=f"at most {limit} at once",
+                got=f"evaluation number {active + 1}",
+                next_step="Ask again when one of them has ended.",
+            )
+        self._check_queue()
+
+    def _check_queue(self) -> None:
         query = select(func.count()).where(JOBS.c.state == State.QUEUED)
         if self._connection.execute(query).scalar_one() >= MAX_WAITING:
             raise QuotaError(

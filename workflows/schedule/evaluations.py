@@ -37,6 +37,7 @@ class DoneMerge:
     merged: tuple[str, str]  # id, sha
     parents: tuple[tuple[str, str], ...]  # the base first
     suite: str
+    private: bool = False  # its evaluations are its owner's to see, as it is
 
 
 def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
@@ -59,7 +60,7 @@ def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: 
     parents = tuple((model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {}))
     if not suite or not is_hub_id(merged[0]) or not _SHA.fullmatch(merged[1]):
         return None
-    return DoneMerge(merged, parents, suite)
+    return DoneMerge(merged, parents, suite, bool(payload.get("private")))
 
 
 def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[ScoreKey, int]:
@@ -82,11 +83,13 @@ def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[Sc
 
 def schedule_evaluations(engine: Engine, requests: EvaluationRequests, default_suite: str | None = None) -> int:
     """Request every score that is wanted and not known; returns how many wait for room in the queue."""
-    due = wanted(done_merges(engine, default_suite), requests)
+    merges = done_merges(engine, default_suite)
+    due = wanted(merges, requests)
+    public = {pin for merge in merges if not merge.private for pin in (merge.merged, *merge.parents)}
     left = requests.unknown(list(due))
     for place, key in enumerate(left):
         try:
-            requests.request(key, due[key])
+            requests.request(key, due[key], private=(key.model, key.sha) not in public)
         except QuotaError:
             return len(left) - place
     return 0

@@ -156,7 +156,7 @@ class Watchers:
             history=self._ledger.history(rule.name) if own else (),
             budget_left=rule.budget - (self._ledger.used(rule.name) if own else 0),
             memory=_Forgetful(),
-            scores=lambda suite, models: self._scores(suite, models, dry_run=True),
+            scores=lambda suite, models: self._scores(suite, models, dry_run=True, private=True),
             flags=self._flags,
         )
         decision = registry()[rule.watch]().look(rule, context)  # counts its failures for itself
@@ -179,7 +179,7 @@ class Watchers:
                 history=self._ledger.history(rule.name),
                 budget_left=rule.budget - self._ledger.used(rule.name),
                 memory=self._ledger.memory(rule.name),
-                scores=lambda suite, models: self._scores(suite, models, dry_run),
+                scores=lambda suite, models: self._scores(suite, models, dry_run, rule.private),
                 flags=self._flags,
             )
             decision = self._kind(rule).look(rule, context)
@@ -229,7 +229,7 @@ class Watchers:
         }
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
-    def _scores(self, suite: str, models: Sequence[Facts], dry_run: bool) -> Scores:
+    def _scores(self, suite: str, models: Sequence[Facts], dry_run: bool, private: bool) -> Scores:
         """The leaderboard's scores; missing ones are requested, each model once."""
         ranked = self._ranking(suite, [(m.id, m.sha) for m in models])
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
@@ -238,7 +238,8 @@ class Watchers:
             if model.pin in values or self._requests is None or dry_run:
                 continue
             try:
-                job = self._requests.request(self._requests.key(model.id, model.sha, suite), OF_CANDIDATE)
+                key = self._requests.key(model.id, model.sha, suite)
+                job = self._requests.request(key, OF_CANDIDATE, private=private)
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue

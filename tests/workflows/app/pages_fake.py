@@ -23,7 +23,17 @@ from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Published, Visitor
+from workflows.app.service import (
+    Comparison,
+    EvaluationAnswer,
+    EvaluationQueue,
+    JobView,
+    MergeRequest,
+    ModelFacts,
+    Published,
+    QueuedEvaluation,
+    Visitor,
+)
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
@@ -114,6 +124,8 @@ class FakeService:
         self.store: dict[str, JobView] = {}
         self.requests: list[tuple[MergeRequest, Visitor]] = []
         self.searches: list[tuple[str, str | None]] = []
+        self.suites = {"math": "Mathematics", "tool": "Function calling"}
+        self.evaluations: list[QueuedEvaluation] = []
         self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
@@ -217,6 +229,21 @@ class FakeService:
         jobs = [view for view in self.store.values() if not view.private]
         running = [view.kind for view in jobs if view.state == "running"]
         return running.count("merge"), running.count("evaluate"), sum(view.state == "queued" for view in jobs)
+
+    def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
+        if self.failure is not None:
+            raise self.failure
+        found, suite = self._open(ModelName.parse(model)).ref, suite or next(iter(self.suites))
+        known = [e for e in self.evaluations if (e.model, e.suite) == (found.id, suite)]
+        if not known:
+            place = len(self.evaluations) + 1
+            known = [QueuedEvaluation(found.id, found.sha, suite, f"{place:064x}", "2026-01-31T14:05", place, "")]
+            self.evaluations += known
+            return EvaluationAnswer("queued", found.id, found.sha, suite, known[0].job, place)
+        return EvaluationAnswer("under way", found.id, found.sha, suite, known[0].job, known[0].place)
+
+    def evaluation_queue(self) -> EvaluationQueue:
+        return EvaluationQueue((), tuple(self.evaluations), len(self.evaluations))
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         view = self.job(job_id, visitor)

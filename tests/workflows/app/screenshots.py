@@ -70,6 +70,7 @@ PAGES = {
     "merge-filled": FORM,
     "merge-sar": f"{FORM}&method=sar",
     "leaderboard": "leaderboard",
+    "evaluate": "evaluate?model=zoo/math-agent",
     "activity": "activity",
     "activity-public": "activity?show=all",
     "watchers": "watchers",

@@ -64,7 +64,7 @@ def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
     assert demo.api_open is False
     public = [fn for fn in demo.fns.values() if fn.api_visibility == "public"]
     assert all(fn.queue for fn in public)
-    assert len(public) == 16  # without a board and watchers
+    assert len(public) == 18  # without a board and watchers
 
 
 def test_building_leaves_no_event_loop_open() -> None:

@@ -45,6 +45,8 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "my_jobs": "jobs",
     "recent_jobs": "public_jobs",
     "jobs_under_way": "under_way",
+    "request_evaluation": "request_evaluation",
+    "evaluation_queue": "evaluation_queue",
     "leaderboard": "board",
     "model": "board",
     "evaluation": "board",
@@ -55,7 +57,7 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "run_watcher": "run_watcher",
 }
 NEEDS_SOMEBODY = {
-    *("start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs"),
+    *("start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs", "request_evaluation"),
     *("pause_watcher", "resume_watcher", "run_watcher"),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -75,6 +77,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "my_jobs": {},
     "recent_jobs": {},
     "jobs_under_way": {},
+    "request_evaluation": {"model": CATALOGUE[1]},
+    "evaluation_queue": {},
     "leaderboard": {},
     "model": {"id": "org/merge"},
     "evaluation": {"id": "org/merge", "suite": "trio"},

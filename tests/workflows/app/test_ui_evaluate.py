@@ -1,0 +1,64 @@
+"""Asking for an evaluation on its page: what it says of each outcome, and the queue below."""
+
+from __future__ import annotations
+
+import pytest
+from pages_fake import HOSTILE
+
+from hubmerge.errors import RecipeError
+from workflows.app.evaluate_page import answer_panel, queue_panel
+from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation
+from workflows.app.submission import one_model
+
+SHA = "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "leads"),
+    [
+        (("queued", "job1", 1), "number 1 in the queue", "job?id=job1"),
+        (("under way", "job1", 2), "Somebody has asked already", "job?id=job1"),
+        (("scored", "", None), "Measured already", f"model?model=org/m&amp;sha={SHA}"),
+        (("failed", "job1", None), "Ask again in some hours", "job?id=job1"),
+    ],
+)
+def test_every_outcome_says_what_it_means_and_leads_on(
+    answer: tuple[str, str, int | None], told: str, leads: str
+) -> None:
+    outcome, job, place = answer
+    shown = answer_panel(EvaluationAnswer(outcome, "org/m", SHA, "math", job, place))
+    assert told in shown
+    assert f'href="{leads}"' in shown
+
+
+def test_a_private_job_in_the_way_is_told_without_a_way_to_it() -> None:
+    assert "href" not in answer_panel(EvaluationAnswer("under way", "org/m", SHA, "math", "", 2))
+
+
+def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
+    runs = QueuedEvaluation("org/now", SHA, "math", "j1", "2026-01-31T14:05", None, "generate")
+    waits = QueuedEvaluation(HOSTILE, SHA, "other", "j2", "2026-01-31T14:06", 1, "")
+    shown = queue_panel(EvaluationQueue((runs,), (waits,), 3), {"math": "Mathematics"})
+    assert shown.index("org/now") < shown.index("Waiting") < shown.index("number 1")
+    assert "Mathematics" in shown
+    assert "And 2 more." in shown
+    assert "<img" not in shown
+    assert "Nothing waits." in queue_panel(EvaluationQueue((), (), 0), {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("org/m", "org/m"),
+        (" https://huggingface.co/org/m/tree/v2 ", "org/m@v2"),
+        ("http://127.0.0.1:9/org/m", "org/m"),
+    ],
+)
+def test_a_model_is_named_by_its_id_or_its_page_s_address(typed: str, name: str) -> None:
+    assert one_model(typed, "http://127.0.0.1:9") == name
+
+
+@pytest.mark.parametrize(("typed", "told"), [("", "no model"), ("a/b, c/d", "several models"), ("/etc", "no model")])
+def test_anything_but_one_model_is_refused(typed: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        one_model(typed, "http://127.0.0.1:9")

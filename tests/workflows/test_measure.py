@@ -1,0 +1,264 @@
+"""Evaluations that visitors ask for: what is refused, who pays, and what the public queue shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+from job_helpers import FINAL, FakeClock, claim
+from pydantic import SecretStr
+from sqlalchemy import Engine
+
+from hubmerge.errors import (
+    EvaluationError,
+    GatedError,
+    HubmergeError,
+    MemoryLimitError,
+    PermissionDeniedError,
+    QuotaError,
+    RecipeError,
+    SourceNotFoundError,
+)
+from hubmerge.settings import Settings
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
+from workflows.jobs.account import Account
+from workflows.jobs.evaluations import (
+    ASKED_EACH,
+    OF_MERGE,
+    OF_PARENT,
+    EvaluationRequests,
+    ScoreKey,
+    evaluation_id,
+    evaluation_job,
+)
+from workflows.jobs.jobs import JobNotFoundError, NewJob, State
+from workflows.jobs.schema import open_engine
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.measure import Measuring
+from workflows.schedule.evaluations import schedule_evaluations
+from workflows.service import MergeService
+
+SHA = "a" * 40
+VAULT = TokenVault([b"s" * 40])
+
+
+@pytest.fixture(scope="module")
+def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
+        yield hub
+
+
+class Site:
+    """A service with the bot's account (ada), whose leaderboard the test writes."""
+
+    def __init__(self, folder: Path, hub: LocalHubProcess, clock: FakeClock) -> None:
+        token = SecretStr(hub.tokens["ada"])
+        self.settings = Settings(endpoint=hub.endpoint, token=token, suite="zoo")
+        self.hub = hub
+        self.store = Store(folder, clock=clock)
+        self.engine: Engine = open_engine(folder / "jobs.sqlite3")
+        self.known: set[ScoreKey] = set()
+        self.requests = EvaluationRequests(
+            self.engine,
+            clock,
+            Account(self.settings, VAULT),
+            suite_version=lambda _: "v1",
+            known_scores=lambda: self.known,
+        )
+        self.service = MergeService(self.settings, self.store, VAULT, self.requests)
+
+    def visitor(self, name: str) -> Visitor:
+        return Visitor(name, self.hub.tokens[name], (name,))
+
+
+@pytest.fixture
+def site(tmp_path: Path, zoo_hub: LocalHubProcess, clock: FakeClock) -> Iterator[Site]:
+    made = Site(tmp_path, zoo_hub, clock)
+    yield made
+    made.engine.dispose()
+    made.store.close()
+
+
+def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_place(site: Site) -> None:
+    bob = site.visitor("bob")
+    first = site.service.request_evaluation("zoo/math-agent", "", bob)
+    assert (first.outcome, first.suite, first.place) == ("queued", "zoo", 1)
+    job = site.store.get(first.job)
+    assert (job.user, job.payload["sha"]) == ("ada", first.sha)
+    site.service.request_evaluation("zoo/tool-agent", "zoo", bob)
+    again = site.service.request_evaluation("zoo/tool-agent@main", "zoo", site.visitor("ada"))
+    assert (again.outcome, again.place) == ("under way", 2)
+    queue = site.service.evaluation_queue()
+    assert [(e.model, e.place) for e in queue.waiting] == [("zoo/math-agent", 1), ("zoo/tool-agent", 2)]
+    claim(site.store)
+    queue = site.service.evaluation_queue()
+    assert [e.model for e in queue.running] == ["zoo/math-agent"]
+    assert ([e.place for e in queue.waiting], queue.waiting_in_all) == ([1], 1)
+
+
+def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(site: Site) -> None:
+    bob = site.visitor("bob")
+    sha = site.service.request_evaluation("zoo/math-agent", "zoo", bob).sha
+    site.known.add(ScoreKey("zoo/tool-agent", sha, "zoo", "v1", "test"))  # another commit
+    assert site.service.request_evaluation("zoo/tool-agent", "zoo", bob).outcome == "queued"
+    base = HfApi(site.hub.endpoint).model_info("zoo/base").sha
+    assert base is not None
+    site.known.add(ScoreKey("zoo/base", base, "zoo", "v1", "test"))
+    answer = site.service.request_evaluation("zoo/base", "zoo", bob)
+    assert (answer.outcome, answer.sha, answer.job) == ("scored", base, "")
+
+
+def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -> None:
+    bob = site.visitor("bob")
+    for number in range(ASKED_EACH):
+        key = ScoreKey(f"org/m{number}", SHA, "zoo", "v1", "test")
+        site.requests.request(key, OF_MERGE, asked_by="bob")
+    with pytest.raises(QuotaError, match="bob has asked for 3 evaluations"):
+        site.service.request_evaluation("zoo/base", "zoo", bob)
+    # neither another visitor nor the bot pays for them
+    assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("ada")).outcome == "queued"
+    assert site.requests.request(ScoreKey("org/own", SHA, "zoo", "v1", "test"), OF_MERGE).state is State.QUEUED
+    claim(site.store)
+    site.store.request_cancel(site.store.list_jobs(states=[State.RUNNING])[0].id, "ada")
+    with pytest.raises(QuotaError):  # until it has ended
+        site.service.request_evaluation("zoo/tool-agent", "zoo", bob)
+
+
+def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_failed_does_not(site: Site) -> None:
+    bob = site.visitor("bob")
+    first = site.service.request_evaluation("zoo/base", "zoo", bob)
+    site.store.request_cancel(first.job, "ada")
+    assert site.service.request_evaluation("zoo/base", "zoo", bob).outcome == "queued"
+    job = claim(site.store)
+    site.store.fail(job.id, job.fence, FINAL)
+    assert site.service.request_evaluation("zoo/base", "zoo", bob).outcome == "failed"
+
+
+def _private(api: HfApi) -> str:
+    api.create_repo("ada/secret", private=True, exist_ok=True)
+    return "ada/secret"
+
+
+@pytest.mark.parametrize(
+    ("model", "suite", "error", "told"),
+    [
+        ("zoo/none", "zoo", SourceNotFoundError, "zoo/none"),
+        ("zoo/base", "nonsense", EvaluationError, "there is no such suite"),
+        ("./folder", "zoo", RecipeError, "a folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(
+    site: Site, model: str, suite: str, error: type[HubmergeError], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        site.service.request_evaluation(model, suite, site.visitor("bob"))
+    assert site.store.list_jobs() == ()
+
+
+def test_a_private_model_is_refused_to_its_owner_and_unknown_to_everybody_else(site: Site) -> None:
+    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    name = _private(api)
+    with pytest.raises(PermissionDeniedError, match="would become public"):
+        site.service.request_evaluation(name, "zoo", site.visitor("ada"))
+    # the bot, which is ada, could read it
+    with pytest.raises(SourceNotFoundError, match="no such repo"):
+        site.service.request_evaluation(name, "zoo", site.visitor("bob"))
+
+
+def test_a_gated_model_is_refused(site: Site) -> None:
+    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    api.create_repo("ada/gated", exist_ok=True)
+    api.update_repo_settings("ada/gated", gated="auto")
+    with pytest.raises(GatedError):
+        site.service.request_evaluation("ada/gated", "zoo", site.visitor("bob"))
+
+
+def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.measure.machine.memory_bytes", lambda: 1000)
+    with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
+        site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
+
+
+@pytest.mark.parametrize("bot", ["no account", "no results dataset"])
+def test_a_site_that_evaluates_nothing_says_so(site: Site, bot: str) -> None:
+    settings = site.settings if bot == "no results dataset" else Settings(endpoint=site.settings.endpoint)
+    nothing = Measuring(settings, site.store, None if bot == "no results dataset" else site.requests)
+    assert nothing.suites == {}
+    with pytest.raises(EvaluationError, match="no models are evaluated here"):
+        nothing.request("zoo/base", "zoo", site.visitor("bob"))
+
+
+def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:
+    assert site.service.suites == {"zoo": "The example agents' three domains"}
+    public = Settings(token=SecretStr("hf_x" * 10), suite="code")
+    offered = Measuring(public, site.store, site.requests).suites
+    assert next(iter(offered.items())) == ("code", "Code")
+    assert "zoo" not in offered
+    assert offered["math"] == "Mathematics"
+
+
+def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.measure.MOST_LISTED", 1)
+    site.store.submit(evaluation_job("ada/hidden", SHA, "zoo", "test", "ada", private=True))
+    site.store.submit(evaluation_job("org/parent", SHA, "zoo", "test", "ada", priority=OF_PARENT))
+    site.store.submit(evaluation_job("org/merge", SHA, "zoo", "test", "ada"))
+    queue = site.service.evaluation_queue()
+    assert [(e.model, e.place) for e in queue.waiting] == [("org/merge", 2)]
+    assert queue.waiting_in_all == 2
+    assert "hidden" not in repr(queue)
+
+
+def _merged(site: Site, name: str, agent: str, private: bool) -> None:
+    recipe = {"base": f"zoo/base@{SHA}", "agents": [f"{agent}@{SHA}"], "method": "ram"}
+    payload = {"recipe": recipe, "target": f"ada/{name}", "private": private, "suite": "zoo"}
+    site.store.submit(NewJob(id=name.encode().hex().ljust(64, "0"), user="ada", payload=payload))
+    job = site.store.claim("worker", ["merge"])
+    assert job is not None
+    site.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": SHA, "use": "text-generation"})
+
+
+@pytest.mark.parametrize("act", ["job", "cancel", "retry"])
+def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site, act: str) -> None:
+    _merged(site, "hidden", "ada/own-agent", private=True)
+    schedule_evaluations(site.engine, _unlimited(site))
+    jobs = {str(j.payload["model"]): j for j in site.store.list_jobs(kinds=["evaluate"])}
+    assert set(jobs) == {"ada/hidden", "ada/own-agent", "zoo/base"}
+    asked: Callable[..., object] = getattr(site.service, act)
+    with pytest.raises(JobNotFoundError) as missing:
+        asked("f" * 64, site.visitor("bob"))
+    for job in jobs.values():
+        with pytest.raises(JobNotFoundError) as hidden:
+            asked(job.id, site.visitor("bob"))
+        assert hidden.value.as_dict()["message"].replace(job.id[:12], "") == str(
+            missing.value.as_dict()["message"]
+        ).replace("f" * 12, "")
+        assert site.service.job(job.id, site.visitor("ada")).private
+    assert site.service.evaluation_queue().waiting == ()
+
+
+def test_a_parent_of_a_public_merge_too_is_measured_in_public(site: Site) -> None:
+    _merged(site, "hidden", "ada/own-agent", private=True)
+    _merged(site, "open", "ada/other-agent", private=False)
+    schedule_evaluations(site.engine, _unlimited(site))
+    private = {str(j.payload["model"]) for j in site.store.list_jobs(kinds=["evaluate"]) if j.payload.get("private")}
+    assert private == {"ada/hidden", "ada/own-agent"}
+    key = ScoreKey("zoo/base", SHA, "zoo", "v1", "test")
+    assert site.service.job(evaluation_id(key), None).target == "zoo/base"
+
+
+def _unlimited(site: Site) -> EvaluationRequests:
+    account = Account(site.settings, VAULT)
+    return EvaluationRequests(
+        site.engine,
+        site.store.clock,
+        account,
+        suite_version=lambda _: "v1",
+        known_scores=lambda: site.known,
+        jobs_per_user=100,
+    )

@@ -1,0 +1,148 @@
+"""Evaluate, `/evaluate?model=ORG/NAME&suite=NAME`: ask for a model to be measured, and the public queue.
+
+A request asks the Hub with the visitor's own sign-in. The queue refreshes while something is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+
+from hubmerge.errors import HubmergeError
+from workflows.app.format import el, job_href, join, link, model_href, time_text
+from workflows.app.job_steps import EVALUATION_STAGES
+from workflows.app.lanes import ASKING, Lanes
+from workflows.app.panels import access_offer, header, notice, problems_panel, section, table
+from workflows.app.search import suggest_models
+from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Service
+from workflows.app.session import visitor_of, writer_of
+from workflows.app.submission import one_model
+
+POLL_S = 5.0
+_MOST_CHARACTERS = 300  # of a model's name in an address
+
+
+def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
+    """Build the page in the current Blocks context."""
+    suites = service.suites
+    gr.HTML(header("Have a model measured", "The scores, and the answers behind them, are public."), js_on_load=None)
+    if not suites:
+        told = notice("info", "Nothing is measured here", el("p", "This site has no leaderboard of its own."))
+        gr.HTML(told, js_on_load=None, elem_id="evaluation", elem_classes="hm-card")
+        return
+    with gr.Group(elem_classes="hm-card hm-asks"), gr.Row():
+        model = gr.Dropdown(
+            choices=[],
+            value=None,
+            allow_custom_value=True,
+            label="Model",
+            info="org/name, or the address of its page on the Hub.",
+            elem_id="evaluate-model",
+            min_width=240,
+        )
+        suite = gr.Dropdown(
+            choices=[(title, name) for name, title in suites.items()],
+            value=next(iter(suites)),
+            label="Measure",
+            info="What it is asked.",
+            elem_id="evaluate-suite",
+            min_width=240,
+        )
+    with gr.Row(elem_classes="hm-actions"):
+        ask = gr.Button("Ask for the evaluation", variant="primary", size="sm", elem_id="ask", scale=0)
+    answer = gr.HTML("", js_on_load=None, elem_id="answer")
+    queue = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="queue", elem_classes="hm-card")
+    timer = gr.Timer(POLL_S, active=False)
+    suggest_models(model, service, lanes)
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    demo.load(_opening(suites), None, [model, suite], queue=False, **quiet)
+    demo.load(_listing(service), None, [queue, timer], queue=False, **quiet)
+    timer.tick(_listing(service), None, [queue, timer], queue=False, **quiet)
+    asking = lanes.asking(_asking(service), lambda error: problems_panel(error, "It was not asked for"))
+    ask.click(asking, [model, suite], [answer], **ASKING, api_visibility="private").then(
+        _listing(service), None, [queue, timer], queue=False, **quiet
+    )
+
+
+def _opening(suites: Mapping[str, str]) -> Callable[..., Any]:
+    def opening(request: gr.Request) -> list[Any]:
+        named = str(request.query_params.get("model") or "").strip()[:_MOST_CHARACTERS]
+        wanted = str(request.query_params.get("suite") or "")
+        filled = gr.update(value=named, choices=[named]) if named else gr.skip()
+        return [filled, gr.update(value=wanted) if wanted in suites else gr.skip()]
+
+    return opening
+
+
+def _asking(service: Service) -> Callable[..., Any]:
+    def ask(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, model: Any, suite: Any) -> Any:
+        visitor = visitor_of(profile, token)
+        try:
+            writer = writer_of(service, profile, token, "ask for an evaluation")
+            name = one_model(str(model or ""), service.endpoint)
+            return answer_panel(service.request_evaluation(name, str(suite or ""), writer))
+        except HubmergeError as error:
+            offer = access_offer(error, visitor, service.endpoint, "/evaluate")
+            return join(problems_panel(error, "It was not asked for"), offer)
+
+    return ask
+
+
+def answer_panel(answer: EvaluationAnswer) -> Markup:
+    """What became of a request, and the way on."""
+    place = f" It is number {answer.place} in the queue." if answer.place else ""
+    job = el("p", link(job_href(answer.job), "Follow it")) if answer.job else None
+    if answer.outcome == "queued":
+        return notice("good", "Asked for", el("p", f"{answer.model} will be measured.{place}"), job)
+    if answer.outcome == "under way":
+        return notice("info", "Somebody has asked already", el("p", f"{answer.model} is to be measured.{place}"), job)
+    if answer.outcome == "failed":
+        later = "Its last evaluation failed on this machine a short while ago. Ask again in some hours."
+        seen = el("p", link(job_href(answer.job), "See why")) if answer.job else None
+        return notice("warn", "Not now", el("p", later), seen)
+    page = link(model_href(answer.model, answer.sha), "See its scores")
+    return notice(
+        "good", "Measured already", el("p", f"{answer.model} has been measured at this commit."), el("p", page)
+    )
+
+
+def _listing(service: Service) -> Callable[..., Any]:
+    def show() -> list[Any]:
+        try:
+            queue = service.evaluation_queue()
+        except HubmergeError as error:
+            return [problems_panel(error, "The queue cannot be shown"), gr.update(active=error.retryable)]
+        titles = service.suites
+        return [queue_panel(queue, titles), gr.update(active=bool(queue.running or queue.waiting))]
+
+    return show
+
+
+def queue_panel(queue: EvaluationQueue, titles: Mapping[str, str]) -> Markup:
+    """What is measured now and what waits, in its order."""
+    more = queue.waiting_in_all - len(queue.waiting)
+    return join(
+        section("Measured now", _table(queue.running, titles, "Since") or _nothing("Nothing is measured just now.")),
+        section("Waiting", _table(queue.waiting, titles, "Asked for") or _nothing("Nothing waits.")),
+        el("p", f"And {more:,} more.", cls="hm-dim") if more > 0 else None,
+    )
+
+
+def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], when: str) -> Markup | None:
+    rows = [
+        (
+            link(job_href(each.job), each.model),
+            titles.get(each.suite, each.suite),
+            EVALUATION_STAGES.get(each.stage, each.stage) or "Starts" if each.place is None else f"number {each.place}",
+            time_text(each.since),
+        )
+        for each in found
+    ]
+    return table(("Model", "Measured", "Where it is", when), rows) if rows else None
+
+
+def _nothing(text: str) -> Markup:
+    return el("p", text, cls="hm-dim")

@@ -1,0 +1,126 @@
+"""Evaluations that visitors ask for, and the public queue of all evaluations.
+
+A score and the answers behind it are public, so only a model that everybody may read is measured. The model is looked
+at with the visitor's own sign-in, so that nobody learns through the bot's account whether a model exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hubmerge import machine
+from hubmerge.errors import EvaluationError, GatedError, MemoryLimitError, PermissionDeniedError, RecipeError
+from hubmerge.evaluation.runner import check_evaluable
+from hubmerge.evaluation.suites import SUITES, get_suite
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.settings import Settings
+from hubmerge.sources.open import open_model
+from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
+from workflows.jobs.evaluations import ASKED, KIND, EvaluationRequests, evaluation_id
+from workflows.jobs.jobs import ACTIVE, Job, State
+from workflows.jobs.store import Store
+from workflows.jobs.transitions import MAX_WAITING
+
+MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
+MOST_LISTED = 100  # that wait
+_ZOO = "zoo"  # its questions are on an embedded Hub alone
+
+
+class Measuring:
+    """Answers requests for evaluations. Without `requests` every one is refused, since nothing is evaluated here."""
+
+    def __init__(self, settings: Settings, store: Store, requests: EvaluationRequests | None) -> None:
+        self._settings = settings
+        self._store = store
+        self._requests = requests if settings.token is not None else None
+
+    @property
+    def suites(self) -> Mapping[str, str]:
+        """Name → title of the suites to offer, the Space's own first; none where nothing is evaluated."""
+        if self._requests is None:
+            return {}
+        own = self._settings.suite
+        if self._settings.is_loopback:  # an embedded Hub holds the data of its own suite alone
+            names = [own or _ZOO]
+        else:
+            names = [name for name in SUITES if name != _ZOO or own == _ZOO]
+        names.sort(key=lambda name: name != own)
+        return {name: SUITES[name].title for name in names if name in SUITES}
+
+    def request(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
+        """Ask for a score of a model at its present commit, or at the revision that the name has."""
+        if self._requests is None:
+            raise EvaluationError(
+                "no models are evaluated here",
+                expected="a results dataset and an account to fill it",
+                got="none",
+                next_step="Whoever runs this site can set HUBMERGE_RESULTS and HF_TOKEN.",
+            )
+        chosen = get_suite(suite or next(iter(self.suites))).name
+        name = ModelName.parse(model)
+        if name.local:
+            raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])
+        id, sha = self._evaluable(name, Hub(self._settings.endpoint, visitor.token))
+        key = self._requests.key(id, sha, chosen)
+        if key in self._requests.known_scores():
+            return EvaluationAnswer("scored", id, sha, chosen)
+        before = self._store.find(evaluation_id(key))
+        job = self._requests.request(key, ASKED, asked_by=visitor.name)
+        shown = "" if job.payload.get("private") else job.id
+        if job.state is State.DONE:
+            return EvaluationAnswer("scored", id, sha, chosen, shown)
+        if job.state is State.FAILED:
+            return EvaluationAnswer("failed", id, sha, chosen, shown)
+        place = self._store.waiting_before(job) + 1 if job.state is State.QUEUED else None
+        known = before is not None and before.state in ACTIVE
+        return EvaluationAnswer("under way" if known else "queued", id, sha, chosen, shown, place)
+
+    def _evaluable(self, name: ModelName, hub: Hub) -> tuple[str, str]:
+        """Id and commit of a model that everybody may read and that this machine can evaluate."""
+        state = hub.repo_state(name.id, name.revision)
+        if state.private:
+            raise PermissionDeniedError(
+                "a private model's answers would become public",
+                where=state.id,
+                next_step="Make the model public first; scores and answers can be read by everybody.",
+            )
+        if state.gated:
+            raise GatedError(
+                "a gated model cannot be evaluated here",
+                where=state.id,
+                next_step="Only its owner can open it to everybody; then it can be measured.",
+            )
+        model = open_model(ModelName(id=state.id, revision=state.sha), hub, allow_local=False)
+        check_evaluable(model)
+        memory = machine.memory_bytes()
+        if memory is not None and model.weight_bytes > MOST_OF_MEMORY * memory:
+            raise MemoryLimitError(
+                "the model is too big to be evaluated here",
+                where=state.id,
+                expected=f"at most {MOST_OF_MEMORY * memory / 1e9:.1f} GB of weights",
+                got=f"{model.weight_bytes / 1e9:.1f} GB",
+                next_step="Evaluate it where there is more memory, with hubmerge's command line.",
+            )
+        return state.id, state.sha
+
+    def queue(self) -> EvaluationQueue:
+        """What is measured now and what waits, in its order; nothing private."""
+        jobs = self._store.list_jobs(states=ACTIVE, kinds=(KIND,), limit=MAX_WAITING)
+        waiting = sorted((j for j in jobs if j.state is State.QUEUED), key=lambda j: (-j.priority, j.ticket))
+        shown = [_queued(job, place) for place, job in enumerate(waiting, 1) if not job.payload.get("private")]
+        running = [_queued(j, None) for j in jobs if j.state is not State.QUEUED and not j.payload.get("private")]
+        return EvaluationQueue(tuple(reversed(running)), tuple(shown[:MOST_LISTED]), len(shown))
+
+
+def _queued(job: Job, place: int | None) -> QueuedEvaluation:
+    payload = job.payload
+    return QueuedEvaluation(
+        model=str(payload["model"]),
+        sha=str(payload["sha"]),
+        suite=str(payload["suite"]),
+        job=job.id,
+        since=(job.started if place is None else job.created) or job.created,
+        place=place,
+        stage=job.stage,
+    )
