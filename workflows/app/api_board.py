@@ -6,10 +6,12 @@ gradio reads return annotations as they stand, so this module does not postpone 
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlencode
 
 from hubmerge.board.export import row_data
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.errors import ResultError
+from workflows.app.board_query import asked, matching
 from workflows.app.service import BoardSource, Visitor, WatcherSource
 from workflows.app.session import signed_in
 
@@ -23,6 +25,12 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
         merges_only: bool = False,
         offset: int = 0,
         limit: int = 50,
+        base: str = "",
+        method: str = "",
+        size: str = "",
+        license: str = "",
+        skills: int = 0,
+        sort: str = "",
         *,
         visitor: Visitor | None,
     ) -> dict[str, Any]:
@@ -36,9 +44,22 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             merges_only: leave out models that are no merges.
             offset: how many rows to skip.
             limit: how many rows to return, at most 500.
+            base: the base model of merges.
+            method: of merges, such as "ram".
+            size: billions of parameters: "1" (up to 1), "4" (1 to 4), "10" (4 to 10) or "more".
+            license: as the model's card states it.
+            skills: at least so many kept.
+            sort: a column of the page's table, such as "overall", with - in front from the highest down; empty: by
+                rank.
         """
         found = _suite(source, suite)
-        rows = [r for r in found.rows if search.lower() in r.model.lower() and (r.facts.is_merge or not merges_only)]
+        kind = "merges" if merges_only else ""
+        filters = {"base": base, "method": method, "size": size, "license": license, "sort": sort, "kind": kind}
+        values = {"suite": found.suite, "q": search, "skills": int(skills) or "", **filters}
+        wanted = asked(source.board(), urlencode({name: value for name, value in values.items() if value}))
+        if wanted.wrong:
+            raise ResultError("the leaderboard cannot be asked this", got=" ".join(wanted.wrong)[:500])
+        rows = matching(found, wanted.query)
         start = max(int(offset), 0)
         page = rows[start : start + min(max(int(limit), 0), MAX_LINES)]
         return {

@@ -70,7 +70,7 @@ BOARD_CSS = """
 .hm-card-text table { display: block; width: max-content; max-width: 100%; overflow-x: auto; font-size: .85rem;
   overflow-wrap: normal; border: 0 !important; margin: .7rem 0; }
 .hm-card-text :is(tr, th, td) { border-color: var(--border-color-primary) !important; }
-.hm-card-text :is(th, td) { padding: .35rem .6rem; }
+.hm-card-text :is(th, td) { padding: .35rem .6rem; min-width: 5.5rem; }
 .hm-card-text pre { margin: .5rem 0; }
 .hm-card-text img { max-width: 100%; height: auto; background: white; border-radius: var(--radius-sm); }
 .hm-card-text summary, #model-tab summary { cursor: pointer; padding: .25rem 0; }

@@ -140,7 +140,7 @@ def where_next(endpoint: str, repo: str, commit: str) -> Markup:
     """Where a published model can be looked at, and what can be done with it."""
     return el(
         "ul",
-        el("li", link(model_href(repo, commit), "Its page: scores, lineage and how to use it")),
+        el("li", link(model_href(repo, commit), "Its page: scores, what changed, recipe and card")),
         el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
         el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
         el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
@@ -216,7 +216,7 @@ def job_list(views: Sequence[JobView], mine: str | None = None) -> Markup:
     rows = [
         (
             link(job_href(v.id), v.target),
-            join(badge(_shown_state(v)), _way_on(v, mine)),
+            el("span", badge(_shown_state(v)), _way_on(v, mine)),
             _what(v),
             _where(v) or _scores_cell(v) or "",
             v.user,

@@ -177,7 +177,7 @@ def _whole_left(view: JobView, left: float | None) -> Markup | None:
 def _about(seconds: float) -> str:
     """Rounded up to 5 s, a minute or 5 minutes, since more would be no estimate."""
     step = 5 if seconds <= 60 else 60 if seconds <= 3600 else 300
-    return duration_text(max(ceil(seconds / step), 1) * step)
+    return duration_text(max(ceil(seconds / step), 1) * step).removesuffix(" 0 s").removesuffix(" 0 min")
 
 
 _DOING = {

@@ -6,6 +6,7 @@ MERGE_CSS = """
 @keyframes hm-there { from { visibility: hidden; } to { visibility: visible; } }
 .hm-card h2 { font-size: 1.05rem; margin: 0; font-weight: 650; }
 .hm-merge .hm-side { gap: .75rem; }
+.hm-merge .hm-side > * { flex-shrink: 0; } /* else what is long lies over what follows it */
 .row.hm-bar-start { align-items: center; flex-wrap: nowrap; gap: .75rem; min-height: 3.9rem; }
 .hm-bar-start > #verdict { flex: 1 1 auto !important; min-width: 0 !important; border: 0; }
 .hm-bar-start > button { flex: 0 0 auto; min-width: 8rem; }

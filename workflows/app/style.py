@@ -185,6 +185,7 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
 .hm-problems > li { padding: .6rem 0; border-top: 1px solid var(--border-color-primary); overflow-wrap: anywhere; }
 .hm-problems > li:first-child { border-top: 0; }
 .hm-code { font-size: .75rem; color: var(--body-text-color-subdued); background: transparent; padding: 0; }
+.hm-problems .hm-code { display: block; margin-top: .25rem; }
 .hm-what { font-weight: 600; display: inline-block; }
 .hm-what::first-letter { text-transform: uppercase; }
 .hm-problems dl { margin: .3rem 0 0; }
@@ -244,6 +245,7 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
 @keyframes hm-move { to { margin-left: 70%; } }
 @media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
 .hm-result { font-size: 1.05rem; font-weight: 600; }
+.prose .hm-next-steps { margin: .5rem 0 .8rem; }
 .hm-left { margin: .5rem 0 0; font-weight: 550; }
 .hm-doing { margin: 0 0 .5rem; font-weight: 550; }
 .hm-scorings h2 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
@@ -274,6 +276,7 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
   border-bottom: 1px solid var(--border-color-primary); }
 .hm-tabs .hm-tab { white-space: nowrap; padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued);
   text-decoration: none; }
+@media (max-width: 640px) { .hm-tabs { gap: 0 .85rem; font-size: .88rem; } }
 .hm-tabs .hm-tab[aria-current] { color: var(--body-text-color); font-weight: 600;
   box-shadow: inset 0 -2px var(--hm-busy); }
 

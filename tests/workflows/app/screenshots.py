@@ -35,7 +35,7 @@ from pages_fake import STATISTICS, FakeService, job_view  # noqa: E402
 from pages_session import CLIENT, session_cookie  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from test_ui_board import FakeBoard  # noqa: E402
-from test_watch_pages import ZOO, Source  # noqa: E402
+from test_watch_pages import Source  # noqa: E402
 
 from hubmerge.board.eval_results import publish_scores  # noqa: E402
 from hubmerge.board.leaderboard import build_board  # noqa: E402
@@ -201,7 +201,7 @@ def site(folder: Path) -> Iterator[tuple[str, str]]:
             build_board([*known, of_merges(known), *family()]), url=f"{hub.endpoint}/datasets/zoo/results"
         )
         settings = Settings(endpoint=hub.endpoint)
-        with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source([ZOO])) as app:
+        with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
             yield app.url, hub.endpoint
 
 

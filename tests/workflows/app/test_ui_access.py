@@ -9,12 +9,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from pages_fake import STATISTICS, FakeService, job_view
 from pages_session import CLIENT
+from report_helpers import DATA, report_data
 from test_ui_board import FakeBoard, full_board
 from test_watch_pages import Source
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 from workflows.app.frame import PAGES
+from workflows.app.service import Published
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 RUNS, WAITS = "1" * 64, "2" * 64
@@ -24,6 +26,7 @@ ADDRESSES = (
     "merge?base=zoo/base&agent=zoo/math&agent=zoo/code",
     "watchers?base=zoo/base&author=zoo&license=mit",
     "model?model=org/merge",
+    *(f"model?model=org/merge&tab={tab}" for tab in ("changed", "reproduce", "card")),
     f"job?id={RUNS}",
     f"job?id={WAITS}",
     "no/such/page",
@@ -54,6 +57,8 @@ def site(gradio_oauth: None) -> Iterator[str]:
         statistics=STATISTICS,
     )
     service.put([running, job_view(WAITS)])
+    card = (DATA / "card.md").read_text("utf-8")
+    service.shelf["org/merge"] = Published("org/merge", "e" * 40, "mit", card, report_data(), is_open=False)
     settings = Settings(endpoint=service.endpoint)
     board = FakeBoard(full_board())
     with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:

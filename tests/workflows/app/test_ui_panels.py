@@ -297,7 +297,7 @@ def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_in_earli
     begun = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
     progress = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": begun.isoformat()}
     view = job_view(state="running", stage="merge", progress=progress, after_s=33.0)
-    assert "About 2 min 0 s left until it is published." in str(progress_panel(view, begun))  # 40 s and 33 s
+    assert "About 2 min left until it is published." in str(progress_panel(view, begun))  # 40 s and 33 s
     late = str(progress_panel(view, begun + timedelta(seconds=38)))
     assert "About 35 s left until it is published." in late
     assert "left until" not in str(progress_panel(replace(view, after_s=None), begun))  # the first job of all
@@ -308,7 +308,7 @@ def test_before_the_weights_are_read_the_plan_s_prediction_is_still_to_come() ->
     log = (LogLine(begun.isoformat(), "stage", stage="download"),)
     view = job_view(state="running", stage="download", log=log, typical_s=10.0, after_s=3.0, predicted_s=600.0)
     told = str(progress_panel(view, begun + timedelta(seconds=4)))  # a larger model than those of earlier jobs
-    assert "About 11 min 0 s left" in told
+    assert "About 11 min left" in told
     assert "left until" not in str(progress_panel(view, begun + timedelta(seconds=11)))  # longer than it usually takes
     merging = replace(view, stage="merge")
     assert "About 10 s left" in str(progress_panel(merging, begun + timedelta(seconds=4)))

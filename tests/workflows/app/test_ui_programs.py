@@ -228,6 +228,14 @@ def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:
     merges = anybody.predict(merges_only=True, search="MERGE", api_name="/leaderboard")
     assert [row["model"] for row in merges["rows"]] == ["org/merge"]
     assert merges["rows"][0]["skills"]["kept"] == 2
+    sorted_up = anybody.predict(sort="overall", api_name="/leaderboard")
+    assert [row["model"] for row in sorted_up["rows"]] == ["org/base", "org/code", "org/math", "org/merge"]
+    for filters in ({"skills": 2}, {"base": "org/base"}, {"method": merges["rows"][0]["method"]}):
+        kept = anybody.predict(**filters, api_name="/leaderboard")
+        assert [row["model"] for row in kept["rows"]] == ["org/merge"], filters
+    for wrong in ({"sort": "nothing"}, {"size": "huge"}, {"skills": -1}):
+        with pytest.raises(AppError, match="cannot be asked this"):
+            anybody.predict(**wrong, api_name="/leaderboard")
     [known] = anybody.predict("org/merge", api_name="/model")
     assert known == anybody.predict("org/merge", "trio", api_name="/evaluation")
     assert (known["suite"], known["overall"]["value"]) == ("trio", pytest.approx(0.61))
