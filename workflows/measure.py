@@ -48,6 +48,20 @@ class Measuring:
         names.sort(key=lambda name: name != own)
         return {name: SUITES[name].title for name in names if name in SUITES}
 
+    def of_merge(self, suite: str | None, private: bool) -> str | None:
+        """The suite that somebody chose for a merge; EvaluationError where the merge cannot be evaluated with it."""
+        if not suite:
+            return None
+        if private:
+            raise EvaluationError(
+                "a private merge's scores would become public",
+                got=suite[:80],
+                next_step="Publish the merge openly, or choose no suite.",
+            )
+        if self._requests is None:
+            raise EvaluationError("no merges are evaluated here", got=suite[:80], next_step="Choose no suite.")
+        return get_suite(suite).name
+
     def request(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
         """Ask for a score of a model at its present commit, or at the revision that the name has."""
         if self._requests is None:

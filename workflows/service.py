@@ -125,7 +125,9 @@ class MergeService:
             self._hub(visitor.token),
             Request(target, request.license, calibrate="apart"),
         )
+        suite = self._measuring.of_merge(request.suite, request.private)
         payload = {
+            **({"suite": suite} if suite else {}),
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
             "private": target.private,

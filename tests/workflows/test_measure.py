@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from hubmerge.errors import (
 )
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.app.service import Visitor
+from workflows.app.service import MergeRequest, Visitor
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import (
     ASKED_EACH,
@@ -212,6 +213,27 @@ def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
     assert [(e.model, e.place) for e in queue.waiting] == [("org/merge", 2)]
     assert queue.waiting_in_all == 2
     assert "hidden" not in repr(queue)
+
+
+def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it(site: Site) -> None:
+    recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
+    ada = site.visitor("ada")
+    chosen = MergeRequest(recipe, "ada/chosen", private=False, suite="tool")
+    job = site.service.submit(chosen, ada)
+    assert site.store.get(job.id).payload["suite"] == "tool"
+    claimed = site.store.claim("worker", ["merge"])
+    assert claimed is not None
+    site.store.finish(claimed.id, claimed.fence, {"repo": "ada/chosen", "commit": SHA, "use": "text-generation"})
+    schedule_evaluations(site.engine, _unlimited(site), "zoo")
+    assert {j.payload["suite"] for j in site.store.list_jobs(kinds=["evaluate"])} == {"tool"}
+    usual = site.service.submit(replace(chosen, target="ada/usual", suite=None), ada)
+    assert "suite" not in site.store.get(usual.id).payload
+    for wrong, told in (({"private": True}, "would become public"), ({"suite": "nonsense"}, "no such suite")):
+        with pytest.raises(EvaluationError, match=told):
+            site.service.submit(replace(chosen, target="ada/wrong", **wrong), ada)
+    nothing = MergeService(site.settings, site.store, VAULT)
+    with pytest.raises(EvaluationError, match="no merges are evaluated here"):
+        nothing.submit(replace(chosen, target="ada/wrong"), ada)
 
 
 def _merged(site: Site, name: str, agent: str, private: bool) -> None:

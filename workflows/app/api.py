@@ -157,7 +157,13 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
 
 def _acting(service: Service) -> tuple[Endpoint, ...]:
     def start_merge(
-        recipe: dict[str, Any], target: str, private: bool = True, license: str = "", *, visitor: Visitor | None
+        recipe: dict[str, Any],
+        target: str,
+        private: bool = True,
+        license: str = "",
+        suite: str = "",
+        *,
+        visitor: Visitor | None,
     ) -> dict[str, Any]:
         """Queue a merge into a new model repo and return its job. Needs a sign-in or a token.
 
@@ -168,9 +174,12 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             target: owner/name of the new repo.
             private: whether only its owner sees it.
             license: may stay empty where the parents' licenses decide it.
+            suite: what a public merge and its parents are evaluated with; empty for the usual one of this site.
         """
         writer = with_namespaces(service, signed_in(visitor, "start a merge"))
-        request = submission(recipe, target=str(target), private=bool(private), license=license, visitor=writer)
+        request = submission(
+            recipe, target=str(target), private=bool(private), license=license, visitor=writer, suite=str(suite)[:100]
+        )
         return _job(service.submit(request, writer))
 
     def start_sweep(

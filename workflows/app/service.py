@@ -61,6 +61,8 @@ class MergeRequest:
     target: str  # org/name
     private: bool
     license: str | None = None  # the user's choice where the inputs leave it open
+    suite: str | None = None  # a name of `Service.suites` that the merge and its parents are evaluated with; None: the
+    # site's usual one. A private merge has none, since scores are public
 
 
 @dataclass(frozen=True)

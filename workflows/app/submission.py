@@ -81,7 +81,7 @@ def _refuse_folders(recipe: Recipe, where: str) -> None:
 
 
 def submission(
-    recipe: Mapping[str, Any], *, target: str, private: bool, license: str | None, visitor: Visitor
+    recipe: Mapping[str, Any], *, target: str, private: bool, license: str | None, visitor: Visitor, suite: str = ""
 ) -> MergeRequest:
     """A request to start; RecipeError or PermissionDeniedError where the target cannot be the visitor's."""
     namespace, _, name = target.partition("/")
@@ -101,7 +101,7 @@ def submission(
             got=namespace[:100],
             next_step="Choose one of your namespaces.",
         )
-    return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None)
+    return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None, suite or None)
 
 
 def sweep_requests(

@@ -188,9 +188,10 @@ def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
         bob.predict(RECIPE, "ada/merged", api_name="/start_merge")
     with pytest.raises(AppError, match="E_PERMISSION"):
         bob.predict("e" * 64, api_name="/cancel_job")
-    job = bob.predict(RECIPE, "bob/merged", api_name="/start_merge")
+    job = bob.predict(RECIPE, "bob/merged", False, suite="tool", api_name="/start_merge")
     assert job["user"] == "bob"
-    [(_, visitor)] = app.service.requests
+    [(request, visitor)] = app.service.requests
+    assert (request.private, request.suite) == (False, "tool")
     assert (visitor.name, visitor.token) == ("bob", "token-of-bob")
     ada = app.client(headers={"Authorization": "Bearer token-of-ada"})
     assert [view["name"] for view in ada.predict(api_name="/watchers")] == ["open", "own"]
