@@ -67,6 +67,7 @@ class MergeForm:
     seed: Any
     ignore: Any
     more: Any  # YAML: what a recipe can say beyond the fields
+    suite: Any
     namespace: Any
     name: Any
     visibility: Any
@@ -91,11 +92,11 @@ class MergeForm:
 
     @property
     def target_inputs(self) -> list[Any]:
-        return [self.namespace, self.name, self.visibility, self.license]
+        return [self.suite, self.namespace, self.name, self.visibility, self.license]
 
 
-def build_form() -> MergeForm:
-    """Make the components inside the current Blocks context."""
+def build_form(suites: Mapping[str, str]) -> MergeForm:
+    """Make the components inside the current Blocks context. `suites`: name → title, the usual one first."""
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h1 class='hm-unseen'>Merge</h1><h2>1 · Models</h2>", elem_classes="hm-card-title")
         base = gr.Dropdown(
@@ -175,6 +176,14 @@ def build_form() -> MergeForm:
                 visible=False,
                 elem_id="license",
             )
+        suite = gr.Dropdown(
+            choices=[(title, name) for name, title in suites.items()],
+            value=next(iter(suites), ""),
+            label="Evaluate with",
+            info="A public merge and its parents are measured with it; a private one is not.",
+            visible=bool(suites),
+            elem_id="suite",
+        )
     with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
         with gr.Row():
             dtype = gr.Dropdown(choices=list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
@@ -199,7 +208,7 @@ def build_form() -> MergeForm:
         )
     return MergeForm(
         *(base, agents, suggested, offered, weighted, weights, pick, method, about, groups, parameters, calibration),
-        *(dtype, rounding, seed, ignore, more, namespace, name, visibility, license_choice),
+        *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
     )
 
 

@@ -56,6 +56,7 @@ from workflows.app.submission import checked_recipe, submission
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
 from workflows.app.typed_names import names_in
 
+_TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.target_inputs
 _QUIET: Mapping[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -63,7 +64,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
     with gr.Row(elem_classes="hm-columns hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
-            form = build_form()
+            form = build_form(service.suites)
             sweep = build_sweep(form.method.value)
             with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
                 text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
@@ -146,7 +147,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
 def _shut_out(error: HubmergeError, count: int) -> list[Any]:
     """The form as it stands, with the reason why it was not filled."""
-    return [gr.skip()] * 5 + [problems_panel(error)] + [gr.skip()] * (count - 6)
+    return [gr.skip()] * 6 + [problems_panel(error)] + [gr.skip()] * (count - 7)
 
 
 def _ready(namespace: str | None) -> list[Any]:
@@ -263,6 +264,7 @@ def _starting(service: Service) -> Callable[..., Any]:
     def start(
         profile: gr.OAuthProfile | None,
         token: gr.OAuthToken | None,
+        suite: str | None,
         namespace: str | None,
         name: str,
         visibility: str,
@@ -282,6 +284,7 @@ def _starting(service: Service) -> Callable[..., Any]:
                 private=private,
                 license=license_choice,
                 visitor=visitor,
+                suite="" if private else suite or "",
             )
             job = service.submit(request, visitor)
         except HubmergeError as error:
@@ -341,6 +344,7 @@ def _opening(service: Service) -> Callable[..., Any]:
         owner = target.get("namespace")
         return [
             "" if signed_in else el("p", "Checking needs no account. Sign in to start a merge.", cls="hm-dim"),
+            gr.update(value=target["suite"]) if target.get("suite") in service.suites else gr.skip(),
             gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
@@ -377,13 +381,13 @@ def _asked_for(
         recipe["base"] = next(iter(names_in([recipe["base"]], service.endpoint)), "")
         return recipe, {"name": name}, wrong
     values = kept.get("values")
-    if not isinstance(values, list) or len(values) < 4:
+    if not isinstance(values, list) or len(values) < len(_TARGET):
         return {}, {}, None
     try:
-        recipe = recipe_of(values[:-4])
+        recipe = recipe_of(values[: -len(_TARGET)])
     except (RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
         return {}, {}, None  # kept by another version of the form
-    return recipe, dict(zip(("namespace", "name", "visibility", "license"), values[-4:], strict=True)), None
+    return recipe, dict(zip(_TARGET, values[-len(_TARGET) :], strict=True)), None
 
 
 def _plain(agents: Any) -> bool:

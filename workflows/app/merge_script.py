@@ -1,7 +1,7 @@
 """The merge page's own script: it keeps the form in the browser and asks for an inspection a moment after a change.
 
 All of it stands in gradio's `js=`; what one function leaves for the next is in `window.hm`. The values are those of
-`MergeForm.kept`: the recipe's, then owner, name, visibility and license.
+`MergeForm.kept`: the recipe's, then suite, owner, name, visibility and license.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ KEPT = """() => { try {
 
 _STORE = """try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { }"""
 
-# Owner, name and visibility change nothing of what is inspected. A second inspection waits until the first has ended.
+# Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
   {_STORE}
   const hm = (window.hm ??= {{}});
-  hm.wanted = JSON.stringify([values.slice(0, -4), values.at(-1)]);
+  hm.wanted = JSON.stringify([values.slice(0, -5), values.at(-1)]);
   hm.ask = () => {{
     clearTimeout(hm.timer);
     if (!hm.opened || hm.asked === hm.wanted) return;

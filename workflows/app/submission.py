@@ -105,10 +105,10 @@ def submission(
 
 
 def sweep_requests(
-    sweep: Sweep, target: str, *, private: bool, license: str | None, visitor: Visitor
+    sweep: Sweep, target: str, *, private: bool, license: str | None, visitor: Visitor, suite: str = ""
 ) -> list[MergeRequest]:
     """A request for each variant, to a repo named after `target` and the variant; raises as `submission` does."""
     return [
-        submission(recipe.to_dict(), target=to, private=private, license=license, visitor=visitor)
+        submission(recipe.to_dict(), target=to, private=private, license=license, visitor=visitor, suite=suite)
         for to, recipe in ((f"{target}-{name}"[:193], recipe) for name, recipe in sweep.variants)
     ]

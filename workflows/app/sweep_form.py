@@ -282,6 +282,7 @@ def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., A
     def start(
         profile: gr.OAuthProfile | None,
         token: gr.OAuthToken | None,
+        suite: str | None,
         namespace: str | None,
         name: str,
         visibility: str,
@@ -297,7 +298,10 @@ def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., A
                 plan = service.inspect(sweep.variants[0][1].to_dict(), visitor, license_choice)
                 private = bool(closed_models(plan.models))
             target = f"{namespace or visitor.name}/{(name or '').strip()}"
-            requests = sweep_requests(sweep, target, private=private, license=license_choice, visitor=visitor)
+            suite = "" if private else suite or ""
+            requests = sweep_requests(
+                sweep, target, private=private, license=license_choice, visitor=visitor, suite=suite
+            )
             for request in requests:
                 jobs.append(service.submit(request, visitor))
         except HubmergeError as error:

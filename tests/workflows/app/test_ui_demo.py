@@ -37,6 +37,7 @@ class Demo:
 
     data: Path
     port: int
+    suite: str = ""  # none: no evaluations
     process: subprocess.Popen[str] | None = None
 
     @property
@@ -47,7 +48,7 @@ class Demo:
         with open(self.data / "out.txt", "w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hubmerge", "demo", "--port", str(self.port)],
-                env={**os.environ, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": ""},  # no evaluations
+                env={**os.environ, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": self.suite},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,

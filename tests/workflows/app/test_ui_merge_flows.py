@@ -92,6 +92,58 @@ def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages:
     assert errors == []
 
 
+def tab_to(page: Any, selector: str, key: str = "Tab") -> None:
+    """Press a key until what has the focus lies in `selector`."""
+    for _ in range(120):
+        if page.evaluate("(where) => !!document.activeElement.closest(where)", selector):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{key} never reaches {selector}")
+
+
+def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge", "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    tab_to(page, "#base")
+    page.keyboard.type(BASE, delay=20)
+    page.get_by_role("option").filter(has_text=BASE).first.wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
+    tab_to(page, "#agents")
+    for count, agent in enumerate((MATH, TOOL), 1):
+        page.keyboard.type(agent, delay=20)
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"document.querySelectorAll('#agents .token').length === {count}")
+    tab_to(page, "#target-name")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("by-keys")
+    shown(page, "#verdict", "These models fit")
+    tab_to(page, "#start")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/job?id=*")
+    [(request, _)] = pages.service.requests
+    assert [request.recipe["base"], *request.recipe["agents"]] == [BASE, MATH, TOOL]
+    assert request.target == "ada/by-keys"
+
+
+def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&density=0.3")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    shown(page, "#verdict", "These models fit")
+    for kind, words in (
+        ("link", "/merge?base="),
+        ("YAML", "density: 0.3"),
+        ("Python", "hubmerge"),
+        ("command", "ties"),
+    ):
+        page.locator(f"#copy-{kind}").click()
+        box = page.locator("#copied textarea")
+        page.wait_for_function(
+            "(words) => document.querySelector('#copied textarea')?.value.includes(words)", arg=words
+        )
+        assert page.evaluate("navigator.clipboard.readText()") == box.input_value()
+
+
 def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     errors = errors_of(page)

@@ -69,6 +69,24 @@ def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
     assert request.private is False  # no parent is closed
 
 
+def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_with_none(
+    pages: Pages, open_page: Any
+) -> None:
+    asked = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&name=one"
+    for visibility, suite in (("public", "tool"), ("private", None)):
+        page = open_page(asked, "ada")
+        page.locator("#start:not([disabled])").wait_for()
+        shown(page, "#agents", CATALOGUE[2])
+        assert page.locator("#suite input").input_value() == "Mathematics"  # the usual one
+        page.locator("#suite input").click()
+        page.get_by_role("option").filter(has_text="Function calling").first.click()
+        page.locator("#visibility").get_by_label(visibility, exact=True).check()
+        page.locator("#start").click()
+        page.wait_for_url("**/job?id=*")
+        request, _ = pages.service.requests[-1]
+        assert (request.private, request.suite) == (visibility == "private", suite)
+
+
 def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
     shown(page, "#agents", CATALOGUE[2])

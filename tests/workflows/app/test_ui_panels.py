@@ -391,15 +391,10 @@ def _next_steps() -> dict[str, str]:
     """Every text that a `next_step=` of the library and the app can be, each with where it stands."""
     root = Path(__file__).resolve().parents[3]
     found = {}
-    for folder in (
-        "hubmerge/recipe",
-        "hubmerge/sources",
-        "hubmerge/plan",
-        "hubmerge/hub",
-        "hubmerge/output",
-        "workflows",
-    ):
+    for folder in ("hubmerge", "workflows"):
         for path in (root / folder).rglob("*.py"):
+            if "cli" in path.parts:
+                continue  # a terminal's own
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.keyword) and node.arg == "next_step":
                     for part in ast.walk(node.value):

@@ -1,0 +1,100 @@
+"""Programs with a token drive whole merges, sweeps and evaluations: gradio's client, and an MCP client."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from gradio_client import Client
+from test_ui_demo import Demo, free_port
+
+from localhub.users import default_users
+
+pytestmark = pytest.mark.slow
+
+Call = Callable[..., Any]  # the action's name, then its arguments
+MERGE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"], "method": "ram_plus"}
+SWEEP = {
+    "base": "zoo/base",
+    "agents": ["zoo/math-agent", "zoo/tool-agent"],
+    "sweep": [{"method": "linear"}, {"method": "ties", "parameters": {"density": [0.2, 0.5]}}],
+}
+WAIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    running = Demo(tmp_path_factory.mktemp("demo"), free_port(), suite="zoo")
+    running.start()
+    yield running
+    running.stop()
+
+
+def by_client(demo: Demo, token: str) -> Call:
+    client = Client(demo.url, verbose=False, analytics_enabled=False, oauth_token=token)
+    return lambda action, **arguments: client.predict(**arguments, api_name=f"/{action}")
+
+
+def by_mcp(demo: Demo, token: str) -> Call:
+    headers = {"accept": "application/json, text/event-stream", "authorization": f"Bearer {token}"}
+
+    def call(action: str, **arguments: Any) -> Any:
+        parameters = {"name": action, "arguments": arguments}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": parameters}
+        answer = httpx.post(f"{demo.url}/gradio_api/mcp/", headers=headers, json=request, timeout=120)
+        told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
+        result = json.loads(told.removeprefix("data: "))["result"]
+        assert not result["isError"], result
+        return json.loads(result["content"][0]["text"])
+
+    return call
+
+
+def ended(call: Call, job_id: str) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        job: dict[str, Any] = call("job_status", job_id=job_id)
+        if job["state"] in ("done", "failed", "cancelled"):
+            return job
+        time.sleep(1)
+    raise AssertionError(job)
+
+
+@pytest.mark.parametrize("program", [by_client, by_mcp])
+def test_a_program_merges_sweeps_and_has_a_model_evaluated(demo: Demo, program: Callable[[Demo, str], Call]) -> None:
+    token = default_users().first_tokens()["ada"]
+    call, name = program(demo, token), program.__name__.replace("_", "-")
+
+    checked = call("inspect_merge", recipe=MERGE)
+    assert (checked["method"], len(checked["agents"])) == ("ram_plus", 3)
+    looked = call("preview_merge", recipe=MERGE)
+    assert looked["reason"]
+    target = f"ada/{name}"
+    started = call("start_merge", recipe=MERGE, target=target)
+    assert started["id"] in {job["id"] for job in call("my_jobs")}
+    done = ended(call, started["id"])
+    assert (done["state"], done["user"]) == ("done", "ada"), done
+    assert "model.safetensors" in demo.hub.list_repo_files(target)
+    assert call("model_files", id=target)["report"]["recipe"]["method"] == "ram_plus"
+
+    jobs = call("start_sweep", sweep=SWEEP, target=f"ada/{name}-sweep")
+    assert len(jobs) == 3
+    for job in jobs:
+        assert ended(call, job["id"])["state"] == "done"
+        assert "README.md" in demo.hub.list_repo_files(job["target"])
+
+    # the agent is queued already as a parent of the merge, or was scored for an earlier one
+    asked = call("request_evaluation", model="zoo/math-agent")
+    if asked["outcome"] != "scored":
+        assert asked["outcome"] in ("queued", "under way"), asked
+        assert ended(call, asked["job"])["state"] == "done"
+    deadline = time.monotonic() + 30  # the board is read anew from time to time
+    while not (rows := [r for r in call("leaderboard")["rows"] if r["model"] == "zoo/math-agent"]):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    assert rows[0]["overall"]["value"] > 0
+    assert call("request_evaluation", model="zoo/math-agent")["outcome"] == "scored"
