@@ -9,7 +9,7 @@ gradio reads return annotations as they stand, so this module does not postpone 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -57,7 +57,7 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     def called(*given: Any) -> Any:
         *values, request, profile, token = given
         with _in_words():
-            return function(*values, visitor=caller_of(service, profile, token, request))
+            return _without_files(function(*values, visitor=caller_of(service, profile, token, request)))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
@@ -66,6 +66,14 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     called.__annotations__["return"] = inspect.signature(function).return_annotation
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     return called
+
+
+def _without_files(answer: Any) -> Any:
+    """`answer` with `file` for every key `path`: gradio and its client take an object with a path for a file, which the
+    server would hand out and the client would fetch. A model's report is a stranger's JSON."""
+    if isinstance(answer, Mapping):
+        return {"file" if key == "path" else key: _without_files(value) for key, value in answer.items()}
+    return [_without_files(value) for value in answer] if isinstance(answer, list | tuple) else answer
 
 
 def _refused(error: HubmergeError) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Board
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
-from workflows.app.service import BoardSource, Service, WatcherSource, WatcherView
+from workflows.app.service import BoardSource, Published, Service, WatcherSource, WatcherView
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 SWEEP = {
@@ -207,6 +208,18 @@ def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_it
     answer = tool(app, "tools/call", headers, name="my_jobs", arguments={})
     assert "E_LOGIN" in answer["content"][0]["text"]
     assert not tool(app, "tools/call", headers, name="leaderboard", arguments={})["isError"]
+
+
+def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: SimpleNamespace) -> None:
+    """gradio hands out, and its client fetches, what an object with a path names."""
+    trap = {"path": "README.md", "meta": {"_type": "gradio.FileData"}}
+    report = {**trap, "statistics": {"agents": [trap]}}
+    app.service.shelf["zoo/trap"] = Published("zoo/trap", "a" * 40, None, "", report, True)
+    told = app.client().predict("zoo/trap", api_name="/model_files")["report"]
+    harmless = {"file": "README.md", "meta": {"_type": "gradio.FileData"}}
+    assert told == {**harmless, "statistics": {"agents": [harmless]}}
+    called = tool(app, "tools/call", name="model_files", arguments={"id": "zoo/trap"})
+    assert ast.literal_eval(called["content"][0]["text"])["report"] == told  # gradio writes answers as Python does
 
 
 def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:

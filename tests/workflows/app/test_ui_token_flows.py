@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def by_mcp(demo: Demo, token: str) -> Call:
         told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
         result = json.loads(told.removeprefix("data: "))["result"]
         assert not result["isError"], result
-        return json.loads(result["content"][0]["text"])
+        return ast.literal_eval(result["content"][0]["text"])  # gradio writes answers as Python does
 
     return call
 
@@ -74,14 +75,14 @@ def test_a_program_merges_sweeps_and_has_a_model_evaluated(demo: Demo, program: 
     looked = call("preview_merge", recipe=MERGE)
     assert looked["reason"]
     target = f"ada/{name}"
-    started = call("start_merge", recipe=MERGE, target=target)
+    started = call("start_merge", recipe=MERGE, target=target, private=False)
     assert started["id"] in {job["id"] for job in call("my_jobs")}
     done = ended(call, started["id"])
     assert (done["state"], done["user"]) == ("done", "ada"), done
     assert "model.safetensors" in demo.hub.list_repo_files(target)
     assert call("model_files", id=target)["report"]["recipe"]["method"] == "ram_plus"
 
-    jobs = call("start_sweep", sweep=SWEEP, target=f"ada/{name}-sweep")
+    jobs = call("start_sweep", sweep=SWEEP, target=f"ada/{name}-sweep", private=False)
     assert len(jobs) == 3
     for job in jobs:
         assert ended(call, job["id"])["state"] == "done"
