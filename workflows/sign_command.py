@@ -10,11 +10,13 @@ import argparse
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import ResultError, SettingsError
-from hubmerge.hub.login import hub_of_user
 from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.hub.client import Hub
 
 _Write = Callable[[Mapping[str, bytes]], None]
 
@@ -25,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the entries as one JSON object")
 
 
-def run_cli(arguments: Any, settings: Settings) -> int:
+def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     """Sign the named entries, then list all. Errors are raised, and the caller prints them."""
     # imported here, since every command builds this one's parser
     from hubmerge.board.keepers import entries_of, with_signatures
     from hubmerge.board.trust import KEYS, keys_file, named_keys
     from hubmerge.evaluation.signing import public_key
 
-    files, published, write = _opened(arguments.results, settings)
+    files, published, write = _opened(arguments.results, hub.datasets)
     trusted = set(published) | named_keys(settings)
     if arguments.ids:
         seed = _seed(settings, published)
@@ -62,7 +64,7 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     return 0
 
 
-def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collection[str], _Write]:
+def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
     """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
     from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
@@ -80,7 +82,6 @@ def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collectio
 
         found = [folder / name for name in KEEPERS_FILES if (folder / name).is_file()]
         return {path.name: path.read_bytes() for path in found}, folder_keys(folder), write_here
-    hub = hub_of_user(settings).datasets
     sha = hub.head(named)
     tree = hub.tree(named, sha)
 

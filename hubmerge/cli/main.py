@@ -237,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
-    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
+    sign_command.add_arguments(add("sign", lambda a, s: sign_command.run_cli(a, s, _hub(s)), words))
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 

@@ -178,7 +178,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             )
         suite = gr.Dropdown(
             choices=[(title, name) for name, title in suites.items()],
-            value=next(iter(suites), ""),
+            value=next(iter(suites), None),
             label="Evaluate with",
             info="A public merge and its parents are measured with it; a private one is not.",
             visible=bool(suites),

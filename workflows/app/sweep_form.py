@@ -120,7 +120,7 @@ def wire_sweep(sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Ser
     )
     # another method has other settings, and other models another time
     form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
-    gr.on([form.base.change, form.agents.change], _uncounted, sweep.inputs, outputs, queue=False, **quiet)
+    gr.on([form.base.change, form.agents.change], counting, counted, outputs, **ASKING, **quiet)
     sweep.start.click(
         lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
         [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],

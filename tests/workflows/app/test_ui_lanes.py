@@ -87,7 +87,7 @@ def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slo
             time.sleep(0.05)
         found = slow.ask("inspect_merge", [QUICK, ""], slow.headers("ada"))
         assert found.startswith("event: complete"), found
-        assert slow.ask("my_jobs", [], slow.headers("ada")).startswith("event: complete")
+        assert slow.ask("my_jobs", [0], slow.headers("ada")).startswith("event: complete")
         assert "E_JOB" in slow.ask("job_status", ["1" * 64], {})
         for page in ("/", "/merge", "/activity", "/job", "/diff"):
             assert httpx.get(f"{slow.url}{page}").status_code == 200
