@@ -68,6 +68,13 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
         yield hub
 
 
+@pytest.fixture(scope="session")
+def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A local Hub with the example models and data sets, which nobody changes."""
+    with LocalHubProcess(tmp_path_factory.mktemp("zoohub"), zoo=True) as hub:
+        yield hub
+
+
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
     """A recipe of a base and two agents in folders beside it, all under MIT."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from job_helpers import job_id, make_worker, new_job, running, until
+from job_helpers import at_once, job_id, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
@@ -86,17 +85,7 @@ def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
 
 def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
     vaults: list[TokenVault] = []
-    start = threading.Barrier(8)
-
-    def open_vault() -> None:
-        start.wait()
-        vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path)))
-
-    threads = [threading.Thread(target=open_vault) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda _: vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path))))
     sealed = vaults[0].seal("job", TOKEN)
     assert [vault.open("job", sealed, NOW).get_secret_value() for vault in vaults] == [CANARY] * 8
 
@@ -193,8 +182,6 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
     live.submit(new_job("a"), vault.seal(job_id("a"), TOKEN, datetime.now(UTC)))
     job = worker.run_once()
     worker.close()
-    assert job is not None
-    assert job.error is not None
     assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
     assert "needs login" in job.error.message
     assert not (tmp_path / "jobs").exists()
