@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from builders import random_base, read_model, sparse_agent, write_model
-from hub_helpers import Clock, bytes_of, on_hub
+from hub_helpers import bytes_of, on_hub
 from huggingface_hub import HfApi
 from scripted_hub import ScriptedHub, error
+from served_models import Clock
 
 from hubmerge.errors import (
     FormatError,
