@@ -240,12 +240,19 @@ def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, 
     assert clock.pauses == []
 
 
-@pytest.mark.parametrize("asked", ["soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3", "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_a_pause_that_makes_no_sense_or_is_over_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, asked: str):
+@pytest.mark.parametrize("asked", ["soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3"])
+def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, asked: str):
     answers: list[Answer | None] = [error(503, Retry_After=asked), None]
     server.bend = lambda request: answers.pop(0)
     hub.repo_state("org/model")
     assert clock.pauses[0] <= 0.5
+
+
+def test_a_pause_may_be_given_as_a_date(server: ScriptedHub, hub: Hub, clock: Clock):
+    answers: list[Answer | None] = [error(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.repo_state("org/model")
+    assert 0 <= clock.pauses[0] <= 1, "a date that is over asks for no pause"
 
 
 def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):

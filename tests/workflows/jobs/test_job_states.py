@@ -203,6 +203,16 @@ def test_a_failure_without_a_retry_is_final_and_a_refusal_of_the_hub_no_outage(s
     assert (failed.state, failed.error) == (State.FAILED, error)
 
 
+def test_the_last_attempt_is_final(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    states = []
+    for _ in range(3):
+        clock.pass_time(BACKOFF_CAP_S)
+        job = claim(store)
+        states.append(store.fail(job.id, job.fence, RETRYABLE).state)
+    assert states == [State.QUEUED, State.QUEUED, State.FAILED]
+
+
 def test_a_hub_that_is_away_for_most_of_a_day_loses_no_job(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a", max_attempts=2))
     began = clock.seconds
