@@ -68,6 +68,17 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
         yield hub
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch's: threads cost small models more than they bring."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
     """A local Hub with the example models and data sets, which nobody changes."""
