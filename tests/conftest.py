@@ -69,6 +69,12 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
 
 
 @pytest.fixture
+def ada(local_hub: LocalHubProcess) -> HfApi:
+    """Writes to her own repos and to those of the organisation `zoo`."""
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """torch's: threads cost small models more than they bring."""
     import torch

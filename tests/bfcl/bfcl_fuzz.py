@@ -1,19 +1,13 @@
-"""Hostile text for the decoders and the converters of values.
-
-python tests/bfcl/bfcl_fuzz.py 200000    # mutated answers through every parser; the slowest is told
-"""
+"""Hostile text for the decoders and the converters of values."""
 
 from __future__ import annotations
 
-import faulthandler
 import random
-import sys
-import time
 from collections.abc import Iterator, Sequence
 
 from bfcl_damage import SOURCES, rows, variants
 
-from hubmerge.evaluation.function_calls import Language, decode
+from hubmerge.evaluation.function_calls import Language
 from hubmerge.evaluation.function_calls.java_values import java_value
 from hubmerge.evaluation.function_calls.javascript_values import javascript_value
 
@@ -41,23 +35,12 @@ TYPES: dict[str, tuple[str, ...]] = {
 }
 HEADERS = {
     "java": (
-        *(
-            "new String[]{",
-            "new int[] {",
-            "new ArrayList<String>(Arrays.asList(",
-            "new ArrayList<>() {{",
-            "new ArrayList<>()",
-        ),
-        *(
-            "new HashMap<A, B>() {{",
-            "new HashMap<>() {",
-            "new HashMap<>()",
-            'new HashMap<A>() {{ put("',
-            "new ArrayList<A>() {{ add(",
-        ),
+        "new String[]{", "new int[] {", "new ArrayList<String>(Arrays.asList(", "new ArrayList<>() {{",
+        "new ArrayList<>()", "new HashMap<A, B>() {{", "new HashMap<>() {", "new HashMap<>()",
+        'new HashMap<A>() {{ put("', "new ArrayList<A>() {{ add(",
     ),
     "javascript": ("[", "[[", "[ [", "new Array(", "new Array([", "{", "{a: ", "{'a': [", "[[1, 2], ["),
-}
+}  # fmt: skip
 LISTS = {"java": ("Array", "ArrayList"), "javascript": ("array",)}
 
 Value = tuple[str, str, str | None, str]
@@ -118,21 +101,3 @@ def converted(value: Value) -> str:
         return repr((java_value if language == "java" else javascript_value)(text, declared, item))
     except (ValueError, OverflowError):
         return "raised"
-
-
-def main() -> None:
-    faulthandler.enable()
-    runs, random_, texts = int(sys.argv[1]), random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0), seeds()
-    slowest, decoded = (0.0, ""), 0
-    for _ in range(runs):
-        text = mutated(random_, texts)
-        start = time.perf_counter()
-        for language in LANGUAGES:
-            decoded += decode(text, language) is not None
-        slowest = max(slowest, (time.perf_counter() - start, text))
-    print(f"{runs} texts through {len(LANGUAGES)} languages, {decoded} decoded, none crashed")
-    print(f"slowest: {slowest[0]:.3f} s for {len(slowest[1])} characters: {slowest[1][:100]!r}")
-
-
-if __name__ == "__main__":
-    main()

@@ -31,11 +31,6 @@ from localhub.process import LocalHubProcess
 
 
 @pytest.fixture
-def ada(local_hub: LocalHubProcess) -> HfApi:
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
-@pytest.fixture
 def repo(ada: HfApi, request: pytest.FixtureRequest, folder: Path) -> str:
     """A public model of ada, named after the test."""
     name = "ada/src-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
