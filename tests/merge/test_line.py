@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
+from processes import as_ada
 
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.output.report import Report
@@ -42,12 +43,7 @@ class Shell:
         self.hub = hub
         self.folder = folder
         self.api = HfApi(endpoint=hub.endpoint, token=hub.tokens["ada"])
-        self.environment = {
-            **os.environ,
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_TOKEN": hub.tokens["ada"],
-            "HUBMERGE_DATA": str(folder / "data"),
-        }
+        self.environment = {**os.environ, **as_ada(hub, folder)}
 
     def recipe(self, text: str) -> str:
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
@@ -173,16 +169,6 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
         merge_to_folder(prepared, hub, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"))
     assert not list((tmp_path / "out").iterdir())
     assert not (tmp_path / "cache").exists()
-
-
-def test_methods_and_usage_errors_have_their_exit_codes(shell: Shell) -> None:
-    assert shell.run("methods").returncode == 0
-    assert "ram_plus" in json.loads(shell.run("methods", "--json").stdout)
-    assert shell.run("merge").returncode == 2
-    assert shell.run("no-such-command").returncode == 2
-    missing = shell.run("inspect", "nowhere.yaml")
-    assert missing.returncode == 1
-    assert "E_RECIPE" in missing.stderr
 
 
 def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> None:

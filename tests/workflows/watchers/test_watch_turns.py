@@ -301,18 +301,6 @@ def test_a_target_that_is_taken_is_refused_and_not_tried_again_that_day(
     assert (row.code, row.job_id) == (None, jobs(tmp_path)[0].id)
 
 
-def test_a_failed_merge_is_not_started_again_by_the_rule(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base = agents.base(agents=2)
-    bot = bot_for(rule_for(base))
-    one(bot.watchers.poll())
-    store = Store(tmp_path / "data")
-    job = store.claim("worker")
-    store.fail(job.id, job.fence, JobError(code="E_NONFINITE", message="NaN"))
-    store.close()
-    assert one(bot.watchers.poll()).job is None
-    assert [job.state for job in jobs(tmp_path)] == [State.FAILED]
-
-
 def test_a_dry_run_changes_nothing(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base = agents.base(agents=2)
     rule = rule_for(base)
