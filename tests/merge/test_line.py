@@ -183,3 +183,21 @@ def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> Non
         stored = (shell.folder / "sweep" / variant / "model.safetensors").read_bytes()
         assert shell.fetch(f"ada/sweep-{variant}", "model.safetensors") == stored
     assert "task_arithmetic_lambda-0.5" in (shell.folder / "sweep" / "sweep.md").read_text()
+
+
+def test_kills_at_random_moments_cost_nothing_but_time(tmp_path: Path) -> None:
+    out = tmp_path / "kills.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.kills", "--kills", "6", "--models", "synthetic", "--out", str(out)],
+        cwd=REPO,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(out.read_text())
+    [campaign] = figures["campaigns"]
+    assert figures["kills"] == sum(campaign["kills_by_stage"].values()) == 6
+    assert campaign["failures"] == []
+    assert 0 < campaign["disk_high_water_bytes"] <= campaign["disk_budget_bytes"]

@@ -33,18 +33,18 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     token = zoo_hub.tokens["ada"]
     service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
     ada = Visitor("ada", token, ("ada",))
-    request = MergeRequest(RECIPE, "ada/merged", private=False)
+    request = MergeRequest(RECIPE, "ada/made-again", private=False)
     first = service.submit(request, ada)
     claimed = store.claim("worker")
-    store.finish(claimed.id, claimed.fence, {"repo": "ada/merged"})
+    store.finish(claimed.id, claimed.fence, {"repo": "ada/made-again"})
 
     api = HfApi(zoo_hub.endpoint, token)
-    api.create_repo("ada/merged")
+    api.create_repo("ada/made-again")
     manifest = json.dumps({"identity": claimed.id}).encode()
-    api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id="ada/merged")
+    api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id="ada/made-again")
     assert service.submit(request, ada).state == State.DONE
 
-    api.delete_repo("ada/merged")
+    api.delete_repo("ada/made-again")
     again = service.submit(request, ada)
     assert (again.id, again.state) == (first.id, State.QUEUED)
     assert store.claim("worker") is not None

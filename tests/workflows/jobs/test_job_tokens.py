@@ -7,18 +7,23 @@ import logging
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job_helpers import at_once, job_id, make_worker, new_job, running, until
+from job_helpers import QUICK, at_once, job_id, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
+from workflows.jobs import worker as worker_module
 from workflows.jobs.jobs import State
+from workflows.jobs.protocol import JobSpec
+from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, TokenVault
+from workflows.jobs.worker import PIPELINES, Worker
 
 CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"
 TOKEN = SecretStr(CANARY)
@@ -192,3 +197,26 @@ def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: py
     for _ in range(5):
         append_to_log(tmp_path / "log", b"123456")
     assert (tmp_path / "log").read_bytes() == b"1234561234"
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_only_an_evaluation_gets_the_signing_key(
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[JobSpec] = []
+
+    def refuse(command: Any, document: bytes, *rest: Any, **options: Any) -> None:
+        told.append(JobSpec.model_validate_json(document))
+        raise OSError("no process today")
+
+    monkeypatch.setattr(worker_module, "ChildProcess", refuse)
+    settings = Settings(data_dir=tmp_path, secret=SecretStr("a long random string"))
+    worker = Worker(settings, store, TokenVault.from_settings(settings), timing=QUICK)
+    store.submit(new_job("one", kind=kind))
+    worker.run_once()
+    worker.close()
+    [spec] = told
+    keys = results_keys(settings)
+    given = spec.signing_key.get_secret_value() if spec.signing_key else None
+    expected = (keys.seed.hex(), tuple(keys.trust.keys)) if kind == "evaluate" else (None, ())
+    assert (given, spec.trusted_keys) == expected
