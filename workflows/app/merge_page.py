@@ -42,6 +42,7 @@ from workflows.app.merge_script import (
     INSPECTING,
     KEEP,
     KEPT,
+    NAME,
     OPENED,
     SWEPT,
     VARIED,
@@ -91,19 +92,34 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
 
     _wire_form(form, service, lanes)
-    wire_sweep(sweep, form, lambda values: _recipe(service, values), service, lanes)
     wire_look(look, form, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
     private = {"api_visibility": "private"}
     # one inspection at a time: the script asks for the next when this one has ended
-    inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET).then(
-        lanes.asking(_inspecting(service), _not_inspected),
-        [form.license, form.name, *form.recipe_inputs],
-        [told, outcome, why, accept, choice, form.suggested, form.offered, form.license, name, address, look.button],
-        **ASKING,
-        **_QUIET,
-    ).then(None, None, None, js=INSPECTED, queue=False, **private).then(
-        None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private
+    inspected = (
+        inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET)
+        .then(
+            lanes.asking(_inspecting(service), _not_inspected),
+            [form.license, form.name, *form.recipe_inputs],
+            [
+                told,
+                outcome,
+                why,
+                accept,
+                choice,
+                form.suggested,
+                form.offered,
+                form.license,
+                name,
+                address,
+                look.button,
+            ],
+            **ASKING,
+            **_QUIET,
+        )
+        .then(None, None, None, js=INSPECTED, queue=False, **private)
     )
+    inspected.then(None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private)
+    wire_sweep(sweep, form, lambda values: _recipe(service, values), service, lanes, inspected)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], queue=False, **_QUIET)
     start.click(
         lanes.asking(_starting(service), lambda error: [problems_panel(error), ""]),
@@ -162,9 +178,12 @@ def _shown(method: str) -> list[Any]:
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> None:
     suggest_models(form.base, service, lanes)
     suggest_models(form.agents, service, lanes, base=form.base)
-    # an address or a pasted list becomes the models that it names
+    # An address or a pasted list becomes the models that it names. An answer to a change of the boxes, even one that
+    # leaves them as they are, is a change again and would go on for ever: the script asks once for each text.
     both = [form.base, form.agents]
-    gr.on([form.base.change, form.agents.change], _naming(service.endpoint), both, both, queue=False, **_QUIET)
+    naming = gr.Button("Name the models", visible="hidden", elem_id="name-models")
+    naming.click(_naming(service.endpoint), both, both, queue=False, **_QUIET)
+    gr.on([form.base.change, form.agents.change], None, both, None, js=NAME, queue=False, **_QUIET)
     form.agents.change(
         reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **_QUIET
     )

@@ -40,6 +40,17 @@ KEPT = """() => { try {
 
 _STORE = """try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { }"""
 
+# Text that is no name of a model alone.
+NAME = """(base, agents) => {
+  const hm = (window.hm ??= {});
+  const now = JSON.stringify([base, agents]);
+  const address = (text) => /^(www\\.)?(hf|huggingface)\\.co\\//.test(text);
+  const named = (text) => /^[\\w.-]+(\\/[\\w.-]+)?(@[^\\s,;]+)?$/.test(text) && !address(text);
+  if (hm.typed === now || [base, ...(agents || [])].every((text) => !text || named(text))) return;
+  hm.typed = now;
+  document.querySelector("#name-models").click();
+}"""
+
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
   {_STORE}

@@ -105,8 +105,13 @@ def settings_of(method: str) -> list[tuple[str, str]]:
     return [(f"{f.name}: {f.description}"[:90], f.name) for f in fields_of(known)] if known else []
 
 
-def wire_sweep(sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Service, lanes: Lanes) -> None:
-    """`recipe` makes one from the values of `form.recipe_inputs`; HubmergeError where there is none."""
+def wire_sweep(
+    sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Service, lanes: Lanes, inspected: Any
+) -> None:
+    """`recipe` makes one from the values of `form.recipe_inputs`; HubmergeError where there is none.
+
+    `inspected`: the event after which the form's models and settings are other ones, so that variants count anew.
+    """
     quiet = {"show_progress": "hidden", **_PRIVATE}
     outputs = [sweep.told, sweep.start]
     count = len(sweep.inputs)
@@ -118,9 +123,9 @@ def wire_sweep(sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Ser
     gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **_PRIVATE).then(
         counting, counted, outputs, **ASKING, **quiet
     )
-    # another method has other settings, and other models another time
+    # another method has other settings
     form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
-    gr.on([form.base.change, form.agents.change], counting, counted, outputs, **ASKING, **quiet)
+    inspected.then(counting, counted, outputs, **ASKING, **quiet)
     sweep.start.click(
         lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
         [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],

@@ -84,6 +84,11 @@ def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages:
     page.keyboard.press("Escape")
     shown(page, "#verdict", "These models fit")
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
+    page.wait_for_timeout(1500)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    page.wait_for_timeout(2000)
+    assert asked == []  # nothing goes round between the boxes
     page.locator("#start").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")

@@ -77,6 +77,7 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
     with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
         page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
         page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()  # and it keeps them over the sign-in
+        page.wait_for_function("(localStorage.getItem('hubmerge-form') || '').includes('zoo/tool-agent')")
         page.goto(f"{running.url}/job?id=abc", wait_until="domcontentloaded")
         page.get_by_role("button", name="Sign in to the local Hub").click()
         page.get_by_role("button", name="Ada (local)").click()
