@@ -214,7 +214,7 @@ def test_evaluate_says_what_it_waits_for(recipe: Path, slowly: Callable[..., Non
 
 
 def test_sensitivity_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.sensitivity.load_pairs", "fetch data", SensitivityError("enough"))
+    slowly("hubmerge.sensitivity.pairs.load_pairs", "fetch data", SensitivityError("enough"))
     arguments = ["--data", "x.jsonl", "--prompt", "p", "--answer", "a", "--out", str(recipe.parent / "s"), "--log-json"]
     assert main(["sensitivity", json.loads(recipe.read_text())["base"], *arguments]) == 1
     assert never_waited(slowly) == []
