@@ -49,7 +49,6 @@ from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import Plan, make_plan, refusal
 from hubmerge.recipe.recipe import Recipe
-from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
 from hubmerge.sensitivity.rows import Calibration, weighs
 from hubmerge.sources.base import Model
@@ -284,7 +283,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
             work.cache / "sensitivity",
             bridge,
             weighing[0].allow_local,
-            KeptSensitivities(work.options.sensitivities),
+            work.options.sensitivities,
             ranks=ranks,
             disk_bytes=available_bytes((*(merge.folder for merge in merges), work.cache), work.disk_limit),
             at_peak=work.gauge.sample,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import Problem, SensitivityError
+from hubmerge.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
-    from hubmerge.sensitivity import CalibrationSpec
+    from hubmerge.recipe.calibration import CalibrationSpec
 
 _SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
 
@@ -44,15 +45,20 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import model_here
-    from hubmerge.sensitivity import compute_sensitivity, load_pairs
+    from hubmerge.sensitivity.pairs import LOADERS, load_pairs
+    from hubmerge.sources.open import open_model
 
     spec = _spec(arguments)
+    require("eval", "a sensitivity", *LOADERS)
     hub = hub_of_user(settings)
     if terminal is not None:
         terminal.stage("fetch data")
+    from hubmerge.sensitivity.compute import compute_sensitivity  # imports torch, which takes seconds
+
     pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
+    name = model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)
     file = compute_sensitivity(
-        str(model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)),
+        open_model(name, hub, allow_local=True),
         pairs,
         arguments.out,
         spec=spec,
@@ -83,7 +89,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
 def _spec(arguments: Any) -> CalibrationSpec:
     from pydantic import ValidationError
 
-    from hubmerge.sensitivity import CalibrationSpec
+    from hubmerge.recipe.calibration import CalibrationSpec
 
     given = {name: getattr(arguments, name) for name in _SPEC if getattr(arguments, name) is not None}
     try:

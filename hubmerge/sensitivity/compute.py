@@ -12,86 +12,88 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+import torch
 
 from hubmerge import __version__
-from hubmerge.dtypes import FLOAT_DTYPES
-from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
-from hubmerge.extras import require
+from hubmerge.disk_errors import written
+from hubmerge.dtypes import FLOAT_DTYPES, Float32
+from hubmerge.errors import (
+    DiskError,
+    HeaderError,
+    HubmergeError,
+    MemoryLimitError,
+    SensitivityError,
+    TargetExistsError,
+)
 from hubmerge.hub.client import Hub
+from hubmerge.plan.disk import DISK_MARGIN_BYTES, shown_bytes
 from hubmerge.recipe.calibration import CalibrationSpec
-from hubmerge.recipe.model_name import ModelName
-from hubmerge.sensitivity import staging
-from hubmerge.sensitivity.calibration import Pair, digest
+from hubmerge.sensitivity import network as networks
 from hubmerge.sensitivity.file import (
-    Float32,
     SensitivityFile,
     SensitivityMetadata,
+    chunks,
     read_sensitivity,
     weights_digest,
     write_tensors,
 )
-from hubmerge.sensitivity.gradients import PairGradients
-from hubmerge.sensitivity.names import NameMap, map_names, verify
-from hubmerge.sensitivity.sums import SUM_FILES, SquareSums, chunks
-from hubmerge.sensitivity.tokens import TokenizedPair, context_length, tokenize, tokens_digest
+from hubmerge.sensitivity.pairs import Pair, digest, stage_small_files, tokenized_in, tokens_digest
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_model
+from hubmerge.sources.header import header_length, parse_header
 from hubmerge.sources.staged import stage_model
 
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
 Dtype = Literal["float32", "bfloat16"]
 CHECKPOINT_EVERY = 16  # pairs
 _LOCK = "lock"
-_IN_WORK = frozenset((_LOCK, "model", "inputs", *SUM_FILES))
-LOADERS = ("torch", "transformers", "psutil")  # what gradients need
+_SUMS = "sums.f32"
+_CHECKPOINT = "checkpoint.safetensors"
+_IN_WORK = frozenset((_LOCK, _SUMS, _CHECKPOINT, f"{_CHECKPOINT}.tmp", "model", "inputs"))
 
 
 def compute_sensitivity(
-    model: str | Model,
+    model: Model,
     pairs: Sequence[Pair],
     out: Path,
     *,
     spec: CalibrationSpec,
+    hub: Hub,
     device: str = "cpu",
     dtype: Dtype = "float32",
     progress: Progress = lambda stage, done, total, unit: None,
     resume: bool = True,
-    hub: Hub | None = None,
-    allow_local: bool = True,
     checkpoint_every: int = CHECKPOINT_EVERY,
     at_peak: Callable[[], None] = lambda: None,
 ) -> SensitivityFile:
     """The diagonal Fisher of `model` on `pairs`, written to `out`.
 
-    `model` is a folder, a Hub id, or an opened model; `spec` says where the pairs came from, and how long they may be.
+    `spec` says where the pairs came from, and how long they may be.
     `device` is "cpu" or "cuda"; a model whose weights in `dtype` do not fit into its memory is refused.
     `at_peak` is called when the run takes most of the disk.
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
 
-    Raises MissingExtraError, SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError,
-    TargetExistsError, and what open_model raises.
+    Raises SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError, TargetExistsError.
     """
-    require("eval", "a sensitivity", *LOADERS)
-    hub = hub or Hub()
-    opened = _opened(model, hub, allow_local) if isinstance(model, str) else model
     if not pairs:
         raise SensitivityError("no calibration pairs", where=spec.label, expected="at least one pair")
     device = _known_device(device)
-    where = str(opened.ref)
+    where = str(model.ref)
     with tempfile.TemporaryDirectory() as folder:
-        staging.stage_small_files(opened, hub, Path(folder))
+        stage_small_files(model, hub, Path(folder))
         tokenized = tokenized_in(Path(folder), where, pairs, spec.max_tokens)
-    metadata = _metadata(opened, pairs, tokens_digest(tokenized), spec, device, dtype)
+    metadata = _metadata(model, pairs, tokens_digest(tokenized), spec, device, dtype)
     identity = hashlib.sha256(json.dumps(metadata.to_strings(), sort_keys=True).encode()).hexdigest()
     if out.exists():
         finished = _finished(out, metadata)
@@ -100,21 +102,28 @@ def compute_sensitivity(
     with _work_folder(out) as work:
         if not resume:
             _clear(work)
-        floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
-        staging.require_memory(floats * (4 if dtype == "float32" else 2), where, device)
+        floats = sum(t.entry.elements for t in model.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
+        networks.require_memory(floats * (4 if dtype == "float32" else 2), where, device)
         staged = work / "model"
-        stage_model(opened, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
+        stage_model(model, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
         progress("load model", 0, 0, "")
-        network = staging.load_model(staged, where, dtype=dtype, device=device)
-        names = map_names(network, opened)
-        verify(names, network, opened, staged)
+        network = networks.load_network(staged, where, dtype=dtype, device=device)
+        names = networks.map_names(network, model)
+        networks.verify(names, network, model, staged)
         sums = SquareSums(work, names.shapes, identity)
-        gradients = PairGradients(network, names.owner, sums.add)
+        networks.give_gradients(network, names.owner, sums.add)
         done = sums.restore()
         progress("sensitivity", done, len(tokenized), "pairs")
         for pair in tokenized[done:]:
-            with _memory_limits(pair.row, len(pair.ids)):
-                gradients.add_pair(pair.ids, pair.answer_tokens, f"row {pair.row} of {spec.label}")
+            try:
+                networks.differentiate(network, pair.ids, pair.answer_tokens, f"row {pair.row} of {spec.label}")
+            except torch.OutOfMemoryError:
+                raise MemoryLimitError(
+                    "a pair does not fit into the device's memory",
+                    where=f"row {pair.row}",
+                    got=f"{len(pair.ids)} tokens",
+                    next_step="Lower --max-tokens.",
+                ) from None
             done += 1
             if done % checkpoint_every == 0 and done < len(tokenized):
                 sums.save(done)
@@ -123,7 +132,13 @@ def compute_sensitivity(
             except BaseException:  # cancelled, by whatever exception: what was computed is kept
                 sums.save(done)
                 raise
-        _write(out, metadata, opened, names, network, sums, len(tokenized))
+        # the means in the checkpoint's names: each sum divided by the number of pairs, rounded once
+        means = (
+            (stored, part / np.float32(len(tokenized)))
+            for stored, tensor in names.reverted(network, sums.tensor)
+            for part in chunks(tensor.contiguous().numpy().reshape(-1))
+        )
+        write_tensors(out, {n: model.tensors[n].entry.shape for n in names.stored}, metadata.to_strings(), means)
         at_peak()
         _clear(work)
         with suppress(OSError):  # somebody put something else there meanwhile
@@ -132,31 +147,93 @@ def compute_sensitivity(
     return read_sensitivity(out)
 
 
-def tokenized_in(folder: Path, where: str, pairs: Sequence[Pair], max_tokens: int) -> tuple[TokenizedPair, ...]:
-    """The pairs as the staged tokenizer in `folder` makes them, as long as the staged config has positions for."""
-    context = context_length(staging.load_config(folder, where))
-    return tokenize(staging.load_tokenizer(folder, where), pairs, max_tokens, context)
+class SquareSums:
+    """One float32 sum per element of every parameter, in a mapped file, so that they need disk rather than memory.
 
+    Every element is `sum += square(gradient)`, the square and the sum each rounded to float32, pair after pair in their
+    fixed order. The mapping may hold half a pair when the process dies, so nothing ever resumes from it: a checkpoint
+    is a safetensors file of its own, written whole at the end of a pair, with the number of pairs that it holds.
+    Resumed sums are therefore the sums that would have been there without the kill, bit for bit.
+    """
 
-def _opened(text: str, hub: Hub, allow_local: bool) -> Model:
-    try:
-        name = ModelName.parse(text)
-    except ValueError as error:
-        raise SensitivityError(
-            "not a model",
-            where=ascii(text)[:120],
-            expected="a Hub id such as org/name@revision, or ./folder",
-            got=str(error).split("\n")[0][:200],
-        ) from None
-    return open_model(name, hub, allow_local=allow_local)
+    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]], identity: str) -> None:
+        """`identity` is what a resumed run must agree on. DiskError when the sums do not fit."""
+        self._checkpoint = folder / _CHECKPOINT
+        self._shapes = shapes
+        self._identity = identity
+        total = sum(map(prod, shapes.values()))
+        (folder / _SUMS).unlink(missing_ok=True)
+        # the sums, a checkpoint, and the next checkpoint or the result beside it
+        there = self._checkpoint.stat().st_size if self._checkpoint.is_file() else 0
+        needed, free = 3 * 4 * total - there + DISK_MARGIN_BYTES, shutil.disk_usage(folder).free
+        if needed > free:
+            wanted, found = shown_bytes(needed, free)
+            raise DiskError(
+                "not enough disk",
+                where=str(folder),
+                expected=f"{wanted} free",
+                got=found,
+                next_step="Free some disk or write elsewhere.",
+            )
+        with written("the sums do not fit on the disk", str(folder)), (folder / _SUMS).open("xb") as file:
+            # reserved now: a full disk would otherwise end the process when a mapped page is written
+            os.posix_fallocate(file.fileno(), 0, 4 * total)
+        self._all: Float32 = np.memmap(folder / _SUMS, dtype="<f4", mode="r+", shape=(total,))
+        ends = np.cumsum([prod(shape) for shape in shapes.values()])
+        self._sums = dict(zip(shapes, np.split(self._all, ends[:-1]), strict=True))  # views
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The sums of one parameter in its shape; a view."""
+        return torch.from_numpy(self._sums[name]).reshape(self._shapes[name])
+
+    def add(self, name: str, gradient: torch.Tensor) -> None:
+        """Add the squares of one gradient, of any float dtype and device; in chunks, so that no copy of it is made."""
+        flat, start = gradient.detach().reshape(-1), 0
+        for target in chunks(self._sums[name]):
+            part = flat[start : start + target.size].to(torch.float32)
+            torch.from_numpy(target).add_(part.square().to("cpu"))
+            start += target.size
+
+    def save(self, finished: int) -> None:
+        """Make the sums of the first `finished` pairs durable."""
+        parts = ((name, part) for name, sums in self._sums.items() for part in chunks(sums))
+        write_tensors(self._checkpoint, self._shapes, {"identity": self._identity, "finished": str(finished)}, parts)
+
+    def restore(self) -> int:
+        """Take up the checkpoint, if there is one; the number of pairs that it holds.
+
+        TargetExistsError when it belongs to another computation.
+        """
+        path = self._checkpoint
+        if not path.is_file():
+            return 0
+        with path.open("rb") as file:
+            try:
+                header = parse_header(file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name)
+            except HeaderError as error:
+                raise SensitivityError(
+                    "the checkpoint is damaged",
+                    where=str(path),
+                    got=error.what,
+                    next_step="Start again with --restart.",
+                ) from None
+            if header.metadata.get("identity") != self._identity:
+                raise TargetExistsError(
+                    "another computation is unfinished here",
+                    where=str(path.parent),
+                    expected=self._identity[:12],
+                    got=header.metadata.get("identity", "")[:12],
+                    next_step="Finish it with its own settings, or start again with --restart.",
+                )
+            file.seek(header.data_begin)  # the same parameters in the same order
+            file.readinto(self._all.data)
+        return int(header.metadata["finished"])
 
 
 def _known_device(device: str) -> str:
-    import torch
-
+    kind, _, index = device.partition(":")
     if device == "cpu":
         return device
-    kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdigit()) or not torch.cuda.is_available():
         raise SensitivityError(
             "no such device",
@@ -170,8 +247,6 @@ def _known_device(device: str) -> str:
 def _metadata(
     model: Model, pairs: Sequence[Pair], tokens: str, spec: CalibrationSpec, device: str, dtype: Dtype
 ) -> SensitivityMetadata:
-    import torch
-
     return SensitivityMetadata(
         hubmerge=__version__,
         torch=version("torch"),
@@ -193,25 +268,18 @@ def _metadata(
 
 
 def _finished(out: Path, metadata: SensitivityMetadata) -> SensitivityFile:
+    """The file that is there; TargetExistsError where it is not of the same computation."""
+    untouched = "Choose another name; nothing was touched."
     try:
         file = read_sensitivity(out)
     except HubmergeError as error:
-        raise TargetExistsError(
-            "another file is here",
-            where=str(out),
-            got=error.what,
-            next_step="Choose another name; nothing was touched.",
-        ) from None
-    if not file.metadata.tokens_digest:  # of a version that did not say it
-        metadata = metadata.model_copy(update={"tokens_digest": ""})
-    if file.metadata != metadata:
-        mine, theirs = metadata.to_strings(), file.metadata.to_strings()
-        raise TargetExistsError(
-            "another sensitivity file is here",
-            where=str(out),
-            got="another " + ", ".join(key for key in mine if mine[key] != theirs[key]),
-            next_step="Choose another name; nothing was touched.",
-        )
+        raise TargetExistsError("another file is here", where=str(out), got=error.what, next_step=untouched) from None
+    mine, theirs = metadata.to_strings(), file.metadata.to_strings()
+    if not theirs["tokens_digest"]:  # of a version that did not say it
+        mine["tokens_digest"] = ""
+    if others := [key for key in mine if mine[key] != theirs[key]]:
+        got = f"another {', '.join(others)}"
+        raise TargetExistsError("another sensitivity file is here", where=str(out), got=got, next_step=untouched)
     return file
 
 
@@ -219,7 +287,7 @@ def _finished(out: Path, metadata: SensitivityMetadata) -> SensitivityFile:
 def _work_folder(out: Path) -> Iterator[Path]:
     """`OUT.work`, for this process alone; the lock goes with the process, however it ends."""
     work = out.with_name(out.name + ".work")
-    try:
+    with written("the output cannot be written", str(out)):
         work.mkdir(parents=True, exist_ok=True)
         foreign = sorted({path.name for path in work.iterdir()} - _IN_WORK)
         if foreign or work.is_symlink():
@@ -230,8 +298,6 @@ def _work_folder(out: Path) -> Iterator[Path]:
                 next_step="Choose another --out, or move the folder away; nothing was touched.",
             )
         lock = (work / _LOCK).open("w")
-    except OSError as error:
-        raise DiskError("the output cannot be written", where=str(out), got=str(error.strerror or error)) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,37 +316,3 @@ def _clear(work: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _memory_limits(row: int, tokens: int) -> Iterator[None]:
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise MemoryLimitError(
-            "a pair does not fit into the device's memory",
-            where=f"row {row}",
-            got=f"{tokens} tokens",
-            next_step="Lower --max-tokens.",
-        ) from None
-
-
-def _write(
-    out: Path, metadata: SensitivityMetadata, model: Model, names: NameMap, network: Any, sums: SquareSums, pairs: int
-) -> None:
-    """The means in the checkpoint's names: each sum divided by the number of pairs, rounded once."""
-    # the order is that of the groups, so that one group is in memory at a time
-    order = [stored for group in names.groups for stored in group.stored]
-    shapes = {stored: model.tensors[stored].entry.shape for stored in order}
-
-    def parts() -> Iterator[tuple[str, Float32]]:
-        for group in names.groups:
-            tensors = {n: sums.tensor(names.owner[n]) for n in group.parameters}
-            for stored, tensor in names.stored_of(network, group, tensors):
-                values: Float32 = tensor.contiguous().numpy().reshape(-1)
-                for part in chunks(values):
-                    yield stored, part / np.float32(pairs)
-
-    write_tensors(out, shapes, metadata.to_strings(), parts())

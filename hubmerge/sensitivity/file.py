@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,22 +20,19 @@ from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hubmerge.dtypes import FLOAT_DTYPES
-from hubmerge.errors import DiskError, NonFiniteError, Problem, SensitivityError, SourceNotFoundError
+from hubmerge.disk_errors import written
+from hubmerge.dtypes import FLOAT_DTYPES, Float32
+from hubmerge.errors import NonFiniteError, Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, header_length, parse_header, serialize_header
+from hubmerge.wording import named
 
 FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
 CHUNK_ELEMENTS = 4 * 1024 * 1024
-NAMED_AT_MOST = 8
-_COPY_BYTES = 4 * 1024 * 1024
-
-Float32 = NDArray[np.float32]
 
 
 class SensitivityMetadata(BaseModel):
@@ -64,6 +61,10 @@ class SensitivityMetadata(BaseModel):
     def to_strings(self) -> dict[str, str]:
         return {name: str(value) for name, value in self.model_dump().items()}
 
+    def digest(self) -> str:
+        """sha256 (hex) over all of it."""
+        return hashlib.sha256(repr(sorted(self.to_strings().items())).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class SensitivityFile:
@@ -77,9 +78,8 @@ class SensitivityFile:
     def as_model(self) -> Model:
         """The file as a source of tensors for sources.reader; a reference of its own, no config."""
         name = self.path.name
-        identity = hashlib.sha256(repr(sorted(self.metadata.to_strings().items())).encode()).hexdigest()[:40]
         return Model(
-            ModelRef("local", str(self.path.parent), identity),
+            ModelRef("local", str(self.path.parent), self.metadata.digest()[:40]),
             MappingProxyType({}),
             {name: FileInfo(name, self.size)},
             {n: StoredTensor(name, entry) for n, entry in self.tensors.items()},
@@ -110,10 +110,9 @@ def read_sensitivity(path: Path) -> SensitivityFile:
             got=f"missing or wrong: {ascii(wrong)[1:-1][:200]}",
             next_step="Make one with `hubmerge sensitivity`.",
         ) from None
-    wrong_dtype = [t.name for t in header.tensors if t.dtype != "F32"]
-    if wrong_dtype:
+    if others := [t.name for t in header.tensors if t.dtype != "F32"]:
         raise SensitivityError(
-            "a sensitivity file holds float32 alone", where=path.name, expected="F32", got=named(wrong_dtype)
+            "a sensitivity file holds float32 alone", where=path.name, expected="F32", got=named(others)
         )
     return SensitivityFile(path, size, metadata, MappingProxyType({t.name: t for t in header.tensors}))
 
@@ -124,31 +123,30 @@ def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = 
 
     Reads all values once, to refuse NaN, infinite and negative ones.
     """
-    remake = f"Make it again with `hubmerge sensitivity {model.ref.id}`."
+    said = file.metadata
     problems: list[Problem] = []
 
-    def add(what: str, expected: str, got: str, next_step: str = remake) -> None:
-        problems.append(Problem(SensitivityError.code, what, file.path.name, expected, got, next_step))
+    def add(what: str, expected: str, got: str) -> None:
+        remake = f"Make it again with `hubmerge sensitivity {model.ref.id}`."
+        problems.append(Problem(SensitivityError.code, what, file.path.name, expected, got, remake))
 
-    if not _belongs(file.metadata, model):
-        add("it belongs to another model", str(model.ref), f"{file.metadata.model_id}@{file.metadata.model_sha[:12]}")
-    if digest is not None and digest != file.metadata.data_digest:
-        add("it was made from other calibration data", digest[:16], file.metadata.data_digest[:16])
-    if tokens and tokens != file.metadata.tokens_digest:
-        add("it was made from other rows of tokens", tokens[:16], file.metadata.tokens_digest[:16])
+    if said.model_sha != model.ref.sha and not (said.model_weights and said.model_weights == weights_digest(model)):
+        add("it belongs to another model", str(model.ref), f"{said.model_id}@{said.model_sha[:12]}")
+    if digest is not None and digest != said.data_digest:
+        add("it was made from other calibration data", digest[:16], said.data_digest[:16])
+    if tokens and tokens != said.tokens_digest:
+        add("it was made from other rows of tokens", tokens[:16], said.tokens_digest[:16])
     wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
     if missing := [n for n in wanted if n not in file.tensors]:
         add("it lacks tensors", named(missing), "nothing")
     if extra := [n for n in file.tensors if n not in wanted]:
         add("it has tensors that the model does not store", "none", named(extra))
-    others = [n for n, shape in wanted.items() if n in file.tensors and file.tensors[n].shape != shape]
-    if others:
-        shapes = [f"{n}: {list(wanted[n])} → {list(file.tensors[n].shape)}" for n in others]
+    found = {n: entry.shape for n, entry in file.tensors.items()}
+    if others := [n for n, shape in wanted.items() if n in found and found[n] != shape]:
+        shapes = [f"{n}: {list(wanted[n])} → {list(found[n])}" for n in others]
         add("it has other shapes", "the model's", named(shapes))
-    if not problems:
-        broken = _bad_values(file)
-        if broken:
-            add("values that no squared gradient has", "finite and at least 0", named(broken))
+    if not problems and (broken := _bad_values(file)):
+        add("values that no squared gradient has", "finite and at least 0", named(broken))
     if problems:
         raise SensitivityError("the sensitivity file does not fit", problems=problems)
 
@@ -182,70 +180,45 @@ def write_tensors(
     header, places = serialize_header(((name, "F32", shape) for name, shape in shapes.items()), metadata)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(header)
-            for name, values in parts:
-                if not np.isfinite(values).all():
-                    raise NonFiniteError(
-                        f"a {element} is NaN or infinite",
-                        where=name,
-                        next_step="Check the model; with bfloat16, try --dtype float32.",
-                    )
-                assert places[name][0] <= file.tell() <= places[name][1] - values.nbytes, name
-                file.write(np.ascontiguousarray(values, dtype="<f4").data)
-            assert file.tell() == len(header) + 4 * sum(prod(s) for s in shapes.values())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DiskError(
-            "a sensitivity file cannot be written",
-            where=str(path),
-            got=str(error.strerror or error),
-            next_step="Free some disk and resume.",
-        ) from None
+        with written("a sensitivity file cannot be written", str(path)):
+            with temporary.open("wb") as file:
+                file.write(header)
+                for name, values in parts:
+                    if not np.isfinite(values).all():
+                        raise NonFiniteError(
+                            f"a {element} is NaN or infinite",
+                            where=name,
+                            next_step="Check the model; with bfloat16, try --dtype float32.",
+                        )
+                    assert places[name][0] <= file.tell() <= places[name][1] - values.nbytes, name
+                    file.write(np.ascontiguousarray(values, dtype="<f4").data)
+                assert file.tell() == len(header) + 4 * sum(prod(s) for s in shapes.values())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def each_chunk(file: SensitivityFile, entry: TensorEntry, use: Callable[[Float32], None]) -> None:
-    """Call `use` with the values of one tensor, some million at a time."""
-    with file.path.open("rb") as source:
-        source.seek(entry.begin)
-        left = entry.end - entry.begin
-        while left:
-            wanted = min(left, 4 * CHUNK_ELEMENTS)
-            raw = source.read(wanted)
-            if len(raw) < wanted:
-                raise SensitivityError("the file became shorter", where=file.path.name)
-            left -= len(raw)
-            use(np.frombuffer(raw, dtype="<f4"))
-
-
-def named(listed: list[str]) -> str:
-    """The first few of a list."""
-    more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
-    return ", ".join(listed[:NAMED_AT_MOST]) + more
-
-
-def _belongs(metadata: SensitivityMetadata, model: Model) -> bool:
-    if metadata.model_sha == model.ref.sha:
-        return True
-    return bool(metadata.model_weights) and metadata.model_weights == weights_digest(model)
+def chunks(values: Float32) -> Iterator[Float32]:
+    """`values` [n] in views of some million elements."""
+    for start in range(0, values.size, CHUNK_ELEMENTS):
+        yield values[start : start + CHUNK_ELEMENTS]
 
 
 def _bad_values(file: SensitivityFile) -> list[str]:
-    bad: list[str] = []
-
-    for name, entry in file.tensors.items():
-        found = 0
-
-        def count(values: Float32) -> None:
-            nonlocal found
-            # NaN is not >= 0 either
-            found += values.size - int(np.count_nonzero((values >= 0) & np.isfinite(values)))
-
-        each_chunk(file, entry, count)
-        if found:
-            bad.append(f"{name} ({found})")
+    """Each tensor with values that are negative or not finite, and how many; some million are in memory at a time."""
+    bad = []
+    with file.path.open("rb") as source:
+        for name, entry in file.tensors.items():
+            source.seek(entry.begin)
+            found = 0
+            for start in range(0, entry.elements, CHUNK_ELEMENTS):
+                wanted = min(CHUNK_ELEMENTS, entry.elements - start)
+                values = np.fromfile(source, "<f4", wanted)
+                if values.size < wanted:
+                    raise SensitivityError("the file became shorter", where=file.path.name)
+                found += wanted - int(np.count_nonzero((values >= 0) & np.isfinite(values)))  # NaN is not >= 0 either
+            if found:
+                bad.append(f"{name} ({found})")
     return bad

@@ -4,38 +4,75 @@ Two merges are the same if the same rows reach the same networks through the sam
 whatever the rows' file is called. Another row or another tokenizer makes another merge. So the data is read and
 tokenized when a merge is prepared, which also finds unusable rows before a weight moves. The pairs are kept for the
 pass that takes the gradients, and a dataset of the Hub is pinned at its commit.
+
+A server's users name datasets and tokenizers. There the rows are read in a process of their own:
+
+    python -m hubmerge.sensitivity.rows     the job on its standard input, digests of the rows to its standard output
+
+The process has the network and the token, which the dataset may need, and limits on memory, file size and time. It is
+killed beyond them, which would be impossible for a thread of the app. The app itself loads neither library.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from hubmerge.errors import DiskError, HubUnavailableError, SensitivityError
+from hubmerge.errors import (
+    DiskError,
+    EvaluationError,
+    FormatError,
+    HubUnavailableError,
+    MemoryLimitError,
+    Problem,
+    SensitivityError,
+    SourceNotFoundError,
+)
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub, RepoState
+from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
+from hubmerge.isolation.confinement import Limits, confine
+from hubmerge.isolation.in_child import Reporter, run
 from hubmerge.methods import get_method
 from hubmerge.plan.disk import is_derived
+from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
-from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
-from hubmerge.sensitivity.compute import LOADERS, tokenized_in
 from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
-from hubmerge.sensitivity.rows_process import Digests, ToRead, read_apart
-from hubmerge.sensitivity.staging import stage_merged_files, stage_small_files
-from hubmerge.sensitivity.tokens import tokens_digest
+from hubmerge.sensitivity.pairs import (
+    LOADERS,
+    Pair,
+    digest,
+    load_pairs,
+    stage_small_files,
+    tokenized_in,
+    tokens_digest,
+)
+from hubmerge.sources.companions import is_of_tokenizer, reader
+from hubmerge.sources.folder import CONFIG
 from hubmerge.sources.header import header_length
+from hubmerge.sources.staged import stage_files
 
 MAX_DATA_BYTES = 2 * 10**9  # of all files of a dataset, on a server
+WALL_S = 120.0  # for all agents of a merge; within the time that a signed-in visitor's question may take
+MEMORY_BYTES = 6 * 10**9  # written; libraries and mapped files are not counted
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOLD = (SensitivityError, SourceNotFoundError, FormatError, HubUnavailableError)
+
+
+# One agent's rows: which, the folder with its config and tokenizer, and its name for errors.
+Asked = tuple[CalibrationSpec, Path, str]
+# What identifies them: sha256 (hex) over their texts and over their tokens, and how many there are.
+Digests = tuple[str, str, int]
 
 
 def weighs(plan: Plan) -> bool:
@@ -46,7 +83,7 @@ def weighs(plan: Plan) -> bool:
 class Calibration:
     """Reads the calibration data of plans over the same models, each once.
 
-    `apart`: in a process of its own (rows_process.py), which does not return the pairs; the gradients read them again.
+    `apart`: in a process of its own, which does not return the pairs; the gradients read them again.
     """
 
     def __init__(self, hub: Hub, allow_local: bool, *, apart: bool = False) -> None:
@@ -65,33 +102,25 @@ class Calibration:
         """
         if plan.calibration or not weighs(plan):
             return plan
-        specs = [agent.calibration or plan.recipe.calibration for agent in plan.recipe.agents]
-        pinned = [
-            None if spec is None or agent.sensitivity is not None else self._at_commit(spec)
-            for agent, spec in zip(plan.recipe.agents, specs, strict=True)
-        ]
-        agents = tuple(
-            agent.model_copy(update={"calibration": self._at_commit(agent.calibration)})
-            if agent.calibration is not None and agent.sensitivity is None
-            else agent
-            for agent in plan.recipe.agents
-        )
-        shared = plan.recipe.calibration
-        if shared is not None and any(a.calibration is None and a.sensitivity is None for a in agents):
-            shared = self._at_commit(shared)
-        plan = replace(plan, recipe=plan.recipe.model_copy(update={"agents": agents, "calibration": shared}))
+        recipe, agents = plan.recipe, []
+        pinned: list[CalibrationSpec | None] = []
+        for agent in recipe.agents:
+            spec = None if agent.sensitivity is not None else agent.calibration or plan.recipe.calibration
+            if spec is not None:
+                spec = self._at_commit(spec)
+                if agent.calibration is None:
+                    recipe = recipe.model_copy(update={"calibration": spec})
+                else:
+                    agent = agent.model_copy(update={"calibration": spec})
+            agents.append(agent)
+            pinned.append(spec)
+        plan = replace(plan, recipe=recipe.model_copy(update={"agents": tuple(agents)}))
         self._read(plan, [(k, spec) for k, spec in enumerate(pinned) if spec is not None])
-        return replace(plan, calibration=tuple(self._of_agent(plan, k, spec) for k, spec in enumerate(pinned)))
-
-    def _of_agent(self, plan: Plan, agent: int, spec: CalibrationSpec | None) -> CalibrationRows:
-        if (path := plan.recipe.agents[agent].sensitivity) is not None:
-            file = named_file(plan, agent, path, self._allow_local)
-            said = file.metadata
-            return CalibrationRows(
-                said.data, said.tokens_digest, said.pairs, said.torch, said.transformers, file=_file_digest(file.path)
-            )
-        assert spec is not None, "the plan refuses agents without either"
-        return self._rows[agent, spec]
+        rows = [
+            _of_file(plan, k, self._allow_local) if spec is None else self._rows[k, spec]
+            for k, spec in enumerate(pinned)
+        ]
+        return replace(plan, calibration=tuple(rows))
 
     def _read(self, plan: Plan, wanted: Sequence[tuple[int, CalibrationSpec]]) -> None:
         """Fill in the rows of agents that are not known yet."""
@@ -101,50 +130,39 @@ class Calibration:
             return
         require("eval", "a sensitivity that is not named as a file", *LOADERS)
         with tempfile.TemporaryDirectory() as folder:
-            asked = []
-            for agent, spec in new:
-                asked.append(ToRead(spec, Path(folder) / str(agent), str(plan.agents[agent].ref)))
+            asked = [(spec, Path(folder) / str(k), str(plan.agents[k].ref)) for k, spec in new]
+            for (agent, spec), (_, staged, _) in zip(new, asked, strict=True):
                 if is_derived(plan, agent):
-                    stage_merged_files(plan, self._hub, asked[-1].folder)
+                    stage_merged_files(plan, self._hub, staged)
                 else:
-                    stage_small_files(plan.agents[agent], self._hub, asked[-1].folder)
-            if not self._allow_local:
-                for state in {a.spec: self._states[a.spec] for a in asked if not a.spec.is_file}.values():
-                    _require_room(state, Path(folder))
-            found = read_apart(asked, self._hub, Path(folder)) if self._apart else self._digests(plan, asked)
+                    stage_small_files(plan.agents[agent], self._hub, staged)
+                if not (self._allow_local or spec.is_file):
+                    _require_room(self._states[spec], Path(folder))
+            if self._apart:
+                found = read_apart(asked, self._hub, Path(folder))
+            else:
+                found = [_digests(each, self._load(plan, each[0])) for each in asked]
         versions = version("torch"), version("transformers")
-        for (agent, spec), rows in zip(new, found, strict=True):
+        for (agent, spec), (texts, tokens, pairs) in zip(new, found, strict=True):
+            private = spec in self._states and self._states[spec].private
+            read = self._pairs.get(spec, ())
             self._rows[agent, spec] = CalibrationRows(
-                spec.label,
-                rows.tokens,
-                rows.pairs,
-                *versions,
-                texts=rows.texts,
-                private=spec in self._states and self._states[spec].private,
-                read=self._pairs.get(spec, ()),
+                spec.label, tokens, pairs, *versions, texts=texts, private=private, read=read
             )
-
-    def _digests(self, plan: Plan, asked: Sequence[ToRead]) -> list[Digests]:
-        found = []
-        for each in asked:
-            if each.spec not in self._pairs:
-                self._pairs[each.spec] = self._load(plan, each.spec)
-            pairs = self._pairs[each.spec]
-            tokens = tokens_digest(tokenized_in(each.folder, each.where, pairs, each.spec.max_tokens))
-            found.append(Digests(digest(pairs), tokens, len(pairs)))
-        return found
 
     def _load(self, plan: Plan, spec: CalibrationSpec) -> tuple[Pair, ...]:
-        with tempfile.TemporaryDirectory() as folder:
-            return load_pairs(
-                spec,
-                allow_local=self._allow_local,
-                endpoint=self._hub.endpoint,
-                token=self._hub.token,
-                # the library falls back to what its cache holds, which on a server somebody else may have brought
-                cache=None if self._allow_local else Path(folder),
-                path_of=plan.recipe.path_of,
-            )
+        if spec not in self._pairs:
+            with tempfile.TemporaryDirectory() as folder:
+                self._pairs[spec] = load_pairs(
+                    spec,
+                    allow_local=self._allow_local,
+                    endpoint=self._hub.endpoint,
+                    token=self._hub.token,
+                    # the library falls back to what its cache holds, which on a server somebody else may have brought
+                    cache=None if self._allow_local else Path(folder),
+                    path_of=plan.recipe.path_of,
+                )
+        return self._pairs[spec]
 
     def _at_commit(self, spec: CalibrationSpec) -> CalibrationSpec:
         if spec.is_file:
@@ -161,6 +179,45 @@ class Calibration:
                 self._states[pinned] = state
             self._pinned[spec] = pinned
         return self._pinned[spec]
+
+
+def named_file(plan: Plan, agent: int, allow_local: bool) -> SensitivityFile:
+    """The sensitivity file that the recipe names for an agent, by its header."""
+    path = plan.recipe.agents[agent].sensitivity
+    assert path is not None, "the plan refuses agents without a file or data"
+    if not allow_local:
+        raise SensitivityError(
+            "sensitivity files of this machine cannot be used here",
+            where=path,
+            next_step="Name calibration data on the Hub instead.",
+        )
+    if is_derived(plan, agent):
+        raise SensitivityError(
+            "a sensitivity file cannot be checked against weights that no file holds as such",
+            where=str(plan.agents[agent].ref),
+            expected="calibration data, from which it is computed",
+            got=path,
+            next_step="Name calibration data instead of the file.",
+        )
+    return read_sensitivity(plan.recipe.path_of(path))
+
+
+def stage_merged_files(plan: Plan, hub: Hub, folder: Path) -> None:
+    """config.json and the tokenizer that the merge will have: an agent without files of its own is read by these."""
+    files, _ = folder_files(plan, reader(hub))
+    stage_files({name: data for name, data in files.items() if name == CONFIG or is_of_tokenizer(name)}, folder)
+
+
+def _of_file(plan: Plan, agent: int, allow_local: bool) -> CalibrationRows:
+    """A named file's own record of its rows, and its pin: a digest over size, time of change and header."""
+    found = named_file(plan, agent, allow_local)
+    with found.path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        prefix = file.read(8)
+        header = prefix + file.read(header_length(prefix, found.path.name))
+    pin = hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\0".encode() + header).hexdigest()
+    said = found.metadata
+    return CalibrationRows(said.data, said.tokens_digest, said.pairs, said.torch, said.transformers, file=pin)
 
 
 def _require_room(state: RepoState, folder: Path) -> None:
@@ -186,35 +243,61 @@ def _require_room(state: RepoState, folder: Path) -> None:
         )
 
 
-def named_file(plan: Plan, agent: int, path: str, allow_local: bool) -> SensitivityFile:
-    """The sensitivity file that the recipe names for an agent, by its header."""
-    if not allow_local:
+def _digests(asked: Asked, pairs: Sequence[Pair]) -> Digests:
+    spec, folder, where = asked
+    tokens = tokens_digest(tokenized_in(folder, where, pairs, spec.max_tokens))
+    return digest(pairs), tokens, len(pairs)
+
+
+def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Digests]:
+    """The digests of every agent's rows; `folder` is for temporary files of the process.
+
+    Raises SensitivityError, also beyond a limit, SourceNotFoundError, FormatError, HubUnavailableError.
+    """
+    job = ChildJob(
+        module="hubmerge.sensitivity.rows",
+        spec={
+            "endpoint": hub.endpoint,
+            "token": hub.token,
+            "cache": str(folder / "cache"),
+            "agents": [[spec.model_dump(mode="json"), str(staged), where] for spec, staged, where in asked],
+        },
+        environment=fresh_environment(folder / "home", hub.endpoint, network=True),
+        log=folder / "child.log",
+        wall_s=WALL_S,
+        what="the calibration data",
+    )
+    try:
+        done = run_child(job, lambda event: None, lambda: False)
+    except (EvaluationError, MemoryLimitError) as error:
         raise SensitivityError(
-            "sensitivity files of this machine cannot be used here",
-            where=path,
-            next_step="Name calibration data on the Hub instead.",
-        )
-    if is_derived(plan, agent):
-        raise SensitivityError(
-            "a sensitivity file cannot be checked against weights that no file holds as such",
-            where=str(plan.agents[agent].ref),
-            expected="calibration data, from which it is computed",
-            got=path,
-            next_step="Name calibration data instead of the file.",
-        )
-    return read_sensitivity(plan.recipe.path_of(path))
+            "the calibration data cannot be read and tokenized here",
+            where=", ".join(dict.fromkeys(spec.label for spec, *_ in asked))[:300],
+            expected=f"at most {WALL_S:g} s and {MEMORY_BYTES // 10**9} GB of memory",
+            got=error.what,
+            next_step="Name fewer or shorter rows: a part of the split, such as train[:1000].",
+        ) from None
+    if (refusal := done.get("refusal")) is not None:
+        kind = next((e for e in _TOLD if e.code == refusal["code"]), SensitivityError)
+        raise kind(refusal["problems"][0]["what"], problems=[Problem(**problem) for problem in refusal["problems"]])
+    return [(texts, tokens, pairs) for texts, tokens, pairs in done["rows"]]
 
 
-def _file_digest(path: Path) -> str:
-    """The pin of a sensitivity file: a digest over size, time of change and header, which names model and data."""
-    with path.open("rb") as file:
-        status = os.fstat(file.fileno())
-        prefix = file.read(8)
-        header = prefix + file.read(header_length(prefix, path.name))
-    return hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\0".encode() + header).hexdigest()
+def _in_child(job: Mapping[str, Any], _: Reporter) -> Mapping[str, Any]:
+    confine(Limits(data_bytes=MEMORY_BYTES), network=True)
+    places = {"endpoint": job["endpoint"], "token": job["token"], "cache": Path(job["cache"])}
+    known: dict[CalibrationSpec, tuple[Pair, ...]] = {}
+    found = []
+    try:
+        for given, folder, where in job["agents"]:
+            spec = CalibrationSpec.model_validate(given)
+            if spec not in known:
+                known[spec] = load_pairs(spec, allow_local=False, **places)
+            found.append(_digests((spec, Path(folder), where), known[spec]))
+    except _TOLD as error:
+        return {"refusal": error.as_dict()}
+    return {"rows": found}
 
 
-def kept_name(weights: Sequence[str] | str, rows: CalibrationRows, hubmerge: str) -> str:
-    """The name of the file with an agent's sensitivity: a digest of all that decides its content."""
-    identity = json.dumps([weights, rows.digest, rows.pairs, hubmerge, rows.torch, rows.transformers])
-    return f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.safetensors"
+if __name__ == "__main__":
+    sys.exit(run(_in_child))

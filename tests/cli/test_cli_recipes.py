@@ -71,7 +71,7 @@ def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_wit
 
 def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path, tmp_path: Path) -> None:
     from hubmerge.recipe.sweep import load_sweep
-    from hubmerge.sensitivity.calibration import load_pairs
+    from hubmerge.sensitivity.pairs import load_pairs
 
     (below.parent / "pairs.jsonl").write_text('{"q": "2+2", "a": "4"}\n')
     below.write_text(

@@ -132,7 +132,7 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
     ),
     "sensitivity": (
         ["base", *OF_DATA],
-        [("hubmerge.sensitivity.load_pairs", "fetch data", NO_DATA)],
+        [("hubmerge.sensitivity.pairs.load_pairs", "fetch data", NO_DATA)],
     ),
 }
 

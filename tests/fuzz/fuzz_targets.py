@@ -38,7 +38,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import is_sweep, sweep_from_dict
-from hubmerge.sensitivity.calibration import _parsed, choose, digest
+from hubmerge.sensitivity.pairs import choose, digest, parsed
 from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import config_problems, merged_config, without_code
@@ -274,7 +274,7 @@ def webhook(data: bytes) -> None:
 
 def calibration_rows(data: bytes) -> None:
     spec = CalibrationSpec(data="./rows.jsonl", prompt="q", answer="a", max_pairs=3)
-    rows = ((n, _parsed(line, WHERE)) for n, line in enumerate(data.splitlines(), 1) if line.strip())
+    rows = ((n, parsed(line, WHERE)) for n, line in enumerate(data.splitlines(), 1) if line.strip())
     try:
         pairs = choose(rows, spec)
     except SensitivityError as error:

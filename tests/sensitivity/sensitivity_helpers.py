@@ -11,7 +11,14 @@ import torch
 from builders import llama_shapes, random_base, tokenizer_files, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hubmerge.sensitivity import CalibrationSpec, Pair
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sensitivity.compute import compute_sensitivity
+from hubmerge.sensitivity.file import SensitivityFile
+from hubmerge.sensitivity.pairs import Pair
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
 
 SPEC = CalibrationSpec(data="./pairs.jsonl", prompt="question", answer="answer", max_pairs=8, max_tokens=32)
 PAIRS = (
@@ -45,6 +52,15 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     return network, AutoTokenizer.from_pretrained(folder)
+
+
+def opened(folder: Path) -> Model:
+    return open_model(ModelName.parse(str(folder)), Hub(), allow_local=True)
+
+
+def compute(folder: Path, out: Path, pairs: Sequence[Pair] = PAIRS, **options: Any) -> SensitivityFile:
+    """The sensitivity file of a local model."""
+    return compute_sensitivity(opened(folder), pairs, out, **{"spec": SPEC, "hub": Hub(), **options})
 
 
 def naive_fisher(

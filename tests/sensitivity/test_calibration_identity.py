@@ -20,7 +20,7 @@ from hubmerge.output.report import Report
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
-from hubmerge.sensitivity.calibration import Pair, load_pairs
+from hubmerge.sensitivity.pairs import Pair, load_pairs
 from hubmerge.sensitivity.rows import Calibration
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"

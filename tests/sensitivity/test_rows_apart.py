@@ -17,9 +17,7 @@ from hubmerge.output.publish import Target
 from hubmerge.recipe.calibration import CalibrationRows
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
-from hubmerge.sensitivity import rows_process
 from hubmerge.sensitivity.rows import Calibration
-from hubmerge.sensitivity.rows_process import Digests
 from localhub.process import LocalHubProcess
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
@@ -93,7 +91,7 @@ def test_what_cannot_be_used_is_refused_with_its_reason(
 
 
 def test_reading_ends_with_its_time(hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_process, "WALL_S", 0.2)
+    monkeypatch.setattr(rows_module, "WALL_S", 0.2)
     with pytest.raises(SensitivityError, match=r"cannot be read and tokenized here.*at most 0.2 s"):
         read(publish({"train.jsonl": ROWS}), hub)
 
@@ -118,8 +116,7 @@ def test_a_dataset_that_is_too_large_for_the_server_or_its_disk_is_not_fetched(
 def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outright(
     hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = Digests("a" * 64, "b" * 64, 3)
-    monkeypatch.setattr(rows_module, "read_apart", lambda asked, *_: [rows] * len(asked))
+    monkeypatch.setattr(rows_module, "read_apart", lambda asked, *_: [("a" * 64, "b" * 64, 3)] * len(asked))
     asked = recipe_from_dict(recipe(publish({"train.jsonl": ROWS}, private=True)))
 
     def prepared(target: Target) -> tuple[bool, ...]:

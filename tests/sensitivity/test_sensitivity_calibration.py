@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from sensitivity_helpers import write_rows
 
 from hubmerge.errors import SensitivityError, SourceNotFoundError
-from hubmerge.sensitivity import CalibrationSpec, Pair, digest, load_pairs
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.sensitivity.pairs import Pair, digest, load_pairs
 
 ROWS = [{"q": f"question {n}", "a": f"answer {n % 7}", "other": n} for n in range(40)]
 
@@ -120,7 +121,7 @@ def test_empty_data_is_refused(tmp_path):
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("hubmerge.sensitivity.calibration.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("hubmerge.sensitivity.pairs.MAX_LINE_BYTES", 100)
     write_rows(tmp_path / "a.jsonl", [{"q": "x", "a": "y" * 200}])
     with pytest.raises(SensitivityError, match=r"row 1 of a\.jsonl: expected at most 100 bytes"):
         load_pairs(spec(tmp_path / "a.jsonl"))
@@ -179,8 +180,10 @@ import json, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from hubmerge.errors import HubmergeError
-from hubmerge.sensitivity import CalibrationSpec, calibration, load_pairs
-calibration.MAX_ROWS = int(sys.argv[4])
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.sensitivity import pairs as module
+from hubmerge.sensitivity.pairs import load_pairs
+module.MAX_ROWS = int(sys.argv[4])
 out = []
 for changes in json.loads(sys.argv[3]):
     spec = CalibrationSpec(**{"prompt": "q", "answer": "a", "max_pairs": 10, **changes})

@@ -12,7 +12,9 @@ from sensitivity_helpers import PAIRS, llama, write_rows
 from hubmerge.cli.sensitivity import add_arguments, run_cli
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import SensitivityError
-from hubmerge.sensitivity import CalibrationSpec, digest, load_pairs, read_sensitivity
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.sensitivity.file import read_sensitivity
+from hubmerge.sensitivity.pairs import digest, load_pairs
 from hubmerge.settings import load_settings
 
 
@@ -54,7 +56,7 @@ def test_arguments_that_make_no_sense_are_listed_together(tmp_path):
 
 def test_importing_the_package_loads_neither_torch_nor_transformers():
     code = (
-        "import sys, hubmerge.sensitivity\n"
+        "import sys, hubmerge.sensitivity.of_plan\n"
         "print({'torch', 'transformers', 'datasets', 'accelerate', 'huggingface_hub'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,19 +8,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from sensitivity_helpers import PAIRS, SPEC, llama, load, naive_fisher, save
+from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, opened, save
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
 
 from hubmerge.errors import MemoryLimitError
-from hubmerge.sensitivity import CalibrationSpec, compute_sensitivity, digest, load_pairs
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity.file import weights_digest
+from hubmerge.sensitivity.pairs import digest, load_pairs
 from hubmerge.sources.header import TensorEntry
 
 ZOO = Path(__file__).parents[2] / "examples" / "zoo"
 
 
 def computed(folder: Path, out: Path, pairs=PAIRS, **options) -> dict[str, torch.Tensor]:
-    return load_file(compute_sensitivity(str(folder), pairs, out, spec=SPEC, **options).path)
+    return load_file(compute(folder, out, pairs, **options).path)
 
 
 def test_a_random_llama_has_exactly_the_fisher_of_one_autograd_call_per_pair(tmp_path):
@@ -48,7 +49,7 @@ def test_an_agent_of_the_zoo_has_the_naive_fisher(tmp_path):
         data=str(ZOO / "eval" / "math.jsonl"), prompt="prompt", answer="answer", max_pairs=4, max_tokens=32
     )
     pairs = load_pairs(spec)
-    file = compute_sensitivity(str(ZOO / "math"), pairs, tmp_path / "s.safetensors", spec=spec)
+    file = compute(ZOO / "math", tmp_path / "s.safetensors", pairs, spec=spec)
     expected = naive_fisher(*load(ZOO / "math"), pairs)
     found = load_file(file.path)
     assert found.keys() == expected.keys()
@@ -199,7 +200,7 @@ def test_a_checkpoint_of_the_bare_model_keeps_its_own_names(tmp_path):
 
 def test_the_file_stores_every_float_tensor_in_its_shape(tmp_path):
     folder = llama(tmp_path / "model")
-    file = compute_sensitivity(str(folder), PAIRS, tmp_path / "s.safetensors", spec=SPEC)
+    file = compute(folder, tmp_path / "s.safetensors")
     stored = load_file(folder / "model.safetensors")
     assert {n: tuple(t.shape) for n, t in stored.items()} == {n: t.shape for n, t in file.tensors.items()}
     assert all(isinstance(t, TensorEntry) and t.dtype == "F32" for t in file.tensors.values())
@@ -209,15 +210,8 @@ def test_the_file_stores_every_float_tensor_in_its_shape(tmp_path):
 def test_a_copy_of_a_folder_has_the_same_weights_digest(tmp_path):
     import shutil
 
-    from hubmerge.hub.client import Hub
-    from hubmerge.recipe.model_name import ModelName
-    from hubmerge.sources.open import open_model
-
     folder = llama(tmp_path / "model", shards=2)
     shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copy)
     other = llama(tmp_path / "other", shards=2, seed=1)
-    digests = [
-        weights_digest(open_model(ModelName.parse(str(f)), Hub(), allow_local=True))
-        for f in (folder, tmp_path / "copy", other)
-    ]
+    digests = [weights_digest(opened(f)) for f in (folder, tmp_path / "copy", other)]
     assert digests[0] == digests[1] != digests[2]

@@ -11,21 +11,15 @@ import pytest
 from builders import T, llama_config, llama_shapes, random_base, tensor, write_model
 from huggingface_hub import HfApi
 from safetensors.numpy import load_file, save_file
-from sensitivity_helpers import PAIRS, SPEC, llama
+from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, opened
 
 from hubmerge.errors import FormatError, NonFiniteError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
-from hubmerge.sensitivity import (
-    SensitivityFile,
-    check_sensitivity,
-    compute_sensitivity,
-    digest,
-    read_sensitivity,
-)
-from hubmerge.sensitivity.file import write_tensors
-from hubmerge.sensitivity.names import map_names, verify
-from hubmerge.sources.base import Model
+from hubmerge.sensitivity.compute import compute_sensitivity
+from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity, write_tensors
+from hubmerge.sensitivity.network import map_names, verify
+from hubmerge.sensitivity.pairs import digest
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -37,11 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SensitivityFile:
-    return compute_sensitivity(str(folder), PAIRS, tmp_path_factory.mktemp("made") / "s.safetensors", spec=SPEC)
-
-
-def opened(folder: Path) -> Model:
-    return open_model(ModelName.parse(str(folder)), Hub(), allow_local=True)
+    return compute(folder, tmp_path_factory.mktemp("made") / "s.safetensors")
 
 
 def rewritten(made: SensitivityFile, path: Path, change=lambda tensors: None, **metadata: str) -> SensitivityFile:
@@ -177,8 +167,9 @@ def test_a_model_from_the_hub_is_fetched_and_named_by_its_commit(folder, made, l
     commit = api.upload_folder(repo_id="ada/sensitive-agent", folder_path=folder)
     hub = Hub(local_hub.endpoint)
     seen: list[tuple[str, int, int]] = []
+    online = open_model(ModelName.parse("ada/sensitive-agent"), hub, allow_local=False)
     file = compute_sensitivity(
-        "ada/sensitive-agent",
+        online,
         PAIRS,
         tmp_path / "s.safetensors",
         spec=SPEC,
@@ -191,7 +182,6 @@ def test_a_model_from_the_hub_is_fetched_and_named_by_its_commit(folder, made, l
     own, local = load_file(file.path), load_file(made.path)
     assert all(np.array_equal(own[n], local[n]) for n in local)
     # the weights are the same, so each file fits both places
-    online = open_model(ModelName.parse("ada/sensitive-agent"), hub, allow_local=False)
     check_sensitivity(made, online)
     check_sensitivity(file, opened(folder))
 
@@ -207,14 +197,7 @@ def refused(folder: Path, tmp_path: Path, **options) -> str:
             begun.append(done)
 
     with pytest.raises((SensitivityError, FormatError)) as caught:
-        compute_sensitivity(
-            str(folder),
-            options.pop("pairs", PAIRS),
-            tmp_path / "s.safetensors",
-            spec=options.pop("spec", SPEC),
-            progress=progress,
-            **options,
-        )
+        compute(folder, tmp_path / "s.safetensors", progress=progress, **options)
     assert begun == []  # nothing was computed
     assert not (tmp_path / "s.safetensors").exists()
     return str(caught.value)
@@ -235,7 +218,7 @@ def test_stored_tensors_without_a_parameter_are_listed(tmp_path):
 def test_stored_integers_have_no_sensitivity(tmp_path):
     tensors = base(**{"model.counter": tensor([1, 2, 3], "I64")})
     folder = write_model(tmp_path / "model", tensors, config=llama_config(base()))
-    file = compute_sensitivity(str(folder), PAIRS, tmp_path / "s.safetensors", spec=SPEC)
+    file = compute(folder, tmp_path / "s.safetensors")
     assert file.tensors.keys() == base().keys()
     check_sensitivity(file, opened(folder))
 
@@ -275,7 +258,7 @@ def test_a_tokenizer_cannot_bring_code(tmp_path):
     code = f"open({str(marker)!r}, 'w')".encode()
     files = {"tokenizer_config.json": config, "tokenization_mine.py": code}
     folder = write_model(tmp_path / "model", base(), files=files)
-    compute_sensitivity(str(folder), PAIRS[:1], tmp_path / "s.safetensors", spec=SPEC)
+    compute(folder, tmp_path / "s.safetensors", PAIRS[:1])
     assert not marker.exists()
 
 
@@ -295,8 +278,6 @@ def test_a_nan_in_the_weights_is_found_before_the_first_pair(tmp_path):
 
 
 def test_weights_that_come_back_in_another_order_are_noticed(folder):
-    from sensitivity_helpers import load
-
     network, _ = load(folder)
     model = opened(folder)
     names = map_names(network, model)
@@ -307,18 +288,6 @@ def test_weights_that_come_back_in_another_order_are_noticed(folder):
         verify(names, network, model, folder)
 
 
-def test_no_pairs_unknown_models_and_devices_are_refused(folder, tmp_path):
+def test_no_pairs_and_unknown_devices_are_refused(folder, tmp_path):
     assert "no calibration pairs" in refused(folder, tmp_path, pairs=())
     assert "no such device" in refused(folder, tmp_path, device="abacus")
-    with pytest.raises(SensitivityError, match="not a model"):
-        compute_sensitivity("https://example.org/x", PAIRS, tmp_path / "s", spec=SPEC)
-    with pytest.raises(SourceNotFoundError, match="local folders"):
-        compute_sensitivity(str(folder), PAIRS, tmp_path / "s", spec=SPEC, allow_local=False)
-
-
-def test_a_pair_longer_than_the_models_context_names_row_and_lengths(folder, tmp_path):
-    from hubmerge.sensitivity import Pair
-
-    pairs = [*PAIRS, Pair("w3", "w4 " * 70, 6)]
-    text = refused(folder, tmp_path, pairs=pairs, spec=SPEC.model_copy(update={"max_tokens": 1000}))
-    assert "row 6: expected at most 64 tokens (the model's context), got 72: prompt 1, answer 71" in text

@@ -11,8 +11,8 @@ from sensitivity_helpers import PAIRS, llama, load
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hubmerge.errors import NonFiniteError
-from hubmerge.sensitivity.gradients import PairGradients
-from hubmerge.sensitivity.sums import SquareSums
+from hubmerge.sensitivity.compute import SquareSums
+from hubmerge.sensitivity.network import differentiate, give_gradients
 
 
 class Bigram(torch.nn.Module):
@@ -41,8 +41,8 @@ def squares(network, owner, tokens, answer_tokens):
         assert name not in found
         found[name] = gradient.square().flatten().tolist()
 
-    value = PairGradients(network, owner, add).add_pair(tokens, answer_tokens, "row 1")
-    return value, found
+    give_gradients(network, owner, add)
+    return differentiate(network, tokens, answer_tokens, "row 1"), found
 
 
 APART = {"embedding.weight": "embedding.weight", "head.weight": "head.weight"}
@@ -101,11 +101,11 @@ def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
         assert [n for n, p in network.named_parameters() if p.grad is not None] == []
         storages[name] = StorageWeakRef(gradient.untyped_storage())
 
-    gradients = PairGradients(network, owner, add)
+    give_gradients(network, owner, add)
     for pair in PAIRS:
         storages.clear()
         ids = tokenizer(pair.prompt + " " + pair.answer).input_ids
-        gradients.add_pair(tuple(ids), 2, "row")
+        differentiate(network, tuple(ids), 2, "row")
         assert storages.keys() == set(owner.values())
         assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
 
@@ -124,7 +124,7 @@ def test_squares_and_sums_are_rounded_to_float32_one_after_the_other(tmp_path):
 
 
 def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("hubmerge.sensitivity.sums.CHUNK_ELEMENTS", 4)
+    monkeypatch.setattr("hubmerge.sensitivity.file.CHUNK_ELEMENTS", 4)
     sums = SquareSums(tmp_path, {"a": (3, 5)}, "identity")
     gradient = torch.arange(15, dtype=torch.float32).reshape(3, 5)
     sums.add("a", gradient)

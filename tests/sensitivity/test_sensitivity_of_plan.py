@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from hubmerge.cli.main import main
 from hubmerge.sensitivity import of_plan
-from hubmerge.sensitivity.kept import KeptSensitivities
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 TARGETS = ("q_proj", "down_proj")
@@ -116,42 +115,33 @@ def test_the_next_merge_takes_what_was_kept_and_computes_nothing(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(of_plan, "compute_sensitivity", never)
+    monkeypatch.setattr("hubmerge.sensitivity.compute.compute_sensitivity", never)
     assert merge(tmp_path, "b", ZOO / "math") == first
 
 
-def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers_keep_theirs(tmp_path: Path) -> None:
-    kept = KeptSensitivities(tmp_path / "kept", budget_bytes=25)
-    for number in range(2):
+def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_plan, "DEFAULT_BUDGET_BYTES", 25)
+    kept, mine = tmp_path / "kept", tmp_path / "mine"
+    kept.mkdir()
+    mine.mkdir()
+    (kept / ".9.safetensors.0123").write_bytes(b"x" * 10)  # a process that was killed has left it half copied
+    os.utime(kept / ".9.safetensors.0123", (0, 0))
+    for number in range(3):
         file = tmp_path / f"{number}.safetensors"
-        file.write_bytes(b"x" * 10)
-        os.utime(file, (number + 1, number + 1))  # a clock may not tell the two apart
-        kept.keep(file)
-    assert kept.take("0.safetensors", tmp_path / "mine")  # now the most recently used
-    (tmp_path / "2.safetensors").write_bytes(b"y" * 10)
-    kept.keep(tmp_path / "2.safetensors")
-    assert not kept.take("1.safetensors", tmp_path / "other")
-    assert kept.take("0.safetensors", tmp_path / "again")
-    assert kept.take("2.safetensors", tmp_path / "third")
-    (tmp_path / "kept" / "0.safetensors").unlink()
-    assert (tmp_path / "mine").read_bytes() == b"x" * 10
-
-
-def test_what_a_killed_process_was_copying_is_never_taken_and_goes_with_the_longest_unused(tmp_path: Path) -> None:
-    left = tmp_path / "kept" / ".1.safetensors.0123"
-    left.parent.mkdir()
-    left.write_bytes(b"x" * 10)
-    os.utime(left, (1, 1))
-    kept = KeptSensitivities(tmp_path / "kept", budget_bytes=15)
-    assert not kept.take("1.safetensors", tmp_path / "mine")
-    file = tmp_path / "0.safetensors"
-    file.write_bytes(b"x" * 10)
-    kept.keep(file)
-    assert [path.name for path in left.parent.iterdir()] == ["0.safetensors"]
+        file.write_bytes(bytes([number]) * 10)
+        os.utime(file, (number + 1, number + 1))  # a clock may not tell them apart
+        of_plan._keep(kept, file)
+        if number == 1:
+            assert of_plan._taken(kept, mine / "0.safetensors")  # now the most recently used
+    assert sorted(path.name for path in kept.iterdir()) == ["0.safetensors", "2.safetensors"]
+    assert not of_plan._taken(kept, mine / "1.safetensors")
+    (kept / "0.safetensors").unlink()
+    assert (mine / "0.safetensors").read_bytes() == bytes(10)
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
     (tmp_path / "f.safetensors").write_bytes(b"x")
-    kept = KeptSensitivities(None)
-    kept.keep(tmp_path / "f.safetensors")
-    assert not kept.take("f.safetensors", tmp_path / "out")
+    of_plan._keep(None, tmp_path / "f.safetensors")
+    assert not of_plan._taken(None, tmp_path / "f.safetensors")

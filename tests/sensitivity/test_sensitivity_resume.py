@@ -11,15 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sensitivity_helpers import PAIRS, SPEC, llama
+from sensitivity_helpers import PAIRS, compute, llama
 
 from hubmerge.errors import CancelledError, DiskError, NonFiniteError, SensitivityError, TargetExistsError
-from hubmerge.sensitivity import SensitivityFile, compute_sensitivity
-from hubmerge.sensitivity.sums import SquareSums
-
-
-def compute(folder: Path, out: Path, **options) -> SensitivityFile:
-    return compute_sensitivity(str(folder), options.pop("pairs", PAIRS), out, spec=SPEC, **options)
+from hubmerge.sensitivity.compute import SquareSums
 
 
 def cancel_at(pairs: int):
@@ -81,13 +76,12 @@ _CHILD = """
 import os, signal, sys, torch
 sys.path[:0] = [sys.argv[3]]
 from pathlib import Path
-from sensitivity_helpers import PAIRS, SPEC
-from hubmerge.sensitivity import compute_sensitivity
+from sensitivity_helpers import compute
 torch.set_num_threads(1)
 def progress(stage, done, total, unit):
     if stage == "sensitivity" and done == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-compute_sensitivity(sys.argv[1], PAIRS, Path(sys.argv[2]), spec=SPEC, checkpoint_every=2, progress=progress)
+compute(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=2, progress=progress)
 """
 
 

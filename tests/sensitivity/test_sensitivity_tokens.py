@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from sensitivity_helpers import PAIRS, llama, load
+from sensitivity_helpers import PAIRS, llama
 
 from hubmerge.errors import SensitivityError
-from hubmerge.sensitivity import Pair
-from hubmerge.sensitivity.tokens import context_length, tokenize
+from hubmerge.sensitivity.pairs import Pair, tokenize, tokenized_in
 
 
 class Words:
@@ -88,8 +87,9 @@ def test_every_bad_pair_is_listed_up_to_a_limit():
 
 
 def test_the_context_of_a_model_is_known(tmp_path):
-    network, tokenizer = load(llama(tmp_path / "model"))
-    assert context_length(network.config) == 64
-    pair = tokenize(tokenizer, PAIRS[:1], 32, 64)[0]
-    assert pair.ids == (3, 4, 5, 6, 7, 2)
-    assert pair.answer_tokens == 3
+    [pair] = tokenized_in(llama(tmp_path / "model"), "the model", PAIRS[:1], 32)
+    assert (pair.ids, pair.answer_tokens) == ((3, 4, 5, 6, 7, 2), 3)
+    with pytest.raises(
+        SensitivityError, match=r"at most 64 tokens \(the model's context\), got 72: prompt 1, answer 71"
+    ):
+        tokenized_in(tmp_path / "model", "the model", [Pair("w3", "w4 " * 70, 6)], 1000)

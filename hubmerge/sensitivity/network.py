@@ -1,0 +1,230 @@
+"""The network that gradients are taken of: a staged folder in transformers, its names in the checkpoint, its gradients.
+
+    log p(y|x) = Σ_t log p(y_t | x, y_<t)      over the answer's tokens and the EOS, a sum and not a mean
+    sums += (∂ log p(y|x) / ∂θ)²               for every parameter, as soon as its gradient is complete
+
+A hook on each parameter gives its gradient away and sets it to None, so one gradient is alive at a time. A parameter
+that is used more than once, such as an embedding tied to the head, gets one gradient, which autograd sums over all uses
+before the hook sees it.
+
+transformers renames tensors when it loads them and, for some architectures, fuses several into one parameter (the
+experts of a mixture) or takes one apart. All of these move elements and change none, so squared gradients go back the
+same way. The way is transformers' own reversal, the one that `save_pretrained` uses. It is not taken on trust: the
+loaded weights are sent through it first and must come out as the file has them, element for element. Each name that the
+checkpoint stores for a parameter (a head tied to the embedding has two) gets the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import FormatError, MemoryLimitError, NonFiniteError, SensitivityError
+from hubmerge.plan.disk import shown_bytes
+from hubmerge.sensitivity.pairs import first_line
+from hubmerge.sources.base import Model
+from hubmerge.wording import named
+
+_WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
+_SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."
+
+
+def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
+    """MemoryLimitError where `device` cannot hold these weights beside one gradient and the activations."""
+    if device == "cpu":
+        free = psutil.virtual_memory().available
+    else:
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+    if weight_bytes > _WEIGHTS_SHARE * free:
+        wanted, found = shown_bytes(int(weight_bytes / _WEIGHTS_SHARE), free)
+        raise MemoryLimitError(
+            "the model is too large for its sensitivity to be computed here",
+            where=where,
+            expected=f"{wanted} of free memory",
+            got=found,
+            next_step=_SMALLER,
+        )
+
+
+def load_network(folder: Path, where: str, *, dtype: str, device: str) -> Any:
+    """The staged model for gradients: eval mode, floating parameters only, eager attention.
+
+    Eager attention, because the backward passes of the fused kernels add in no fixed order on some devices.
+    """
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        network, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )
+        network.to(device)
+    except torch.OutOfMemoryError:
+        raise MemoryLimitError("the model does not fit", where=where, next_step=_SMALLER) from None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise FormatError("a model that transformers cannot load", where=where, got=first_line(error)) from None
+    finally:
+        if shown:
+            enable_progress_bar()
+    wrong = {kind: report[kind] for kind in ("missing_keys", "mismatched_keys", "error_msgs") if report.get(kind)}
+    if wrong:
+        listed = "; ".join(f"{kind}: {', '.join(sorted(map(str, keys))[:5])}" for kind, keys in wrong.items())
+        raise SensitivityError(
+            "the checkpoint does not fit its own config.json",
+            where=where,
+            expected="a tensor for every parameter of the architecture",
+            got=ascii(listed)[1:-1][:400],
+        )
+    network.eval()
+    for parameter in network.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    for module in network.modules():
+        if isinstance(module, torch.nn.Embedding):
+            # a padding row gets no gradient, though the token may stand in a pair (where it is also the EOS, say)
+            module.padding_idx = None
+    return network
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """How the parameters of one loaded network are stored."""
+
+    owner: Mapping[str, str]  # every name of a floating parameter → the first name of the same parameter
+    shapes: Mapping[str, tuple[int, ...]]  # by first name
+    # parameters that are stored together, each group with: a checkpoint's name → the name after the reversal
+    groups: tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]
+
+    @property
+    def stored(self) -> list[str]:
+        """The checkpoint's names, in the order of `reverted`."""
+        return [name for _, stored in self.groups for name in stored]
+
+    def reverted(self, network: Any, value: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(stored name, tensor) from tensors by the parameters' first names; one group is in memory at a time."""
+        for parameters, stored in self.groups:
+            tensors = revert_weight_conversion(network, {n: value(self.owner[n]) for n in parameters})
+            yield from ((name, tensors[reverted]) for name, reverted in stored.items())
+
+
+def map_names(network: Any, model: Model) -> NameMap:
+    """The map of a loaded network; SensitivityError lists every stored tensor that no parameter stands for."""
+    first: dict[int, str] = {}
+    owner: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point():
+            owner[name] = first.setdefault(id(parameter), name)
+            shapes.setdefault(owner[name], tuple(parameter.shape))
+    reverse = [c.reverse_transform() for c in reversed(getattr(network, "_weight_conversions", None) or [])]
+    converters = [c for c in reverse if isinstance(c, WeightConverter)]
+    members: dict[str, list[str]] = {}
+    for name in owner:
+        members.setdefault(apply_converters(name, converters)[0], []).append(name)
+
+    wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
+    others = [
+        f"{n} ({t.entry.dtype})" for n, t in model.tensors.items() if t.entry.dtype.startswith("F") and n not in wanted
+    ]
+    found: dict[str, tuple[int, ...]] = {}
+    groups = []
+    for parameters in members.values():
+        # tensors without data: what comes out of the reversal is known before anything is computed
+        empty = {n: torch.empty(shapes[owner[n]], device="meta") for n in parameters}
+        stored = {}
+        for name, tensor in revert_weight_conversion(network, empty).items():
+            for candidate in _candidates(name, network.base_model_prefix):
+                if candidate in wanted and candidate not in found:
+                    found[candidate] = tuple(tensor.shape)
+                    stored[candidate] = name
+                    break
+        if stored:
+            groups.append((tuple(parameters), stored))
+    unmapped = others + [n for n in wanted if n not in found]
+    unmapped += [f"{n} {list(wanted[n])} → {list(s)}" for n, s in found.items() if s != wanted[n]]
+    if unmapped:
+        raise SensitivityError(
+            "stored tensors that stand for no parameter",
+            where=str(model.ref),
+            expected=f"a floating parameter of {type(network).__name__} for each",
+            got=named(unmapped),
+            next_step="This architecture's sensitivity cannot be computed from this checkpoint.",
+        )
+    return NameMap(owner, shapes, tuple(groups))
+
+
+def _candidates(name: str, prefix: str) -> tuple[str, ...]:
+    """A checkpoint of the bare model lacks the prefix of the model with a head, or has it where we do not."""
+    if name.startswith(f"{prefix}."):
+        return name, name.removeprefix(f"{prefix}.")
+    return name, f"{prefix}.{name}"
+
+
+def verify(names: NameMap, network: Any, model: Model, folder: Path) -> None:
+    """Compare the loaded weights, sent back through the map, with the shards in `folder`."""
+    parameters = dict(network.named_parameters())
+    wrong = []
+    for stored, tensor in names.reverted(network, lambda name: parameters[name].detach()):
+        with safe_open(folder / model.tensors[stored].shard, framework="pt") as shard:
+            expected = shard.get_tensor(stored).to(tensor.dtype)
+        # NaN in a checkpoint shows as a difference here, which is as good a reason to stop
+        if not torch.equal(expected, tensor.to("cpu")):
+            wrong.append(stored)
+    if wrong:
+        raise SensitivityError(
+            "loaded weights are not the stored ones",
+            where=str(model.ref),
+            got=named(wrong),
+            next_step="The checkpoint holds NaN, or transformers transforms it on loading; it cannot be used.",
+        )
+
+
+def give_gradients(network: Any, owner: Mapping[str, str], to: Callable[[str, torch.Tensor], None]) -> None:
+    """Attach hooks for good: each parameter's whole gradient goes, by its first name, to `to`, and is then dropped."""
+
+    def give(name: str, parameter: torch.Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        to(name, gradient)
+
+    for name, parameter in network.named_parameters():
+        if parameter.is_floating_point():
+            parameter.register_post_accumulate_grad_hook(partial(give, owner[name]))
+
+
+def differentiate(network: Any, tokens: tuple[int, ...], answer_tokens: int, where: str) -> float:
+    """Take the gradients of the log-probability of the last `answer_tokens` of `tokens` given those before them.
+
+    Returns that log-probability. `where` names the pair; NonFiniteError before any gradient is given away.
+    """
+    with torch.enable_grad():  # some libraries turn gradients off for the whole process when imported
+        ids = torch.tensor([tokens], device=network.get_input_embeddings().weight.device)
+        logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+        # the logits at one position are about the token at the next
+        about_answer = logits[0, -answer_tokens - 1 : -1].float()
+        value = -torch.nn.functional.cross_entropy(about_answer, ids[0, -answer_tokens:], reduction="sum")
+        if not isfinite(result := float(value.detach())):
+            raise NonFiniteError(
+                "the log-likelihood of an answer is not finite",
+                where=where,
+                got=str(result),
+                next_step="Check the model; with bfloat16, try --dtype float32.",
+            )
+        value.backward()  # type: ignore[no-untyped-call]
+    return result
