@@ -265,7 +265,8 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         return _job(service.cancel(str(job_id), signed_in(visitor, "cancel a job")))
 
     def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
-        """Your own jobs, newest first, a page of them. Needs a sign-in or a token.
+        """Your own jobs and the evaluations that you asked for, newest first, a page of them. Needs a sign-in or a
+        token.
 
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.
