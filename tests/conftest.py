@@ -69,6 +69,30 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
 
 
 @pytest.fixture
+def ada(local_hub: LocalHubProcess) -> HfApi:
+    """Writes to her own repos and to those of the organisation `zoo`."""
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """torch's: threads cost small models more than they bring."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A local Hub with the example models and data sets, which nobody changes."""
+    with LocalHubProcess(tmp_path_factory.mktemp("zoohub"), zoo=True) as hub:
+        yield hub
+
+
+@pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
     """A recipe of a base and two agents in folders beside it, all under MIT."""
     folders = write_parents(tmp_path)

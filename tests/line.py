@@ -136,6 +136,12 @@ class Line:
             if path not in OWN_WORDS | {".gitattributes"}
         }
 
+    def arrives(self, undisturbed: dict[str, str]) -> None:
+        """It is published with the bytes of an undisturbed merge, in one commit."""
+        self.to_hub()
+        assert self.published() == undisturbed
+        assert self.commits() == 1
+
     def report(self) -> dict[str, Any]:
         state = self.hub.repo_state(self.target)
         return dict(json.loads(self.hub.read_file(state.id, state.sha, "hubmerge.json")))

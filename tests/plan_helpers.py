@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recipe_dict
 from safetensors import deserialize
 
 from hubmerge.errors import IncompatibleError
@@ -16,6 +18,7 @@ from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, parse_header
+from hubmerge.sources.open import open_models
 
 NOWHERE = Hub("http://127.0.0.1:9")
 SHAPES = {"model.embed_tokens.weight": (8, 4), "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,)}
@@ -63,6 +66,20 @@ def model(
 def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: Any) -> Plan:
     content = {"base": base.ref.id, "agents": [a.ref.id for a in agents], "method": "ram", **recipe}
     return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
+
+
+def plan_of(*folders: Path, **fields: Any) -> Plan:
+    """A plan over models in folders, the base first."""
+    recipe = recipe_from_dict(recipe_dict(folders[0], folders[1:], **fields))
+    base, agents = open_models(recipe, NOWHERE, allow_local=True)
+    return make_plan(recipe, base, agents)
+
+
+def refused(*folders: Path, **fields: Any) -> list[str]:
+    """What stands in the way of such a plan."""
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(*folders, **fields)
+    return [str(p) for p in caught.value.problems]
 
 
 def problems(base: Model, *agents: Model, **recipe: Any) -> list[str]:

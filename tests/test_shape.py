@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import printed_by
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hubmerge", "localhub", "workflows")
@@ -89,8 +90,7 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "heavy = {'huggingface_hub', 'httpx2', board, 'torch', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+    assert printed_by(script).strip() == "[]"
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:

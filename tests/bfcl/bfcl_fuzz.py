@@ -1,185 +1,46 @@
-"""Hostile text for the decoders and the converters of values.
-
-python tests/bfcl/bfcl_fuzz.py 200000    # mutated answers through every parser; the slowest is told
-"""
+"""Hostile text for the decoders and the converters of values."""
 
 from __future__ import annotations
 
-import faulthandler
 import random
-import sys
-import time
 from collections.abc import Iterator, Sequence
 
 from bfcl_damage import SOURCES, rows, variants
 
-from hubmerge.evaluation.function_calls import Language, decode
+from hubmerge.evaluation.function_calls import Language
 from hubmerge.evaluation.function_calls.java_values import java_value
 from hubmerge.evaluation.function_calls.javascript_values import javascript_value
 
 LANGUAGES: tuple[Language, ...] = ("python", "java", "javascript")
 FRAGMENTS = (
     *"()[]{}<>,.:;=+-*/%&|^~!?@#$'\"`\\ \n\t\r\0é”\u2028\ud800",
-    *(
-        "f(",
-        "f(a=",
-        "lambda:",
-        "lambda x:",
-        "not ",
-        "await ",
-        "yield ",
-        "**",
-        "->",
-        "=>",
-        "new ",
-        "new int[]{",
-        "new A<",
-        "{{",
-    ),
-    *(
-        "'''",
-        '"""',
-        "f'{",
-        "b'",
-        "\\N{",
-        "\\x",
-        "\\u12",
-        "0x",
-        "1e999",
-        "9" * 50,
-        "//",
-        "/*",
-        "*/",
-        "#",
-        "for a in b ",
-        "if a else ",
-    ),
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "f", "arguments": {',
-        "</think>",
-        "NaN",
-        "null",
-        "true",
-        "async ",
-        "class ",
-        "::",
-    ),
-    *(
-        "@interface ",
-        "switch ",
-        "...",
-        ":=",
-        "<<",
-        ">>>",
-        "instanceof ",
-        "import ",
-        "import(",
-        "`${",
-        "${",
-        "?.",
-        "/a/",
-        "<!--",
-    ),
-)
+    "f(", "f(a=", "lambda:", "lambda x:", "not ", "await ", "yield ", "**", "->", "=>", "new ", "new int[]{",
+    "new A<", "{{", "'''", '"""', "f'{", "b'", "\\N{", "\\x", "\\u12", "0x", "1e999", "9" * 50, "//", "/*", "*/", "#",
+    "for a in b ", "if a else ", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', "</think>", "NaN",
+    "null", "true", "async ", "class ", "::", "@interface ", "switch ", "...", ":=", "<<", ">>>", "instanceof ",
+    "import ", "import(", "`${", "${", "?.", "/a/", "<!--",
+)  # fmt: skip
 # what the converters' scans look at
 TOKENS = (
-    *(
-        "new ",
-        "new  ",
-        "ArrayList<",
-        "ArrayList<String>",
-        "ArrayList<>",
-        "HashMap<",
-        "HashMap<>",
-        "HashMap<String, Object>",
-    ),
-    *(
-        "(",
-        ")",
-        "()",
-        "Arrays.asList(",
-        "))",
-        "{",
-        "}",
-        "{{",
-        "}}",
-        "{ {",
-        "} }",
-        "add(",
-        "add(1)",
-        'put("',
-        '",',
-        'put("a", 1)',
-    ),
-    *(
-        "int[]",
-        "String[]",
-        "[]",
-        "[",
-        "]",
-        "[[",
-        "]]",
-        "new Array(",
-        "Array(",
-        ",",
-        ", ",
-        ":",
-        ": ",
-        "::",
-        '"',
-        "'",
-        '"a"',
-        "'b'",
-    ),
-    *(
-        "a",
-        "1",
-        "2.5",
-        "-1",
-        "5L",
-        "1.5f",
-        "true",
-        "false",
-        "1n",
-        "nan",
-        "1_0",
-        "٣",
-        " ",
-        "  ",
-        "\n",
-        "\t",
-        ">",
-        "<",
-        ";",
-        "[1, 2]",
-    ),
-    *("{a: 1}", "{'a': 'b'}", "é", "9" * 5, "e3", "E", "f", "L", "inf"),
-)
+    "new ", "new  ", "ArrayList<", "ArrayList<String>", "ArrayList<>", "HashMap<", "HashMap<>",
+    "HashMap<String, Object>", "(", ")", "()", "Arrays.asList(", "))", "{", "}", "{{", "}}", "{ {", "} }", "add(",
+    "add(1)", 'put("', '",', 'put("a", 1)', "int[]", "String[]", "[]", "[", "]", "[[", "]]", "new Array(", "Array(",
+    ",", ", ", ":", ": ", "::", '"', "'", '"a"', "'b'", "a", "1", "2.5", "-1", "5L", "1.5f", "true", "false", "1n",
+    "nan", "1_0", "٣", " ", "  ", "\n", "\t", ">", "<", ";", "[1, 2]", "{a: 1}", "{'a': 'b'}", "é", "99999", "e3",
+    "E", "f", "L", "inf",
+)  # fmt: skip
 TYPES: dict[str, tuple[str, ...]] = {
     "java": ("byte", "short", "integer", "long", "float", "double", "boolean", "char", "String", "any", "HashMap"),
     "javascript": ("String", "integer", "float", "Bigint", "Boolean", "dict", "any"),
 }
 HEADERS = {
     "java": (
-        *(
-            "new String[]{",
-            "new int[] {",
-            "new ArrayList<String>(Arrays.asList(",
-            "new ArrayList<>() {{",
-            "new ArrayList<>()",
-        ),
-        *(
-            "new HashMap<A, B>() {{",
-            "new HashMap<>() {",
-            "new HashMap<>()",
-            'new HashMap<A>() {{ put("',
-            "new ArrayList<A>() {{ add(",
-        ),
+        "new String[]{", "new int[] {", "new ArrayList<String>(Arrays.asList(", "new ArrayList<>() {{",
+        "new ArrayList<>()", "new HashMap<A, B>() {{", "new HashMap<>() {", "new HashMap<>()",
+        'new HashMap<A>() {{ put("', "new ArrayList<A>() {{ add(",
     ),
     "javascript": ("[", "[[", "[ [", "new Array(", "new Array([", "{", "{a: ", "{'a': [", "[[1, 2], ["),
-}
+}  # fmt: skip
 LISTS = {"java": ("Array", "ArrayList"), "javascript": ("array",)}
 
 Value = tuple[str, str, str | None, str]
@@ -240,21 +101,3 @@ def converted(value: Value) -> str:
         return repr((java_value if language == "java" else javascript_value)(text, declared, item))
     except (ValueError, OverflowError):
         return "raised"
-
-
-def main() -> None:
-    faulthandler.enable()
-    runs, random_, texts = int(sys.argv[1]), random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0), seeds()
-    slowest, decoded = (0.0, ""), 0
-    for _ in range(runs):
-        text = mutated(random_, texts)
-        start = time.perf_counter()
-        for language in LANGUAGES:
-            decoded += decode(text, language) is not None
-        slowest = max(slowest, (time.perf_counter() - start, text))
-    print(f"{runs} texts through {len(LANGUAGES)} languages, {decoded} decoded, none crashed")
-    print(f"slowest: {slowest[0]:.3f} s for {len(slowest[1])} characters: {slowest[1][:100]!r}")
-
-
-if __name__ == "__main__":
-    main()

@@ -176,5 +176,4 @@ def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_noth
         for t in cut.tasks
     ]
     view = scores_view(rows, [])
-    assert view is not None
     assert ["3 prompts cut" in line[2][0] for line in view["lines"]] == [True, False]

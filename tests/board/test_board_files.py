@@ -25,6 +25,12 @@ def stored(*results: EvaluationResult) -> list[tuple[str, bytes]]:
     return [(result_path(r), r.to_json().encode()) for r in results]
 
 
+def lay_out(folder: Path, files: list[tuple[str, bytes]]) -> None:
+    for path, data in files:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
 def hostile(**changes: Any) -> bytes:
     return json.dumps(result_data("evil/one", "9", {"math": 0.5}) | changes).encode()
 
@@ -177,9 +183,7 @@ def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
 
 
 def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
-    for path, data in stored(*family()):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    lay_out(tmp_path, stored(*family()))
     (tmp_path / "flags.json").write_text('{"flags": [{"kind": "withdrawn", "model": "org/math"}]}')
     (tmp_path / "notes.json").write_text("not a result")
     (tmp_path / "secret").write_text("top")
@@ -195,9 +199,7 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
 def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path, data in stored(*family()):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    lay_out(tmp_path, stored(*family()))
     monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
     read = read_folder(tmp_path)
     assert len(read.results) == 2
@@ -205,9 +207,7 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
 
 
 def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
-    for path, data in stored(*family()):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    lay_out(tmp_path, stored(*family()))
     try:
         (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
         (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
@@ -230,9 +230,7 @@ def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(
     half = {"suite": "trio", "version": "2", "same_as": "\ud800"}
     same = {"suite": "trio", "version": "1", "same_as": "2"}
     table = json.dumps({"versions": [same, {"suite": 1}, "x", half]}).encode()
-    for path, data in [*stored(old, new), ("versions.json", table)]:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    lay_out(tmp_path, [*stored(old, new), ("versions.json", table)])
     read = read_folder(tmp_path)
     assert [r.where for r in read.refused] == [f"versions.json, entry {n}" for n in (2, 3, 4)]
     [suite] = build_board(read.results).suites

@@ -76,7 +76,6 @@ def shown(dataset: ResultsDataset) -> dict[str, Row]:
 
 def rows(board: Board) -> dict[str, Row]:
     found = board.suite("trio")
-    assert found is not None
     return {row.model: row for row in found.rows}
 
 

@@ -34,17 +34,14 @@ def test_the_family_by_hand() -> None:
     suite = only(build_board(family()))
     assert suite.domains == ("math", "instruction", "code")
     merge = suite.find("org/merge")
-    assert merge is not None
     assert suite.find("org/nobody") is None
     math_line, instruction, code = merge.domains
     # math: parents 0.20, 0.60, 0.10; instruction: 0.50, 0.40, 0.30; code: 0.30, 0.25, 0.80
     assert (math_line.best_parent, instruction.best_parent, code.best_parent) == ("org/math", "org/base", "org/code")
     assert merge.synergy == ("math",)
     assert not math_line.synergy_certain  # 66 against 60 of 100 is within chance
-    assert merge.instruction_change is not None
     assert merge.instruction_change.value == pytest.approx(-0.05)
     assert merge.instruction_change.low < 0 < merge.instruction_change.high
-    assert merge.overall is not None
     assert merge.overall.value == pytest.approx(0.61)
     assert math_line.score == score_interval(0.66, 100)
     assert merge.agents == 2
@@ -55,7 +52,6 @@ def test_the_family_by_hand() -> None:
 def test_synergy_is_certain_once_every_difference_is_beyond_chance() -> None:
     board = build_board(family(scores={"math": 0.90, "instruction": 0.45, "code": 0.72}))
     line = row(board, "org/merge").domain("math")
-    assert line is not None
     assert line.synergy_certain
 
 
@@ -108,9 +104,7 @@ def test_parents_count_under_the_same_suite_version_and_split_only(change: dict[
     other = math_agent.model_copy(update=change)
     board = build_board([base, other, code, merge], suite_versions={"trio": "1"})
     suite = board.suite("trio")
-    assert suite is not None
     found = suite.find("org/merge")
-    assert found is not None
     assert [p.status for p in found.parents] == ["scored", "not scored", "scored"]
 
 
@@ -119,7 +113,6 @@ def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero() -> None:
     failed = result("org/math", "c")
     board = build_board([base, failed, code, merge])
     found = row(board, "org/math")
-    assert found.error is not None
     assert found.error.message == "it generates nothing"
     assert (found.rank, found.overall, found.domains) == (None, None, ())
     assert only(board).rows[-1] == found
@@ -139,7 +132,6 @@ def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent
     shown = {r.sha: (r.superseded, r.rank is None) for r in only(board).rows if r.model == "org/math"}
     assert shown == {sha("f"): (False, False), sha("c"): (True, True)}
     found = only(board).find("org/math")
-    assert found is not None
     assert found.sha == sha("f")
 
 
@@ -164,8 +156,6 @@ def test_a_flag_follows_the_lineage_and_takes_the_rank() -> None:
     results = [*family(), child.model_copy(update={"suite": "other"})]
     board = build_board(results, flags)
     trio, other = board.suite("trio"), board.suite("other")
-    assert trio is not None
-    assert other is not None
     marks = {r.model: [(f.kind, f.inherited_from) for f in r.flags] for r in (*trio.rows, *other.rows)}
     assert marks == {
         "org/base": [],
@@ -188,10 +178,8 @@ def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) ->
     board = build_board([*family(), hidden], [Flag("contaminated", "org/math")])
     assert row(build_board(family(), [Flag("contaminated", "org/math")]), "org/merge").flags
     found = board.suite("trio")
-    assert found is not None
     assert [f.inherited_from for r in found.rows if r.model == "org/merge" for f in r.flags] == ["org/math"]
     other = board.suite(suite)
-    assert other is not None
     assert other.rows[0].flags
 
 
@@ -309,11 +297,6 @@ def test_suites_of_one_domain_each_are_joined() -> None:
     joined = board.suites[0]
     assert joined.domains == ("math", "instruction", "code")
     merge, base, math_agent, code_agent = (joined.find(f"org/{m}") for m in ("merge", "base", "math", "code"))
-    assert merge is not None
-    assert base is not None
-    assert math_agent is not None
-    assert code_agent is not None
-    assert merge.overall is not None
     assert merge.overall.value == pytest.approx(0.61)
     assert (merge.rank, base.rank, math_agent.rank, code_agent.rank) == (1, 2, None, None)
     assert math_agent.overall is None
@@ -322,7 +305,6 @@ def test_suites_of_one_domain_each_are_joined() -> None:
     assert code_agent.status == "done"
     assert merge.skills is None  # code: only the base has a score
     assert merge.synergy == ("math",)
-    assert merge.instruction_change is not None
     assert merge.instruction_change.value == pytest.approx(-0.05)
 
 

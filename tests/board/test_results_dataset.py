@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from board_helpers import HOSTILE, family, result
 from huggingface_hub import CommitOperationAdd, HfApi
+from processes import printed_by
 
 from hubmerge.board.dataset_card import dataset_card
 from hubmerge.board.leaderboard import build_board
@@ -219,11 +217,8 @@ def test_the_tables_are_read_by_datasets(
     results = [*family(), odd, result("org/failed", "8")]
     place = details_folder(results[0]) + "math_task.parquet"
     dataset.publish(results, {place: details(tmp_path)})
-    environment = {**os.environ, "HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")}
-    child = [sys.executable, "-c", READER, repo, local_hub.tokens["ada"]]
-    done = subprocess.run(child, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    tables = json.loads(done.stdout)
+    where = {"HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")}
+    tables = json.loads(printed_by(READER, repo, local_hub.tokens["ada"], **where))
     board = {line["model"]: line for line in tables["board"]}
     assert board["org/failed"]["status"] == "failed"
     assert board["org/failed"]["overall"] is None
@@ -383,7 +378,6 @@ def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_publis
     table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
     add(api, repo, "versions.json", json.dumps(table).encode())
     found = dataset.find("org/one", old.sha, "trio", "2", "test")
-    assert found is not None
     assert found.tasks == old.tasks
     dataset.publish([new])
     local = api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")

@@ -30,13 +30,11 @@ def row_of(results: list[EvaluationResult], model: str = "org/merge") -> Row:
 def test_the_family_s_skills_by_hand() -> None:
     # math: base 0.20, best 0.60, merge 0.66; code: 0.30, 0.80, 0.72; at instruction nobody is above the base
     row = row_of(family())
-    assert row.skills is not None
     math_skill, code = row.skills.skills
     assert (math_skill.task, math_skill.best_parent, math_skill.kept) == ("math_task", "org/math", True)
     assert math_skill.gain_kept.value == pytest.approx(0.46 / 0.40)
     assert (code.domain, code.best_parent, code.gain_kept.value) == ("code", "org/code", pytest.approx(0.42 / 0.50))
     assert row.skills.text == "2 of 2 skills: 115 · 84 %"
-    assert row.skills.mean is not None
     assert row.skills.mean.value == pytest.approx((1.15 + 0.84) / 2)
     assert row.skills_rank == 1
 
@@ -60,17 +58,14 @@ def test_nothing_is_said_of_a_parent_that_lacks_one_task() -> None:
 def test_a_parent_within_chance_of_the_base_has_no_skill() -> None:
     parents = [result(p["id"], p["sha"][0], {"math": v}) for p, v in zip(PARENTS, (0.50, 0.60, 0.40), strict=True)]
     row = row_of([*parents, result("org/merge", "e", {"math": 0.62}, parents=PARENTS)])
-    assert row.skills is not None  # 60 against 50 of 100 is within chance
-    assert row.skills.text == "no parent above the base"
+    assert row.skills.text == "no parent above the base"  # 60 against 50 of 100 is within chance
     assert row.skills_rank is None
 
 
 def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
     lost = row_of(family(scores={"math": 0.38, "instruction": 0.5, "code": 0.72})).skills
-    assert lost is not None
     assert lost.text == "1 of 2 skills: 45 · 84 %"
     below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
-    assert below is not None
     assert below.text == "1 of 2 skills: −25 · 84 %"
 
 
@@ -147,9 +142,7 @@ def test_the_card_says_the_same_as_the_board() -> None:
         for t in r.tasks
     ]
     view = scores_view(rows, parents)
-    assert view is not None
     assert view["skills"] == row_of(family()).skills
     without = scores_view([r for r in rows if r["model"] != "org/code"], parents)
-    assert without is not None
     assert without["skills"] is None
     assert len(without["domains"]) == 3

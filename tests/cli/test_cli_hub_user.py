@@ -9,13 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from builders import random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi, constants, snapshot_download
+from scripted_hub import ScriptedHub
 
 from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError
@@ -60,32 +59,13 @@ def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypa
 
 @pytest.mark.usefixtures("signed_in")
 def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[str | None] = []
-
-    class Listening(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append(self.headers.get("authorization"))
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listening)
-    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text("base: org/base\nagents: [org/a, org/b]\nmethod: ram\n")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("base: org/base\nagents: [org/a, org/b]\nmethod: ram\n")
+    with ScriptedHub({}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         assert main(["inspect", str(recipe)]) == 1
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert len(seen) >= 3
-    assert set(seen) == {None}
+    assert len(server.requests) >= 3
+    assert {request.headers.get("authorization") for request in server.requests} == {None}
 
 
 def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, to
     assert again == {**{k: v for k, v in first.items() if k != "usage"}, "finished_before": True}
 
 
+def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "--json"]) == 0
+    assert "ram_plus" in json.loads(capsys.readouterr().out)
+
+
 def test_publish_and_run_tell_the_repo_and_the_commit(
     recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

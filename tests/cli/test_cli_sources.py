@@ -97,7 +97,6 @@ def test_pickled_weights_on_the_hub_are_fetched_and_converted(
         open_model(ModelName(id="ada/of-old"), Hub(str(ada.endpoint), str(ada.token)), allow_local=True)
     [problem] = caught.value.problems
     found = re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", problem.next_step)
-    assert found is not None
     monkeypatch.chdir(tmp_path)
     in_shell(f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}; {found[1]}')
     assert set(open_model(ModelName(id="./of-old", local=True), NOWHERE, allow_local=True).tensors) == set(AGENT)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from builders import recipe_dict, write_parents
 from line import Line
+from processes import as_ada
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
@@ -27,12 +28,7 @@ def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: Fau
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(line.recipe))
     rule = switch.add("/lfs-uploads/", Status(status=500), methods=["PUT"])
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": line.process.endpoint,
-        "HF_TOKEN": line.process.tokens["ada"],
-        "HUBMERGE_DATA": str(tmp_path / "data"),
-    }
+    environment = {**os.environ, **as_ada(line.process, tmp_path)}
     command = ["-m", "hubmerge", "run", str(recipe), "--to", line.target, "--license", "mit", "--log-json"]
     done = subprocess.run(
         [sys.executable, *command], env=environment, cwd=REPO, capture_output=True, text=True, check=False

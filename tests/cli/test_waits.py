@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import write_parents
 
 from hubmerge.cli import terminal
 from hubmerge.cli.main import main
@@ -108,73 +107,85 @@ def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return slow_down
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    base, *agents = write_parents(tmp_path)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"}))
-    return path
-
-
 def never_waited(slowly: Any) -> list[str]:
     found: list[str] = slowly.asked()
     return found
 
 
-def test_inspect_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.sources.open._read_header", "resolve")
-    assert main(["inspect", str(recipe), "--json", "--log-json"]) == 0
+READS = ("hubmerge.sources.open._read_header", "resolve")
+COUNTS = ("hubmerge.engine.first_passes.read_chunk", "probe")
+MERGES = ("hubmerge.engine.shard_work.read_chunk", "merge")
+NO_SUITE, NO_DATA = EvaluationError("enough"), SensitivityError("enough")
+OF_DATA = ["--data", "x.jsonl", "--prompt", "p", "--answer", "a", "--out", "s"]
+# a command and what it says of what: the function that waits, the stage, and perhaps the error that ends it
+SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
+    "inspect": (["recipe.yaml", "--json"], [READS]),
+    "init": (["base", "one", "two"], [READS]),
+    "probe": (["recipe.yaml", "--json"], [COUNTS]),
+    "diff": (["base", "one", "--json"], [COUNTS]),
+    "run": (["recipe.yaml", "--to", "ada/run"], [("hubmerge.hub.client.Hub.preupload", "upload")]),
+    "sweep": (["sweep.yaml", "--out", "out"], [READS, MERGES]),
+    "leaderboard": (["--results", "."], [("hubmerge.board.read.read_folder", "results")]),
+    "evaluate": (
+        ["base", "--suite", "zoo"],
+        [("hubmerge.evaluation.suites.pin", "resolve", NO_SUITE)],
+    ),
+    "sensitivity": (
+        ["base", *OF_DATA],
+        [("hubmerge.sensitivity.pairs.load_pairs", "fetch data", NO_DATA)],
+    ),
+}
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("command", SAID)
+def test_a_command_says_what_it_waits_for(
+    command: str, recipe_file: Path, slowly: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+):
+    models = json.loads(recipe_file.read_text())
+    sweep = {"base": models["base"], "agents": models["agents"], "sweep": [{"method": "ram"}]}
+    (recipe_file.parent / "sweep.yaml").write_text(json.dumps(sweep))
+    monkeypatch.chdir(recipe_file.parent)
+    arguments, said = SAID[command]
+    for one in said:
+        slowly(*one)
+    ends = any(len(one) > 2 for one in said)
+    assert main([command, *arguments, "--log-json"]) == int(ends)
     assert never_waited(slowly) == []
 
 
-def test_init_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.sources.open._read_header", "resolve")
-    models = json.loads(recipe.read_text())
-    assert main(["init", models["base"], *models["agents"], "--log-json"]) == 0
-    assert never_waited(slowly) == []
-
-
-def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[..., None], ear: Ear):
+def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Callable[..., None], ear: Ear):
     slowly("hubmerge.sources.open.parse_header", "resolve", unit="headers")
-    assert main(["inspect", str(recipe), "--json", "--log-json"]) == 0
+    assert main(["inspect", str(recipe_file), "--json", "--log-json"]) == 0
     told = [line for line in ear.lines() if line.get("unit") == "headers"]
     assert told
     assert all(line["done"] <= line["total"] <= 3 for line in told)
 
 
-def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callable[..., None], monkeypatch: Any):
+def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Callable[..., None], monkeypatch: Any):
     monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.fast.unavailable", "compile")
     slowly("hubmerge.engine.shard_work.read_chunk", "merge")
     slowly("hubmerge.line.render_figures", "card")
-    assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
+    assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
 
-def test_building_the_fast_pass_is_a_stage(recipe: Path, ear: Ear, monkeypatch: Any):
+def test_building_the_fast_pass_is_a_stage(recipe_file: Path, ear: Ear, monkeypatch: Any):
     monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
-    assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
+    assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
     stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
     assert stages == ["resolve", "merge", "compile", "merge", "card"]
     told = [(line["done"], line["total"]) for line in ear.lines() if line.get("unit") == "parts"]
     assert (1, 1) in told
 
 
-@pytest.mark.parametrize("command", ["probe", "diff"])
-def test_counting_says_that_it_counts(command: str, recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.engine.first_passes.read_chunk", "probe")
-    models = json.loads(recipe.read_text())
-    what = [str(recipe)] if command == "probe" else [models["base"], models["agents"][0]]
-    assert main([command, *what, "--json", "--log-json"]) == 0
-    assert never_waited(slowly) == []
-
-
 def test_publish_says_what_it_reads_sends_and_waits_for(
-    recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess, ear: Ear
+    recipe_file: Path, slowly: Callable[..., None], hub: LocalHubProcess, ear: Ear
 ):
-    out = recipe.parent / "out"
-    assert main(["merge", str(recipe), "--out", str(out), "--log-json"]) == 0
+    out = recipe_file.parent / "out"
+    assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
     slowly("hubmerge.output.publish._verified", "publish")
     slowly("hubmerge.hub.client.Hub.preupload", "verify")
     slowly("hubmerge.hub.client.Hub.commit", "commit")
@@ -184,40 +195,6 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
     progress = [line for line in ear.lines() if line["type"] == "progress"]
     for stage in ("verify", "publish"):
         assert [(line["done"], line["total"]) for line in progress if line["stage"] == stage][-1] == (size, size)
-
-
-def test_run_says_that_it_waits_for_an_upload(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
-    slowly("hubmerge.hub.client.Hub.preupload", "upload")
-    assert main(["run", str(recipe), "--to", "ada/run", "--log-json"]) == 0
-    assert never_waited(slowly) == []
-
-
-def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
-    models = json.loads(recipe.read_text())
-    recipe.write_text(json.dumps({**{k: models[k] for k in ("base", "agents")}, "sweep": [{"method": "ram"}]}))
-    slowly("hubmerge.sources.open._read_header", "resolve")
-    slowly("hubmerge.engine.shard_work.read_chunk", "merge")
-    assert main(["sweep", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
-    assert never_waited(slowly) == []
-
-
-def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.board.read.read_folder", "results")
-    assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
-    assert never_waited(slowly) == []
-
-
-def test_evaluate_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
-    slowly("hubmerge.evaluation.suites.pin", "resolve", EvaluationError("enough"))
-    assert main(["evaluate", json.loads(recipe.read_text())["base"], "--suite", "zoo", "--log-json"]) == 1
-    assert never_waited(slowly) == []
-
-
-def test_sensitivity_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.sensitivity.pairs.load_pairs", "fetch data", SensitivityError("enough"))
-    arguments = ["--data", "x.jsonl", "--prompt", "p", "--answer", "a", "--out", str(recipe.parent / "s"), "--log-json"]
-    assert main(["sensitivity", json.loads(recipe.read_text())["base"], *arguments]) == 1
-    assert never_waited(slowly) == []
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 from process_helpers import ROOT, Launcher, noted
+from processes import as_ada
 
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
@@ -50,11 +51,7 @@ class Work:
             processes,
             [[*command, "--disk-budget", str(DISK_BYTES / 1e9)]] * times,
             trouble,
-            environment={
-                "HF_ENDPOINT": self.process.endpoint,
-                "HF_TOKEN": self.process.tokens["ada"],
-                "HUBMERGE_DATA": str(self.folder / "data"),
-            },
+            environment=as_ada(self.process, self.folder),
             notes=self.notes,
             shard_bytes=SHARD_BYTES,
             **more,

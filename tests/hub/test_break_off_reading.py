@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from line import OUT_SHARD_BYTES, Line, threads_left
+from processes import as_ada
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub import transfer as hub_bytes
@@ -209,9 +210,7 @@ def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
     assert not line.api.repo_exists(line.target)
     switch.clear()
     line.watcher.seen = lambda stage: None
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
 
 
 @pytest.mark.parametrize("when", ["header", "whole", "ranges"])
@@ -224,12 +223,7 @@ def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
     # a shard that is read by ranges is read once for its checksum before it is merged
     rule = switch.add(SHARD, Stall(at=STALL_AT), skip={"header": 0, "whole": HEADERS, "ranges": HEADERS + 1}[when])
     (tmp_path / "recipe.yaml").write_text(str(line.recipe | {"method": "linear"}))
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": line.process.endpoint,
-        "HF_TOKEN": line.process.tokens["ada"],
-        "HUBMERGE_DATA": str(tmp_path / "data"),
-    }
+    environment = {**os.environ, **as_ada(line.process, tmp_path)}
     command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", line.target]
     command += ["--license", "mit", "--disk-budget", f"{budget / 1e9:.9f}"]
     running = subprocess.Popen(command, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import printed_by
 
 import hubmerge
 from hubmerge.cli.main import main
@@ -21,31 +19,20 @@ OFFERED = ("inspect", "probe", "merge", "publish", "evaluate", "leaderboard")
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "ram"}
 
 
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
-        yield hub
-
-
 @pytest.fixture
-def place(zoo: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of user ada of an embedded Hub."""
-    monkeypatch.setenv("HF_ENDPOINT", zoo.endpoint)
-    monkeypatch.setenv("HF_TOKEN", zoo.tokens["ada"])
+    monkeypatch.setenv("HF_ENDPOINT", zoo_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", zoo_hub.tokens["ada"])
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def python(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout.strip()
-
-
 def test_import_hubmerge_imports_nothing_that_it_does_not_use() -> None:
     heavy = "{'torch', 'gradio', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'yaml'}"
     script = f"import sys, hubmerge\nprint(sorted({heavy} & set(sys.modules)), hubmerge.__version__)"
-    assert python(script) == f"[] {hubmerge.__version__}"
+    assert printed_by(script).strip() == f"[] {hubmerge.__version__}"
 
 
 def test_the_functions_of_the_library_import_neither_torch_nor_gradio() -> None:
@@ -54,7 +41,7 @@ def test_the_functions_of_the_library_import_neither_torch_nor_gradio() -> None:
         f"offered = [getattr(hubmerge, name) for name in {OFFERED}]\n"
         "print(sorted({'torch', 'gradio', 'transformers'} & set(sys.modules)))"
     )
-    assert python(script) == "[]"
+    assert printed_by(script).strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +63,7 @@ def test_the_names_mean_functions_whatever_was_imported_before(first: str) -> No
         "assert set(hubmerge.__all__) <= set(dir(hubmerge))\n"
         "print(hubmerge.merge.__module__)"
     )
-    assert python(script) == "hubmerge.library"
+    assert printed_by(script).strip() == "hubmerge.library"
 
 
 def test_a_name_that_is_not_offered_is_no_attribute() -> None:

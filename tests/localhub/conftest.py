@@ -18,12 +18,6 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def ada(local_hub: LocalHubProcess) -> HfApi:
-    """Writes to her own repos and to those of the organisation `zoo`."""
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
-@pytest.fixture
 def bob(local_hub: LocalHubProcess) -> HfApi:
     return HfApi(local_hub.endpoint, token=local_hub.tokens["bob"])
 

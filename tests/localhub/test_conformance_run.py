@@ -17,8 +17,6 @@ RUN = Path(__file__).resolve().parents[1] / "conformance" / "run.py"
 def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [*sys.path])  # it adds the checkout
     spec = importlib.util.spec_from_file_location("conformance_run", RUN)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

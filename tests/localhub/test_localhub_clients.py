@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import get_session
+from processes import printed_by
 
 from localhub.process import LocalHubProcess
 
@@ -28,9 +29,6 @@ def hf(local_hub: LocalHubProcess, tmp_path: Path) -> Hf:
         "HF_ENDPOINT": local_hub.endpoint,
         "HF_TOKEN": local_hub.tokens["ada"],
         "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
         "PYTHONWARNINGS": "default",
         "NO_COLOR": "1",
         "COLUMNS": "200",
@@ -67,28 +65,12 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
     assert {*tracked} <= stored.keys()
     assert stored["examples/zoo/base/model.safetensors"].lfs is not None  # type: ignore[union-attr]
     info = ada.space_info(space)
-    assert info.card_data is not None
     assert info.card_data.title == "hubmerge"  # type: ignore[attr-defined]
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
-    """What a script prints in a process of its own, since the libraries read their settings when they are imported."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_TOKEN": hub.tokens["ada"],
-        "HF_HOME": str(folder / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.tokens["ada"], "HF_HOME": str(folder / "home")}
+    return printed_by(script, folder=folder, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="", **environment)
 
 
 def test_transformers_and_peft_push_and_load(
@@ -156,7 +138,6 @@ def test_a_card_s_metadata_is_updated(ada: HfApi, repo: str) -> None:
     content = "---\nlanguage: no\ntags: []\nlicense: mit\n---\n"
     ada.upload_file(path_or_fileobj=content.encode(), path_in_repo="README.md", repo_id=repo)
     info = ada.model_info(repo)
-    assert info.card_data is not None
     assert (info.card_data.language, info.card_data.tags) == ("no", [])
     assert {"no", "license:mit"} <= {*(info.tags or ())}
 

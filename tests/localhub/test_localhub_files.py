@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem
 from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
+from processes import printed_by
 
 from localhub.process import LocalHubProcess
 
@@ -223,15 +221,8 @@ def test_load_dataset_reads_a_dataset_repo(ada: HfApi, local_hub, fresh, tmp_pat
         f"rows = datasets.load_dataset({repo!r}, split='test', cache_dir={str(tmp_path / 'cache')!r})\n"
         "print([row['answer'] for row in rows])\n"
     )
-    assert run_client(script, local_hub.endpoint, tmp_path) == "['1', '2', '3', '4', '5']"
-
-
-def run_client(script: str, endpoint: str, home: Path) -> str:
-    """Run a script whose libraries read the endpoint when they are imported."""
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf")}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+    said = printed_by(script, HF_ENDPOINT=local_hub.endpoint, HF_HOME=str(tmp_path / "hf"))
+    assert said.splitlines()[-1] == "['1', '2', '3', '4', '5']"
 
 
 def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:

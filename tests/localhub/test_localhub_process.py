@@ -187,7 +187,6 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
     command = [sys.executable, "-m", "localhub", "--data", str(tmp_path / "data")]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         endpoint = json.loads(process.stdout.readline())["endpoint"]
         get_session().get(f"{endpoint}/api/models")  # keeps its connection open
         process.send_signal(number)

@@ -32,7 +32,6 @@ from localhub.tree import Entry
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
 ADA = {"Authorization": "Bearer hf_local_ada_write_000000000000"}
-BOB = {"Authorization": "Bearer hf_local_bob_write_000000000000"}
 
 
 def ask(api: HfApi, method: str, path: str, **body: Any) -> Any:

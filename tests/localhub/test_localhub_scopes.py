@@ -164,6 +164,8 @@ def test_the_application_has_its_own_repos_whole(fresh: Callable[[], str], signe
     repo = made(signed_in("contribute-repos"), f"ada/{fresh()}", private=True)
     later = signed_in("contribute-repos")  # another sign-in at the same application
     assert fetched(later, repo, tmp_path) == 200
+    for api, listed in ((later, True), (signed_in(""), False)):
+        assert (repo in [model.id for model in api.list_models(author="ada")]) is listed
     assert status_of(later.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo) == 200
     assert status_of(later.delete_repo, repo) == 200
 

@@ -36,7 +36,6 @@ def test_the_same_folder_twice_makes_one_commit(tmp_path: Path, zoo: Path) -> No
     first = seed_zoo(hub, zoo)
     assert seed_zoo(hub, zoo) == first
     base = find_repo(hub.store, "model", "zoo/base")
-    assert base is not None
     assert [c.title for c in hub.trees.history(base.id, first["zoo/base"])] == [
         "Add the trained weights",
         "initial commit",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from processes import printed_by
 
 from hubmerge.evaluation.tasks import registry
 from localhub.access import find_repo
@@ -37,29 +34,12 @@ for repo, subset, revision in json.load(sys.stdin):
 """
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as process:
-        yield process
-
-
 @pytest.mark.slow
-def test_datasets_reads_every_seeded_dataset_at_its_sha(hub: LocalHubProcess, tmp_path: Path) -> None:
-    api = HfApi(hub.endpoint, token=False)
+def test_datasets_reads_every_seeded_dataset_at_its_sha(zoo_hub: LocalHubProcess, tmp_path: Path) -> None:
+    api = HfApi(zoo_hub.endpoint, token=False)
     asked = [(repo, subset, api.dataset_info(repo).sha) for repo, subset in WANTED]
-    env = {
-        "PATH": os.environ["PATH"],
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(tmp_path),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NO_PROXY": "127.0.0.1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", READER], input=json.dumps(asked), env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    read = [json.loads(line) for line in done.stdout.splitlines()]
+    said = printed_by(READER, given=json.dumps(asked), HF_ENDPOINT=zoo_hub.endpoint, HF_HOME=str(tmp_path))
+    read = [json.loads(line) for line in said.splitlines()]
     for (repo, subset), splits, found in zip(WANTED, WANTED.values(), read, strict=True):
         assert {split: rows for split, (rows, _) in found.items()} == splits, (repo, subset)
     gsm8k, humaneval = read[0], read[1]
@@ -69,12 +49,11 @@ def test_datasets_reads_every_seeded_dataset_at_its_sha(hub: LocalHubProcess, tm
     assert len(facts["context"]["title"]) == len(facts["context"]["sentences"]) == 10
 
 
-def test_every_dataset_has_a_card_a_license_and_a_task(hub: LocalHubProcess) -> None:
-    api = HfApi(hub.endpoint, token=False)
+def test_every_dataset_has_a_card_a_license_and_a_task(zoo_hub: LocalHubProcess) -> None:
+    api = HfApi(zoo_hub.endpoint, token=False)
     repos = {task.rows.repo for task in registry().values()}
     for repo, (folder, _) in DATASETS.items():
         info = api.dataset_info(repo)
-        assert info.card_data is not None
         assert info.card_data.license
         assert (EXAMPLES / "datasets" / folder / "LICENSE").is_file()
         assert repo in repos
@@ -90,7 +69,6 @@ def test_the_shas_follow_from_the_content_alone(tmp_path: Path) -> None:
         first = seed_datasets(hub, EXAMPLES / "datasets")
         assert seed_datasets(hub, EXAMPLES / "datasets") == first
         repo = find_repo(hub.store, "dataset", "openai/gsm8k")
-        assert repo is not None
         assert len(hub.trees.history(repo.id, first["openai/gsm8k"])) == 2
         heads.append(first)
         hub.store.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from line import SHARDS, Line
+from processes import as_ada
 from small_disk import small_disk
 
 from hubmerge.engine import journal, sink
@@ -86,12 +87,7 @@ def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes
 ) -> None:
     """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
     (line.folder / "recipe.yaml").write_text(str(line.recipe))
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": line.process.endpoint,
-        "HF_TOKEN": line.process.tokens["ada"],
-        "HUBMERGE_DATA": str(line.folder / "data"),
-    }
+    environment = {**os.environ, **as_ada(line.process, line.folder)}
     command = ["run", str(line.folder / "recipe.yaml"), "--to", line.target, "--license", "mit"]
 
     def run(*before: str) -> subprocess.CompletedProcess[str]:

@@ -156,11 +156,3 @@ def test_an_output_that_can_be_no_folder_is_refused(
 def test_a_folder_that_cannot_be_named_is_a_missing_source(name: str) -> None:
     with pytest.raises(SourceNotFoundError, match="cannot be read"):
         open_model(ModelName.parse(name), NOWHERE, allow_local=True)
-
-
-def test_a_pointer_of_git_lfs_is_told_from_a_hostile_header(
-    models: list[Path], recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (models[1] / SHARD).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 7\n")
-    assert main(["inspect", str(recipe_file)]) == 1
-    assert "git lfs pull" in capsys.readouterr().err

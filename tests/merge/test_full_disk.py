@@ -92,9 +92,7 @@ def assert_refused(line: Line) -> None:
 
 
 def assert_goes_on(line: Line, undisturbed: dict[str, str]) -> None:
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
     assert not [*line.folder.rglob("*.safetensors")]
 
 

@@ -214,9 +214,7 @@ def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploade
     if line.api.repo_exists(line.target) and line.commits():
         assert line.published() == undisturbed
     with patch.object(Journal, "add_shard", noted):
-        line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+        line.arrives(undisturbed)
     assert not [name for name in merged if any(name in line for line in uploaded)]
     assert not [*line.folder.rglob("*.safetensors")]
 
@@ -243,9 +241,7 @@ def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(
         line.to_hub()
     assert threads_left() == []
     line.watcher.seen = lambda stage: None
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
 
 
 def test_uploads_that_the_target_has_lost_are_merged_again(line: Line, undisturbed: dict[str, str]) -> None:
@@ -254,9 +250,7 @@ def test_uploads_that_the_target_has_lost_are_merged_again(line: Line, undisturb
         line.to_hub()
     assert line.finished_shards() == 0
     line.api.delete_repo(line.target)
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
@@ -283,9 +277,7 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
         line.to_hub()
     assert threads_left() == []
     assert not line.api.repo_exists(line.target) or line.commits() == 0
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
 
 
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
@@ -314,15 +306,11 @@ def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_r
     assert threads_left() == []
     assert line.commits() == 0
     switch.clear()
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)
 
 
 def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(
     line: Line, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     assert line.to_folder() == undisturbed
-    line.to_hub()
-    assert line.published() == undisturbed
-    assert line.commits() == 1
+    line.arrives(undisturbed)

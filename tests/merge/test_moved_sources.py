@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from line import OUT_SHARD_BYTES, SHARDS, Line, weights
+from processes import as_ada
 
 from hubmerge import line as line_module
 from hubmerge.cli.main import main
@@ -30,11 +31,7 @@ class Command:
         self.runs, self.out = line.folder / "data" / "runs", line.folder / "merged"
         self.recipe = line.folder / "recipe.yaml"
         self.recipe.write_text(json.dumps(line.recipe))
-        for name, value in {
-            "HF_ENDPOINT": line.process.endpoint,
-            "HF_TOKEN": line.process.tokens["ada"],
-            "HUBMERGE_DATA": str(line.folder / "data"),
-        }.items():
+        for name, value in as_ada(line.process, line.folder).items():
             patch.setenv(name, value)
         patch.setattr(line_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
         patch.setattr(line_module, "render_figures", lambda report: {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,8 @@ SWEEP = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\nsweep:\n  - {
 RIGHT = {"linear": 40, "ram": 70, "ram_plus": 60}  # of 100, on the development split
 
 
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
-        yield hub
-
-
 @pytest.fixture
-def asked(zoo: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def asked(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Evaluations without lighteval, by the variant's name; every (model, split) that was asked for."""
     calls: list[tuple[str, str]] = []
 
@@ -62,8 +55,8 @@ def asked(zoo: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )  # fmt: skip
 
     monkeypatch.setattr(runner, "evaluate", evaluate)
-    monkeypatch.setenv("HF_ENDPOINT", zoo.endpoint)
-    monkeypatch.setenv("HF_TOKEN", zoo.tokens["ada"])
+    monkeypatch.setenv("HF_ENDPOINT", zoo_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", zoo_hub.tokens["ada"])
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     return calls
 
@@ -75,16 +68,16 @@ def write(tmp_path: Path, text: str) -> str:
 
 
 def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
-    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUBMERGE_RESULTS", "ada/results")
     assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
     names = ["ada/scored", "zoo/base", "zoo/math-agent", "zoo/tool-agent"]
     assert asked == [(name, "test") for name in names]
-    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     results = ResultsDataset(hub, "ada/results").load().results
     assert sorted(r.model for r in results) == names
-    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     card = Path(api.hf_hub_download("ada/scored", "README.md", local_dir=tmp_path / "card")).read_text()
     assert "## Scores" in card
     assert "| Zoo: two-digit addition with carries |" in card
@@ -97,14 +90,14 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
 
 
 def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
-    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", "--evaluate", "zoo", "--to", "ada/picked"]
     assert main(arguments) == 0
     assert [split for _, split in asked] == ["dev"] * 3 + ["test"] * 4
     assert asked[3] == ("ada/picked", "test")
     assert "`ram`" in capsys.readouterr().out.splitlines()[0]
-    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     folder = Path(api.snapshot_download("ada/picked", local_dir=tmp_path / "picked"))
     assert json.loads((folder / "pick.json").read_text())["chosen"] == "ram"
     assert "method: ram\n" in (folder / "recipe.yaml").read_text()
@@ -112,10 +105,10 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
 
 
 def test_a_sweep_without_a_choice_publishes_every_variant(
-    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path
+    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     assert main(["run", "--sweep", write(tmp_path, SWEEP), "--to", "ada/each"]) == 0
-    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     for name in RIGHT:
         assert len(api.list_repo_commits(f"ada/each-{name}")) == 2
     assert asked == []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import recipe_dict, write_parents
 from line import Killed, Line
 
 from hubmerge.cli.main import main
@@ -71,11 +70,10 @@ def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and
     assert "fetch" not in total([one], None)
 
 
-def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = write_parents(tmp_path)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
-    command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out"]
+def test_a_merge_ends_with_a_line_of_what_it_took(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["merge", str(recipe_file), "--device", "cpu", "--out"]
     assert main([*command, str(tmp_path / "out")]) == 0
     told = capsys.readouterr()
     first, last = told.out.splitlines()
@@ -93,13 +91,12 @@ def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest
 
 
 def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = write_parents(tmp_path)
-    models = {key: value for key, value in recipe_dict(folders[0], folders[1:], "ram").items() if key != "method"}
+    models = {key: value for key, value in json.loads(recipe_file.read_text()).items() if key != "method"}
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(json.dumps({**models, "sweep": [{"method": ["ram", "linear"]}]}))
-    command = ["sweep", str(sweep), "--license", "mit", "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
+    command = ["sweep", str(sweep), "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("nothing fetched, disk at most ")
     assert main(command) == 0

@@ -118,12 +118,9 @@ def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line, undistu
 
 
 def test_verifying_is_told_in_json_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = write_parents(tmp_path)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
-    command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out", str(tmp_path / "out")]
+    command = ["merge", str(recipe_file), "--device", "cpu", "--out", str(tmp_path / "out")]
 
     def killed(*arguments: Any, **more: Any) -> None:
         raise Killed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
+from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
 from report_helpers import report
 
 from hubmerge.hub.client import Hub
@@ -88,48 +88,6 @@ def test_a_manifest_with_half_a_character_is_rewritten_for_another_license():
 # --- other files -------------------------------------------------------------------------------------------------
 
 
-def test_only_files_on_the_list_are_copied(tmp_path: Path):
-    odd = {
-        "modeling_evil.py": b"raise SystemExit",
-        "tokenization_evil.py": b"",
-        "custom_generate/generate.py": b"",
-        "requirements.txt": b"evil",
-        "training_args.bin": b"\x80\x02.",
-        "optimizer.pt": b"",
-        ".env": b"SECRET=1",
-        "chat_template.jinja": b"{{ messages }}",
-        "README.md": b"---\nlicense: mit\n---\n<script>",
-        "LICENSE.py": b"raise SystemExit",
-        "LICENSE.exe": b"",
-        "generation_config.json": b'{"temperature": 0.7}',
-    }
-    files, notes = companions(tmp_path, base_files=odd, agent_files=odd)
-    assert sorted(files) == [
-        "chat_template.jinja",
-        "config.json",
-        "generation_config.json",
-        "recipe.yaml",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
-    assert files["chat_template.jinja"] == b"{{ messages }}"
-    assert files["tokenizer.json"] == tokenizer_files()["tokenizer.json"]
-    assert notes == []
-
-
-def test_code_named_in_a_tokenizers_config_is_left_out_and_told(tmp_path: Path):
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
-    files, notes = companions(tmp_path, base_files={"tokenizer_config.json": json.dumps(config).encode()})
-    assert json.loads(files["tokenizer_config.json"]) == {"tokenizer_class": "PreTrainedTokenizerFast"}
-    assert notes == ["tokenizer_config.json: auto_map left out (names code, or a place to load something from)"]
-
-
-def test_a_clean_file_is_copied_byte_for_byte(tmp_path: Path):
-    content = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}" }'
-    files, _ = companions(tmp_path, base_files={"tokenizer_config.json": content})
-    assert files["tokenizer_config.json"] == content
-
-
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
 def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
     files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
@@ -162,13 +120,6 @@ def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
         "licenses/my--agent/LICENSE",
         "licenses/my--agent-2/LICENSE",
     }
-
-
-def test_a_license_that_cannot_be_copied_is_warned_of(tmp_path: Path):
-    plan = plan_of(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
-    assert "LICENSE" not in folder_files(plan, read)[0]
-    [warning] = plan.warnings
-    assert "LICENSE is too large to be copied; see it there" in warning
 
 
 def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):

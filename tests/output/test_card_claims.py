@@ -241,7 +241,6 @@ def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_pat
     assert shares["several"] == several.mean()
     assert (shares["conflict"], shares["overlap"]) == (opposite.mean(), pytest.approx((several & ~opposite).mean()))
     told = re.search(r"these elements, (\S+)% were .* namely (\S+)% in opp.* and (\S+)% with one sign", merged.card)
-    assert told is not None
     wanted = [100 * s.mean() for s in (several, opposite, several & ~opposite)]
     assert [float(n) for n in told.groups()] == pytest.approx(wanted, rel=5e-3)
 

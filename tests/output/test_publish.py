@@ -53,17 +53,6 @@ def hub(local_hub: LocalHubProcess) -> Watched:
 
 
 @pytest.fixture
-def ada(local_hub: LocalHubProcess) -> HfApi:
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A repo that no other test uses."""
-    return "ada/pub-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
-
-
-@pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
     paths = [tmp_path / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     for number, path in enumerate(paths):

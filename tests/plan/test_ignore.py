@@ -9,19 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import T, f32, llama_config, random_base, read_model, sparse_agent, tensor, write_model, write_shard
+from builders import (
+    T,
+    f32,
+    llama_config,
+    random_base,
+    read_model,
+    recipe_dict,
+    sparse_agent,
+    tensor,
+    write_model,
+    write_shard,
+)  # fmt: skip
+from plan_helpers import plan_of, refused
 
 from hubmerge.cli.main import main
-from hubmerge.errors import IncompatibleError, RecipeError
-from hubmerge.hub.client import Hub
+from hubmerge.errors import RecipeError
 from hubmerge.plain_yaml import load_plain_yaml
-from hubmerge.plan.plan import Plan, make_plan
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
-from hubmerge.sources.open import open_models
 
-NOWHERE = Hub("http://127.0.0.1:9")
 BASE = random_base(0)
 HEAD = {"v_head.summary.weight": tensor(np.ones((1, 16))), "v_head.summary.bias": tensor(np.ones(1))}
 INV_FREQ = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": tensor(np.linspace(0, 1, 4), "F32") for i in range(2)}
@@ -29,20 +37,7 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 def recipe(*folders: Path, **fields: Any) -> Recipe:
-    content = {"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram", **fields}
-    return recipe_from_dict(content)
-
-
-def plan_of(*folders: Path, **fields: Any) -> Plan:
-    made = recipe(*folders, **fields)
-    base, agents = open_models(made, NOWHERE, allow_local=True)
-    return make_plan(made, base, agents)
-
-
-def refused(*folders: Path, **fields: Any) -> list[str]:
-    with pytest.raises(IncompatibleError) as caught:
-        plan_of(*folders, **fields)
-    return [str(p) for p in caught.value.problems]
+    return recipe_from_dict(recipe_dict(folders[0], folders[1:], **fields))
 
 
 def line_in(problems: list[str]) -> list[str]:

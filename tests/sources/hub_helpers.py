@@ -1,32 +1,19 @@
-"""What the tests of sources share: how models are opened and read, and a clock that does not wait."""
+"""What the tests of sources share: how models are opened and read."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
-from scripted_hub import ScriptedHub
 
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 NOWHERE = Hub("http://127.0.0.1:9")
-
-
-class Clock:
-    """Stands for time.sleep and remembers the pauses."""
-
-    def __init__(self) -> None:
-        self.pauses: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.pauses.append(seconds)
 
 
 def opened(path: Path) -> Model:
@@ -48,12 +35,3 @@ def refuse_folder(kind: type[HubmergeError], path: Path) -> str:
         opened(path)
     assert type(caught.value) is kind
     return str(caught.value)
-
-
-def weights(server: ScriptedHub) -> FileInfo:
-    content = server.files["model.safetensors"]
-    return FileInfo("model.safetensors", len(content), hashlib.sha256(content).hexdigest())
-
-
-def fetch(hub: Hub, server: ScriptedHub, folder: Path, file: FileInfo | None = None) -> Path:
-    return hub.download(server.repo, server.sha, file or weights(server), folder, lambda count: None)

@@ -148,6 +148,7 @@ def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules()
         *("modeling_x.py", "tokenization_x.py", "LICENSE.py", "tokenizer.json.py", "1_Pooling/pooling.py", "run.sh"),
         *("pytorch_model.bin", "training_args.bin", "optimizer.pt", "2_Dense/pytorch_model.bin", "vocab.pkl"),
         *("../tokenizer.json", "/etc/vocab.txt", "x/../tokenizer.json", "onnx/tokenizer.json", "1_Pooling/../x.json"),
+        *("custom_generate/generate.py", "requirements.txt", "LICENSE.exe"),
         *(".env", "config.yaml", "params.json", "consolidated.safetensors", "onnx/model.onnx", "tokenizer.json\n"),
         *("additional_chat_templates/../x.jinja", "additional_chat_templates/a/b.jinja", "licenses/../LICENSE"),
     ],
@@ -181,10 +182,11 @@ def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
     assert plan.warnings == ()
 
 
-def test_code_in_a_processors_settings_goes_and_is_told(tmp_path: Path):
+@pytest.mark.parametrize("name", ["processor_config.json", "tokenizer_config.json"])
+def test_code_in_a_processors_or_tokenizers_settings_goes_and_is_told(tmp_path: Path, name: str):
     code = {"auto_map": {"AutoProcessor": "evil.Evil"}, "patch_size": 14, "image_processor": {"auto_map": {"x": "e.E"}}}
-    files, notes = files_of(plan_of(tmp_path, {"processor_config.json": json.dumps(code).encode()}))
-    assert json.loads(files["processor_config.json"]) == {"patch_size": 14, "image_processor": {}}
+    files, notes = files_of(plan_of(tmp_path, {name: json.dumps(code).encode()}))
+    assert json.loads(files[name]) == {"patch_size": 14, "image_processor": {}}
     assert len(notes) == 1
     assert "auto_map" in notes[0]
 
@@ -219,6 +221,7 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
         f"{tmp_path / 'base'}: left out: modeling_x.py (code); pytorch_model.bin, speaker_embeddings/ (may hold code); "
         "onnx/ (weights that the merge does not reach); notes.yaml (not known to belong to a model)"
     )
+    assert not odd.keys() & files_of(plan)[0].keys()
 
 
 def test_the_bases_tokenizer_stays_behind_where_the_merge_keeps_another():

@@ -174,7 +174,6 @@ def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, mod
     cache = cache_of(hub, tmp_path, model, 3 * SHARD)
     with cache.held([(model, "1.safetensors")]) as paths:
         cache.expect([], again=False)
-        assert paths is not None
         assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
     assert files(tmp_path) == []
     cache.close()

@@ -13,32 +13,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model, write_shard
+from plan_helpers import NOWHERE, plan_of, refused
 
 from hubmerge.errors import FormatError, IncompatibleError
-from hubmerge.hub.client import Hub
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.derived import fp8_values
-from hubmerge.sources.open import open_model, open_models
+from hubmerge.sources.open import open_model
 
-NOWHERE = Hub("http://127.0.0.1:9")
 Q = "model.layers.0.self_attn.q_proj"
 BASE = random_base(0)
 TIED = {n: t for n, t in BASE.items() if n != "lm_head.weight"}
-
-
-def plan_of(base: Path, *agents: Path, **fields: Any) -> Plan:
-    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram", **fields})
-    opened, rest = open_models(recipe, NOWHERE, allow_local=True)
-    return make_plan(recipe, opened, rest)
-
-
-def refused(base: Path, *agents: Path) -> list[str]:
-    with pytest.raises(IncompatibleError) as caught:
-        plan_of(base, *agents)
-    return [str(p) for p in caught.value.problems]
 
 
 @pytest.fixture

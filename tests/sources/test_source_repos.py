@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from builders import random_base, read_model, sparse_agent, write_model
-from hub_helpers import Clock, bytes_of, on_hub
+from hub_helpers import bytes_of, on_hub
 from huggingface_hub import HfApi
 from scripted_hub import ScriptedHub, error
+from served_models import Clock
 
 from hubmerge.errors import (
     FormatError,
@@ -27,11 +28,6 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model, open_models
 from hubmerge.sources.reader import LocalOrFetched
 from localhub.process import LocalHubProcess
-
-
-@pytest.fixture
-def ada(local_hub: LocalHubProcess) -> HfApi:
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
 
 @pytest.fixture

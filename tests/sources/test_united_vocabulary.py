@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,9 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=special)
     made.train_from_iterator(TEXT, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Family:
@@ -76,14 +78,6 @@ class Family:
         path.write_text(json.dumps(content))
         assert main(["merge", str(path), "--out", str(self.folder / "out")]) == 0
         return self.folder / "out"
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def rows_of(folder: Path, token: str) -> list[torch.Tensor]:

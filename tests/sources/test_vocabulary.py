@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
+from plan_helpers import NOWHERE, plan_of, refused
 
 from hubmerge.errors import FormatError, HubmergeError, IncompatibleError, RecipeError
-from hubmerge.hub.client import Hub
 from hubmerge.plan.files import folder_files
-from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.tokens import tokens_of
 
-NOWHERE = Hub("http://127.0.0.1:9")
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BASE = random_base(0)  # 40 rows
 
@@ -47,24 +45,6 @@ def agent(folder: Path, seed: int, rows: int = 0, added: dict[str, int] | None =
     tensors = grown(sparse_agent(BASE, 0.3, seed), rows, seed)
     files = {"tokenizer.json": tokenizer(added=added), "chat_template.jinja": b"agent", **more.pop("files", {})}
     return write_model(folder, tensors, files=files, config=llama_config(tensors, **more))
-
-
-def plan_of(*folders: Path, **fields: Any) -> Plan:
-    recipe = recipe_from_dict(
-        {"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram", **fields}
-    )
-    base, agents = open_models(recipe, NOWHERE, allow_local=True)
-    return make_plan(recipe, base, agents)
-
-
-def refused(*folders: Path) -> list[str]:
-    return refused_with(*folders)
-
-
-def refused_with(*folders: Path, **fields: Any) -> list[str]:
-    with pytest.raises(IncompatibleError) as caught:
-        plan_of(*folders, **fields)
-    return [str(p) for p in caught.value.problems]
 
 
 @pytest.fixture
@@ -145,7 +125,7 @@ def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: P
     plan = plan_of(base, plain, donor, ignore=[EMBED, HEAD])
     assert {t.name: t.shape for t in plan.tensors()}[EMBED] == (40, 16)
     assert plan.config["vocab_size"] == 40
-    (told,) = refused_with(base, plain, donor, ignore=[HEAD])
+    (told,) = refused(base, plain, donor, ignore=[HEAD])
     assert "tables of different sizes" in told
 
 
@@ -261,7 +241,6 @@ def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Pa
 def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]) -> None:
     plan = plan_of(*growing, tokenizer=str(growing[1]))
     assert rows_of(plan) == {EMBED: 42, HEAD: 42}
-    assert plan.vocabulary is not None
     assert plan.vocabulary.added == ("<a>", "<b>")
     assert plan.config["vocab_size"] == 42
     assert small_files(plan)["tokenizer.json"] == tokenizer(added={"<a>": 40, "<b>": 41})

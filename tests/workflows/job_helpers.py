@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import Job, JobError, NewJob
+from workflows.jobs.protocol import JobSpec
 from workflows.jobs.store import Store
 from workflows.jobs.supervision import Timing
 from workflows.jobs.tokens import TokenVault
@@ -54,6 +56,12 @@ class FakeClock:
         self.seconds = 5.0
 
 
+def job_spec(folder: Path, **given: Any) -> JobSpec:
+    """What the child of a job of ada's is told; its files lie in `folder`."""
+    first = {"job_id": "a" * 64, "fence": 1, "kind": "merge", "user": "ada", "payload": {}}
+    return JobSpec(**{**first, "workdir": folder / "work", "shared": folder / "shared", **given})
+
+
 def job_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
@@ -66,6 +74,24 @@ def claim(store: Store, owner: str = "w1") -> Job:
     job = store.claim(owner)
     assert job is not None
     return job
+
+
+def claimed(store: Store, name: str = "a", owner: str = "w1", **changes: Any) -> Job:
+    """A new job, claimed."""
+    store.submit(new_job(name, **changes))
+    return claim(store, owner)
+
+
+def at_once(count: int, act: Callable[[int], object]) -> None:
+    """Calls `act` in so many threads, all at the same moment."""
+    start = threading.Barrier(count)
+
+    def begin(number: int) -> None:
+        start.wait()
+        act(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(begin, range(count)))
 
 
 def until(condition: Callable[[], Any], limit_s: float = 120.0) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from processes import as_ada
 from watch_helpers import Agents, rule_data
 
 from hubmerge.cli.terminal import Terminal
@@ -101,13 +102,7 @@ def test_a_new_agent_is_merged_and_published_unattended(
     base = agents.base()
     agents.agent(base)
     path = written(tmp_path, base, recipe={"method": "task_arithmetic"})
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": local_hub.endpoint,
-        "HF_TOKEN": local_hub.tokens["ada"],
-        "HUBMERGE_DATA": str(tmp_path / "data"),
-        "HUBMERGE_SECRET": "s",
-    }
+    environment = {**os.environ, **as_ada(local_hub, tmp_path), "HUBMERGE_SECRET": "s"}
     with (tmp_path / "watch.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, path, "--every", "1"], env=environment, cwd=ROOT, stderr=log

@@ -76,9 +76,12 @@ class Agents:
         self.api = HfApi(hub.endpoint, token=hub.tokens[user])
         self.folder = folder
 
-    def base(self) -> str:
+    def base(self, *, agents: int = 0) -> str:
+        """A new base with so many agents of it."""
         name = f"ada/base-{next(_numbers)}"
         self.push(name, BASE_WEIGHTS, {"license": "apache-2.0"})
+        for _ in range(agents):
+            self.agent(name)
         return name
 
     def agent(self, base: str, *, name: str = "", seed: int = 0, card: dict[str, Any] | None = None) -> str:

@@ -35,6 +35,8 @@ MERGE_CSS = """
 
 /* room that fills later */
 .block#suggested { min-height: 6.2rem; }
+/* the room that two agents and the suggestions take on a phone, before they are there */
+@media (max-width: 640px) { .block#suggested { min-height: 9rem; } #agents .wrap-inner { min-height: 5.4rem; } }
 .block#outcome { min-height: 34rem; }
 
 /* the methods as cards */

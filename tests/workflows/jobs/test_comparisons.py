@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
-from job_helpers import QUICK, running, until
+from job_helpers import QUICK, job_spec, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import HubmergeError, QuotaError
@@ -22,17 +21,11 @@ from workflows.app.service import Visitor
 from workflows.jobs import comparisons
 from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
 from workflows.jobs.jobs import JobNotFoundError
-from workflows.jobs.protocol import JobSpec, Progress, Result, StageStarted
+from workflows.jobs.protocol import Progress, Result, StageStarted
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
 from workflows.service import MergeService
-
-
-@pytest.fixture(scope="module")
-def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
-        yield hub
 
 
 def service_of(hub: LocalHubProcess, store: Store, data: Path) -> tuple[MergeService, Settings]:
@@ -56,13 +49,11 @@ def test_a_worker_compares_two_models_and_everybody_finds_the_result(
     service, settings = service_of(zoo_hub, live, tmp_path)
     assert service.comparison("zoo/base", "zoo/math-agent", None).job is None
     queued = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "ada")).job
-    assert queued is not None
     assert (queued.kind, queued.state, queued.private) == ("diff", "queued", False)
     worker = Worker(settings, live, TokenVault.from_settings(settings), timing=QUICK)
     with running(worker):
         until(lambda: live.get(queued.id).state.is_terminal)
     found = service.comparison("zoo/base@main", "zoo/math-agent", None).job
-    assert found is not None
     assert found.id == queued.id
     assert found.state == "done", found.error
     assert found.result is not None
@@ -72,7 +63,6 @@ def test_a_worker_compares_two_models_and_everybody_finds_the_result(
     assert diff.total.changed == sum(int((np.abs(f32(after[n]) - f32(t)) > 1e-5).sum()) for n, t in before.items())
     assert len(diff.tensors) < diff.tensor_count
     again = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "bob")).job
-    assert again is not None
     assert (again.id, again.state, again.user) == (queued.id, "done", "ada")
     assert not worker.workdir(queued.id).exists()
 
@@ -83,17 +73,14 @@ def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they
     service, _ = service_of(zoo_hub, store, tmp_path)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     first = service.compare("zoo/base", "zoo/tool-agent", ada).job
-    assert first is not None
     sealed = store.sealed_token(first.id)
     waiting = service.compare("zoo/base", "zoo/tool-agent", bob).job
-    assert waiting is not None
     assert (waiting.id, waiting.user) == (first.id, "ada")
     assert store.sealed_token(first.id) == sealed  # ada's, still
     with pytest.raises(HubmergeError, match="only its owner"):
         service.cancel(first.id, bob)
     assert service.cancel(first.id, ada).state == "cancelled"
     again = service.compare("zoo/base", "zoo/tool-agent", bob).job
-    assert again is not None
     assert (again.id, again.user, again.state) == (first.id, "bob", "queued")
     assert store.sealed_token(first.id) not in (None, sealed)
     assert service.cancel(first.id, bob).state == "cancelled"
@@ -106,7 +93,6 @@ def test_of_private_models_nobody_else_learns(zoo_hub: LocalHubProcess, store: S
     service, _ = service_of(zoo_hub, store, tmp_path)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.compare("ada/secret-base", "ada/secret-agent", ada).job
-    assert job is not None
     assert job.private
     for who in (None, bob):
         with pytest.raises(HubmergeError) as caught:
@@ -144,16 +130,8 @@ def test_folders_of_the_server_are_no_models(
 def test_the_pipeline_tells_its_stages_and_a_result_that_its_record_takes(
     zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = JobSpec(
-        job_id="j",
-        fence=1,
-        kind="diff",
-        user="ada",
-        payload={"base": "zoo/base", "agent": "zoo/mem-agent@main", "private": False, "target": "base → mem"},
-        workdir=tmp_path / "work",
-        shared=tmp_path / "shared",
-        endpoint=zoo_hub.endpoint,
-    )
+    asked = {"base": "zoo/base", "agent": "zoo/mem-agent@main", "private": False, "target": "base → mem"}
+    spec = job_spec(tmp_path, kind="diff", payload=asked, endpoint=zoo_hub.endpoint)
     events: list[object] = []
     comparisons.run(spec, events.append)
     assert [e.stage for e in events if isinstance(e, StageStarted)] == ["resolve", "fetch", "probe"]

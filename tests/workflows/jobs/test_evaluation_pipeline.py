@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from board_helpers import family, result
 from huggingface_hub import HfApi
+from job_helpers import job_spec
 from pydantic import SecretStr
 
 from hubmerge.board.results_dataset import ResultsDataset
@@ -24,12 +24,6 @@ from workflows.jobs.evaluations import ScoreKey
 from workflows.jobs.protocol import Event, JobSpec, Result
 from workflows.jobs.results_keys import ResultsKeys, results_keys
 from workflows.schedule.scoring import RecordedScores
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -48,27 +42,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
-def spec(zoo: LocalHubProcess, tmp_path: Path, model: str, results: str | None = "ada/job-results") -> JobSpec:
-    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
-    return JobSpec(
-        job_id="a" * 64,
-        fence=1,
-        kind="evaluate",
-        user="ada",
-        payload={"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"},
-        token=SecretStr(zoo.tokens["ada"]),
-        workdir=tmp_path / "job",
-        shared=tmp_path / "shared",
-        endpoint=zoo.endpoint,
-        results=results,
-    )
+def spec(zoo_hub: LocalHubProcess, tmp_path: Path, model: str, results: str | None = "ada/job-results") -> JobSpec:
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    payload = {"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"}
+    given = {"token": SecretStr(zoo_hub.tokens["ada"]), "endpoint": zoo_hub.endpoint, "results": results}
+    return job_spec(tmp_path, kind="evaluate", payload=payload, **given)
 
 
 def test_a_score_is_recorded_once_and_the_second_job_finds_it(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
     events: list[Event] = []
-    job = spec(zoo, tmp_path, "zoo/base")
+    job = spec(zoo_hub, tmp_path, "zoo/base")
     for _ in range(2):
         evaluation_pipeline.run(job, events.append)
     assert made == ["zoo/base"]
@@ -76,7 +61,8 @@ def test_a_score_is_recorded_once_and_the_second_job_finds_it(
     assert len(answers) == 2
     assert answers[0]["scores"] == {"math": 0.75}
     scores = RecordedScores(
-        Hub(zoo.endpoint, zoo.tokens["ada"]), ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/job-results")
+        Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]),
+        ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/job-results"),
     )
     key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
     assert key in scores.known_scores()
@@ -84,36 +70,38 @@ def test_a_score_is_recorded_once_and_the_second_job_finds_it(
 
 
 def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
-    HfApi(zoo.endpoint, token=zoo.tokens["ada"]).create_repo("ada/broken-model")
-    job = spec(zoo, tmp_path, "ada/broken-model", "ada/failed-results")
+    HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"]).create_repo("ada/broken-model")
+    job = spec(zoo_hub, tmp_path, "ada/broken-model", "ada/failed-results")
     with pytest.raises(EvaluationError, match="it generates nothing"):
         evaluation_pipeline.run(job, lambda event: None)
-    [recorded] = ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/failed-results").load().results
+    [recorded] = ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/failed-results").load().results
     assert (recorded.status, recorded.tasks) == ("failed", ())
 
 
 def test_a_private_model_s_answers_do_not_go_to_a_public_dataset(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
-    HfApi(zoo.endpoint, token=zoo.tokens["ada"]).create_repo("ada/secret-model", private=True)
+    HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"]).create_repo("ada/secret-model", private=True)
     with pytest.raises(EvaluationError, match="would become public"):
-        evaluation_pipeline.run(spec(zoo, tmp_path, "ada/secret-model"), lambda event: None)
+        evaluation_pipeline.run(spec(zoo_hub, tmp_path, "ada/secret-model"), lambda event: None)
     assert made == []
 
 
-def test_without_a_results_dataset_nothing_is_evaluated(zoo: LocalHubProcess, made: list[str], tmp_path: Path) -> None:
+def test_without_a_results_dataset_nothing_is_evaluated(
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
     with pytest.raises(EvaluationError, match="no results dataset"):
-        evaluation_pipeline.run(spec(zoo, tmp_path, "zoo/base", None), lambda event: None)
+        evaluation_pipeline.run(spec(zoo_hub, tmp_path, "zoo/base", None), lambda event: None)
     assert made == []
 
 
 def test_on_other_data_than_it_was_asked_for_a_job_waits_and_measures_nothing(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
     """A Hub that lags behind shows the dataset's earlier commit as its head."""
-    job = spec(zoo, tmp_path, "zoo/base")
+    job = spec(zoo_hub, tmp_path, "zoo/base")
     asked = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
     with pytest.raises(EvaluationError, match="of-another-commit") as error:
         evaluation_pipeline.run(asked, lambda event: None)
@@ -122,10 +110,10 @@ def test_on_other_data_than_it_was_asked_for_a_job_waits_and_measures_nothing(
 
 
 def test_data_that_stay_others_than_was_asked_for_are_measured_as_they_are(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
     """The Hub lagged when the job was queued, so that it asks for data that no head will show again."""
-    job = spec(zoo, tmp_path, "zoo/base", "ada/late-results")
+    job = spec(zoo_hub, tmp_path, "zoo/base", "ada/late-results")
     late = {"payload": {**job.payload, "suite_version": "of-an-earlier-commit"}, "attempt": 5}
     said: list[Event] = []
     evaluation_pipeline.run(job.model_copy(update=late), said.append)
@@ -135,17 +123,17 @@ def test_data_that_stay_others_than_was_asked_for_are_measured_as_they_are(
     assert "of-an-earlier-commit" not in result.values["path"]
 
 
-def test_nothing_recorded_yet_is_no_error(zoo: LocalHubProcess) -> None:
-    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+def test_nothing_recorded_yet_is_no_error(zoo_hub: LocalHubProcess) -> None:
+    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
     assert scores.known_scores() == frozenset()
 
 
 def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merged_from_them(
-    zoo: LocalHubProcess,
+    zoo_hub: LocalHubProcess,
 ) -> None:
-    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
-    dataset = ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/flagged-results")
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    dataset = ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/flagged-results")
     dataset.publish(family())
     flags = [
         {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
@@ -157,7 +145,7 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
         repo_id=dataset.repo,
         repo_type="dataset",
     )
-    scores = RecordedScores(Hub(zoo.endpoint, zoo.tokens["ada"]), dataset)
+    scores = RecordedScores(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), dataset)
     nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
     new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)
     assert scores.flagged([*nodes.values(), new, newer]) == {
@@ -168,14 +156,14 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
 
 
 def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(
-    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
     repo = "ada/signed-results"
     keys = results_keys(Settings(data_dir=tmp_path, secret=SecretStr("a long random string")))
-    job = spec(zoo, tmp_path, "zoo/base", repo).model_copy(
+    job = spec(zoo_hub, tmp_path, "zoo/base", repo).model_copy(
         update={"signing_key": SecretStr(keys.seed.hex()), "trusted_keys": tuple(keys.trust.keys)}
     )
-    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     version = RecordedScores(hub, ResultsDataset(hub, repo)).suite_version("zoo")
     forged = result("zoo/base", "a", {"math": 1.0}, suite="zoo", suite_version=version)
     ResultsDataset(hub, repo).publish([forged.model_copy(update={"sha": job.payload["sha"]})])
@@ -192,13 +180,12 @@ def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_i
 
 
 def test_the_signing_key_travels_to_the_job_alone_and_is_shown_nowhere_else(
-    zoo: LocalHubProcess, tmp_path: Path
+    zoo_hub: LocalHubProcess, tmp_path: Path
 ) -> None:
     secret = "5" * 64
-    job = spec(zoo, tmp_path, "zoo/base").model_copy(update={"signing_key": SecretStr(secret)})
+    job = spec(zoo_hub, tmp_path, "zoo/base").model_copy(update={"signing_key": SecretStr(secret)})
     assert secret not in repr(job) + job.model_dump_json()
     told = JobSpec.model_validate_json(job.to_line())
-    assert told.signing_key is not None
     assert told.signing_key.get_secret_value() == secret
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_helpers import HERE, ROOT, is_alive, until
+from job_helpers import HERE, ROOT, is_alive, job_spec, until
 from pydantic import SecretStr
 
 from workflows.jobs.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
@@ -20,22 +20,14 @@ TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
 
 
 def spec(workdir: Path, **payload: Any) -> JobSpec:
-    return JobSpec(
-        job_id="a" * 64,
-        fence=1,
-        kind="merge",
-        user="ann",
-        payload=payload,
-        token=SecretStr(TOKEN),
-        workdir=workdir,
-        shared=workdir.parent,
-        endpoint="http://localhost",
-    )
+    given = {"token": SecretStr(TOKEN), "workdir": workdir, "endpoint": "http://localhost"}
+    return job_spec(workdir.parent, payload=payload, **given)
 
 
-def start(function: str, *arguments: str) -> subprocess.Popen[bytes]:
+def start(function: str, *arguments: str, document: JobSpec | None = None) -> subprocess.Popen[bytes]:
+    """A child, which gets its document and no more; without one its input stays open."""
     command = [sys.executable, "-m", "workflows.jobs.child", "--pipeline", f"job_pipelines:{function}", *arguments]
-    return subprocess.Popen(
+    child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -44,6 +36,11 @@ def start(function: str, *arguments: str) -> subprocess.Popen[bytes]:
         cwd=ROOT,
         start_new_session=True,
     )
+    if document is not None:
+        child.stdin.write(document.to_line())
+        child.stdin.close()
+        child.stdin = None
+    return child
 
 
 def run(function: str, document: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
@@ -112,12 +109,7 @@ def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path
 
 def test_term_lets_the_job_clean_up_and_says_cancelled(tmp_path: Path) -> None:
     cleaned = tmp_path / "cleaned"
-    child = start("cleans_up")
-    assert child.stdin
-    assert child.stdout
-    child.stdin.write(spec(tmp_path / "w", gate=str(tmp_path / "gate"), cleaned=str(cleaned)).to_line())
-    child.stdin.close()
-    child.stdin = None
+    child = start("cleans_up", document=spec(tmp_path / "w", gate=str(tmp_path / "gate"), cleaned=str(cleaned)))
     child.stdout.readline()
     child.send_signal(signal.SIGTERM)
     out, _ = child.communicate()
@@ -135,7 +127,6 @@ def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
 def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) -> None:
     pids = tmp_path / "pids"
     child = start("helper_process", "--guard-seconds", "0.5" if end == "the heartbeat stops" else "600")
-    assert child.stdin
     child.stdin.write(spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line())
     child.stdin.flush()
     main, helper = map(int, until(lambda: pids.exists() and pids.read_text()).split())
@@ -170,17 +161,11 @@ def test_a_child_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Path) -> None:
     trace, gate = tmp_path / "trace", tmp_path / "gate"
-    document = spec(tmp_path / "w", trace=str(trace), gate=str(gate)).to_line()
-    first = start("steps")
-    assert first.stdin
-    first.stdin.write(document)
-    first.stdin.close()
+    document = spec(tmp_path / "w", trace=str(trace), gate=str(gate))
+    first = start("steps", document=document)
     journal = tmp_path / "w" / "journal"
     until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
-    second = start("steps")
-    assert second.stdin
-    second.stdin.write(document)
-    second.stdin.close()
+    second = start("steps", document=document)
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(2)
     assert len(trace.read_text().splitlines()) == 1
@@ -188,7 +173,6 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
     until(lambda: len(trace.read_text().splitlines()) == 2)
     gate.touch()
     for child in (first, second):
-        child.stdin = None
         child.communicate()
     assert second.returncode == 0
     assert "OVERLAP" not in trace.read_text()

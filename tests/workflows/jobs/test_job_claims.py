@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from job_helpers import FINAL, ROOT, FakeClock, job_id, new_job
+from job_helpers import FINAL, ROOT, FakeClock, at_once, claimed, job_id, new_job
 
 from workflows.jobs.jobs import JobError, StaleFenceError, State
 from workflows.jobs.store import Store
@@ -35,23 +34,23 @@ def test_a_second_worker_cannot_claim_a_leased_job(store: Store, clock: FakeCloc
     assert store.claim("w2") is None
 
 
-def test_a_heartbeat_prolongs_the_lease(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    job = store.claim("w1")
-    assert job is not None
+def test_a_heartbeat_prolongs_the_lease_and_goes_on_with_one_that_ran_out_unnoticed(
+    store: Store, clock: FakeClock
+) -> None:
+    job = claimed(store)
     for _ in range(10):
         clock.pass_time(store.lease_s - 1)
         store.heartbeat(job.id, job.fence)
     assert store.claim("w2") is None
+    clock.pass_time(store.lease_s + 1)
+    store.heartbeat(job.id, job.fence)
+    assert store.claim("w2") is None
 
 
 def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    slept = store.claim("w1")
-    assert slept is not None
+    slept = claimed(store)
     clock.pass_time(store.lease_s + 1)
     owner = store.claim("w2")
-    assert owner is not None
     assert (owner.id, owner.fence, owner.attempt) == (slept.id, slept.fence + 1, 2)
     before = store.get(owner.id), store.events(owner.id)
     for write in (
@@ -69,19 +68,8 @@ def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, c
     assert store.finish(owner.id, owner.fence, {}).state is State.DONE
 
 
-def test_a_lease_that_ran_out_unnoticed_goes_on_with_the_next_heartbeat(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    job = store.claim("w1")
-    assert job is not None
-    clock.pass_time(store.lease_s + 1)
-    store.heartbeat(job.id, job.fence)
-    assert store.claim("w2") is None
-
-
 def test_a_job_taken_back_is_no_longer_its_workers(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    job = store.claim("w1")
-    assert job is not None
+    job = claimed(store)
     clock.pass_time(store.lease_s + 1)
     assert [left.state for left in store.reap()] == [State.QUEUED]
     with pytest.raises(StaleFenceError):
@@ -101,11 +89,9 @@ def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store) -> None:
     store.submit(new_job("a", max_attempts=3))
     for attempt in (1, 2, 3):
         job = store.claim("w")
-        assert job is not None
         assert job.attempt == attempt
         (left,) = store.reap(["w"])
     assert left.state is State.FAILED
-    assert left.error is not None
     assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
 
 
@@ -132,7 +118,6 @@ def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeC
     store.submit(new_job("a"))
     store.submit(new_job("b"))
     failed = store.claim("w1")
-    assert failed is not None
     store.fail(failed.id, failed.fence, FINAL.model_copy(update={"retryable": True}))
     store.claim("w1")
     assert store.claim("w2") is None
@@ -146,18 +131,12 @@ def test_threads_never_share_a_claim(tmp_path: Path) -> None:
     for number in range(60):
         store.submit(new_job(str(number)))
     claims: list[tuple[str, int]] = []
-    start = threading.Barrier(8)
 
-    def rush(owner: str) -> None:
-        start.wait()
-        while job := store.claim(owner):
+    def rush(number: int) -> None:
+        while job := store.claim(f"w{number}"):
             claims.append((job.id, job.fence))
 
-    threads = [threading.Thread(target=rush, args=(f"w{number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, rush)
     store.close()
     assert sorted(claims) == sorted((job_id(str(number)), 1) for number in range(60))
 
@@ -184,17 +163,7 @@ def test_processes_never_share_a_claim(tmp_path: Path) -> None:
 
 def test_submissions_of_one_identity_at_once_make_one_job(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    start = threading.Barrier(8)
-
-    def submit() -> None:
-        start.wait()
-        store.submit(new_job("a"))
-
-    threads = [threading.Thread(target=submit) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda _: store.submit(new_job("a")))
     assert len(store.list_jobs()) == 1
     assert [event.type for event in store.events(job_id("a"))] == ["submitted"]
     store.close()
@@ -202,21 +171,15 @@ def test_submissions_of_one_identity_at_once_make_one_job(tmp_path: Path) -> Non
 
 def test_a_quota_holds_against_submissions_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path, jobs_per_user=5)
-    start = threading.Barrier(8)
     refused: list[str] = []
 
     def submit(number: int) -> None:
-        start.wait()
         try:
             store.submit(new_job(str(number)))
         except Exception as error:
             refused.append(type(error).__name__)
 
-    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, submit)
     assert refused == ["QuotaError"] * 3
     assert len(store.list_jobs()) == 5
     store.close()
@@ -225,22 +188,17 @@ def test_a_quota_holds_against_submissions_at_once(tmp_path: Path) -> None:
 def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_work(
     store: Store, clock: FakeClock
 ) -> None:
-    store.submit(new_job("merge"))
-    other = store.claim("w1")
-    assert other is not None
+    other = claimed(store, "merge")
     store.submit(new_job("evaluation", kind="evaluate"))
     first = store.claim("w2", ["evaluate"])
-    assert first is not None
     store.fail(first.id, first.fence, JobError(code="E_MACHINE", message="it was killed", retryable=True))
     clock.pass_time(store.lease_s - 1)
     store.heartbeat(other.id, other.fence)
     assert store.claim("w2", ["evaluate"]) is None  # the merge is at work
     store.submit(new_job("another", kind="evaluate"))
     another = store.claim("w2", ["evaluate"])
-    assert another is not None  # what nothing befell does not wait
     assert another.id == job_id("another")
     store.finish(another.id, another.fence, {})
     store.finish(other.id, other.fence, {})
     again = store.claim("w2", ["evaluate"])
-    assert again is not None
     assert (again.id, again.attempt) == (first.id, 2)

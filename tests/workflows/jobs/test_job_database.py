@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from job_helpers import FINAL, RETRYABLE, ROOT, FakeClock, claim, job_id, new_job
+from job_helpers import FINAL, RETRYABLE, FakeClock, claim, job_id, new_job
+from processes import printed_by
 
 from hubmerge.errors import InternalError
 from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
@@ -117,9 +116,7 @@ for number in range(10_000):
 
 
 def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    accepted, state, message = said.split(maxsplit=2)
+    accepted, state, message = printed_by(FULL_DISK, str(tmp_path)).split(maxsplit=2)
     assert int(accepted) > 10
     assert state == "queued"
     assert message.startswith("E_DISK: the job database cannot be written")

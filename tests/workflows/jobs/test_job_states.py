@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from job_helpers import FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, job_id, new_job
+from job_helpers import FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, job_id, new_job
 from pydantic import ValidationError
 
 from hubmerge.errors import PermissionDeniedError, QuotaError, RecipeError
@@ -14,6 +14,7 @@ from workflows.jobs.jobs import (
     BACKOFF_CAP_S,
     OUTAGE_TRIES,
     Job,
+    JobError,
     JobNotFoundError,
     NewJob,
     StaleFenceError,
@@ -107,8 +108,7 @@ def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
 
 
 def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     store.append_events(job.id, job.fence, [("statistics", {"values": {"n": n}}) for n in range(1500)])
     assert [event.data["values"]["n"] for event in store.last_events(job.id, 2)] == [1498, 1499]
 
@@ -141,8 +141,7 @@ def test_a_waiting_job_is_cancelled_at_once(store: Store) -> None:
 
 
 def test_a_running_job_is_cancelled_by_its_worker(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     assert store.request_cancel(job.id, "ann").state is State.CANCELLING
     assert store.request_cancel(job.id, "ann").state is State.CANCELLING
     assert store.heartbeat(job.id, job.fence).state is State.CANCELLING
@@ -150,25 +149,15 @@ def test_a_running_job_is_cancelled_by_its_worker(store: Store) -> None:
     assert store.cancelled(job.id, job.fence).state is State.CANCELLED
 
 
-def test_a_cancelled_job_whose_worker_fails_is_not_tried_again(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
-    store.request_cancel(job.id, "ann")
-    assert store.fail(job.id, job.fence, RETRYABLE).state is State.CANCELLED
-
-
-def test_what_was_published_before_the_cancellation_reached_it_is_done(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
-    store.request_cancel(job.id, "ann")
-    assert store.finish(job.id, job.fence, {"commit": "abc"}).state is State.DONE
-
-
-def test_a_cancelled_job_of_a_dead_worker_is_cancelled(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store, "w1")
-    store.request_cancel(job.id, "ann")
-    assert [left.state for left in store.reap(["w1"])] == [State.CANCELLED]
+def test_a_cancelled_job_is_not_tried_again_where_its_worker_fails_or_dies_and_is_done_where_it_had_published(
+    store: Store,
+) -> None:
+    failing, publishing, dying = (claimed(store, name, f"w-{name}") for name in "abc")
+    for job in (failing, publishing, dying):
+        store.request_cancel(job.id, "ann")
+    assert store.fail(failing.id, failing.fence, RETRYABLE).state is State.CANCELLED
+    assert store.finish(publishing.id, publishing.fence, {"commit": "abc"}).state is State.DONE
+    assert [left.state for left in store.reap(["w-c"])] == [State.CANCELLED]
 
 
 def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
@@ -196,8 +185,7 @@ def test_a_worker_gets_only_the_kinds_it_can_run(store: Store) -> None:
 
 
 def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     busy = RETRYABLE.model_copy(update={"code": "E_BUSY"})
     waiting = store.fail(job.id, job.fence, busy)
     assert (waiting.state, waiting.error) == (State.QUEUED, busy)
@@ -208,11 +196,11 @@ def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: 
     assert claim(store).attempt == 2
 
 
-def test_a_failure_without_a_retry_is_final(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
-    failed = store.fail(job.id, job.fence, FINAL)
-    assert (failed.state, failed.error) == (State.FAILED, FINAL)
+@pytest.mark.parametrize("error", [FINAL, REFUSAL], ids=lambda error: error.code)
+def test_a_failure_without_a_retry_is_final_and_a_refusal_of_the_hub_no_outage(store: Store, error: JobError) -> None:
+    job = claimed(store)
+    failed = store.fail(job.id, job.fence, error)
+    assert (failed.state, failed.error) == (State.FAILED, error)
 
 
 def test_the_last_attempt_is_final(store: Store, clock: FakeClock) -> None:
@@ -244,12 +232,6 @@ def test_an_outage_uses_up_no_attempt_of_those_for_other_failures(store: Store, 
         job = claim(store)
         states.append(store.fail(job.id, job.fence, error).state)
     assert states == [State.QUEUED] * 4 + [State.FAILED]
-
-
-def test_a_refusal_of_the_hub_is_no_outage(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
-    assert store.fail(job.id, job.fence, REFUSAL).state is State.FAILED
 
 
 def test_an_outage_without_end_ends_the_job(store: Store, clock: FakeClock) -> None:
@@ -284,7 +266,6 @@ def test_the_second_memory_death_at_one_place_is_too_big(store: Store, clock: Fa
     assert die(store, clock, "stream", 3).state is State.QUEUED
     failed = die(store, clock, "stream", 3)
     assert failed.state is State.FAILED
-    assert failed.error is not None
     assert (failed.error.code, failed.error.retryable, failed.memory_deaths) == ("E_TOO_BIG", False, 2)
 
 
@@ -314,17 +295,14 @@ def test_kills_further_on_have_an_end(store: Store, clock: FakeClock) -> None:
     for done in range(100):
         if (left := die(store, clock, "stream", done)).state is State.FAILED:
             break
-    assert left is not None
     assert left.attempt <= 26
 
 
 def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a", max_attempts=2))
-    job = claim(store)
+    job = claimed(store, max_attempts=2)
     store.fail(job.id, job.fence, RETRYABLE)
     failed = die(store, clock, "stream", 3)
     assert failed.state is State.FAILED
-    assert failed.error is not None
     assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
 
 
@@ -362,19 +340,16 @@ def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> Non
 @pytest.mark.parametrize("end", ["finish", "fail", "cancelled"])
 def test_an_ended_job_belongs_to_no_worker_and_says_when_it_ended(store: Store, clock: FakeClock, end: str) -> None:
     """Failed jobs keep their files for a time that is counted from then on."""
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     clock.pass_time(60)
     more = {"finish": [{}], "fail": [FINAL], "cancelled": []}[end]
     getattr(store, end)(job.id, job.fence, *more)
     ended = store.find(job.id)
-    assert ended is not None
     assert (ended.lease_owner, ended.lease_until, ended.finished) == (None, None, "2030-01-01T12:01:00.000000+00:00")
 
 
 def test_done_never_changes(store: Store) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     done = store.finish(job.id, job.fence, {"url": "x"})
     for write in (
         lambda: store.heartbeat(job.id, job.fence),
@@ -393,8 +368,7 @@ def test_done_never_changes(store: Store) -> None:
 
 
 def test_events_are_numbered_without_a_gap_and_tell_the_story(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    job = claim(store)
+    job = claimed(store)
     store.append_events(job.id, job.fence, [("stage", {"stage": "plan"}), ("warning", {"message": "m"})])
     store.fail(job.id, job.fence, RETRYABLE)
     clock.pass_time(BACKOFF_CAP_S)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job_helpers import job_id, make_worker, new_job, running, until
+from job_helpers import QUICK, at_once, job_id, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
+from workflows.jobs import worker as worker_module
 from workflows.jobs.jobs import State
+from workflows.jobs.protocol import JobSpec
+from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, TokenVault
+from workflows.jobs.worker import PIPELINES, Worker
 
 CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"
 TOKEN = SecretStr(CANARY)
@@ -86,17 +90,7 @@ def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
 
 def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
     vaults: list[TokenVault] = []
-    start = threading.Barrier(8)
-
-    def open_vault() -> None:
-        start.wait()
-        vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path)))
-
-    threads = [threading.Thread(target=open_vault) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, lambda _: vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path))))
     sealed = vaults[0].seal("job", TOKEN)
     assert [vault.open("job", sealed, NOW).get_secret_value() for vault in vaults] == [CANARY] * 8
 
@@ -193,8 +187,6 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
     live.submit(new_job("a"), vault.seal(job_id("a"), TOKEN, datetime.now(UTC)))
     job = worker.run_once()
     worker.close()
-    assert job is not None
-    assert job.error is not None
     assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
     assert "needs login" in job.error.message
     assert not (tmp_path / "jobs").exists()
@@ -205,3 +197,26 @@ def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: py
     for _ in range(5):
         append_to_log(tmp_path / "log", b"123456")
     assert (tmp_path / "log").read_bytes() == b"1234561234"
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_only_an_evaluation_gets_the_signing_key(
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[JobSpec] = []
+
+    def refuse(command: Any, document: bytes, *rest: Any, **options: Any) -> None:
+        told.append(JobSpec.model_validate_json(document))
+        raise OSError("no process today")
+
+    monkeypatch.setattr(worker_module, "ChildProcess", refuse)
+    settings = Settings(data_dir=tmp_path, secret=SecretStr("a long random string"))
+    worker = Worker(settings, store, TokenVault.from_settings(settings), timing=QUICK)
+    store.submit(new_job("one", kind=kind))
+    worker.run_once()
+    worker.close()
+    [spec] = told
+    keys = results_keys(settings)
+    given = spec.signing_key.get_secret_value() if spec.signing_key else None
+    expected = (keys.seed.hex(), tuple(keys.trust.keys)) if kind == "evaluate" else (None, ())
+    assert (given, spec.trusted_keys) == expected

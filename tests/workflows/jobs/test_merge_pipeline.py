@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from builders import random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
+from job_helpers import job_spec
 from pydantic import SecretStr
 
 from hubmerge import line
@@ -17,7 +18,7 @@ from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
 from workflows.jobs import pipeline
 from workflows.jobs.pipeline import StageEmitter
-from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
+from workflows.jobs.protocol import Event, Progress, Result, StageStarted, Statistics
 
 
 def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
@@ -54,15 +55,10 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
         api.create_repo(f"ada/pipeline-{number}")
         api.upload_folder(repo_id=f"ada/pipeline-{number}", folder_path=tmp_path / str(number))
     recipe = {"base": "ada/pipeline-0", "agents": ["ada/pipeline-1", "ada/pipeline-2"], "method": "linear"}
-    spec = JobSpec(
-        job_id="j",
-        fence=1,
-        kind="merge",
-        user="ada",
+    spec = job_spec(
+        tmp_path,
         payload={"target": "ada/pipeline-merged", "private": False, "recipe": recipe, "license": "mit"},
         token=SecretStr(local_hub.tokens["ada"]),
-        workdir=tmp_path / "work",
-        shared=tmp_path / "shared",
         endpoint=local_hub.endpoint,
     )
     events: list[Event] = []

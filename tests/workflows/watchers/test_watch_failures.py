@@ -23,9 +23,7 @@ def test_without_a_token_nothing_is_done(agents: Agents, tmp_path: Path) -> None
 
 
 def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
+    base = agents.base(agents=2)
     bots = [bot_for(rule_for(base)) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         turns = [turn for turns in pool.map(lambda bot: bot.watchers.poll(), bots) for turn in turns]
@@ -86,9 +84,7 @@ def test_while_nothing_can_be_written_the_hub_is_not_asked_again_at_every_tick(
 def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
+    base = agents.base(agents=2)
     bad = agents.agent(base)
     state = Hub.repo_state
 
@@ -110,9 +106,7 @@ def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
 def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
+    base = agents.base(agents=2)
     read = Hub.read_range
 
     def closed(self: Hub, repo: str, *more: Any) -> bytes:
@@ -124,7 +118,6 @@ def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
     with monkeypatch.context() as broken:
         broken.setattr(Hub, "read_range", closed)
         [turn] = bot.watchers.poll()
-    assert turn.error is not None
     assert turn.error.code == "E_GATED"
     assert bot.ledger.skips("watch") == ()
     assert one(bot.watchers.poll()).job is not None
@@ -133,9 +126,7 @@ def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
 def test_a_bug_in_one_rule_does_not_stop_the_others(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
+    base = agents.base(agents=2)
     bot = bot_for(rule_for(base, name="one", agents={"authors": ["carol"]}), rule_for(base, name="two"))
     find = Hub.find_models
 
@@ -146,6 +137,5 @@ def test_a_bug_in_one_rule_does_not_stop_the_others(
 
     monkeypatch.setattr(Hub, "find_models", bug)
     first, second = bot.watchers.poll()
-    assert first.error is not None
     assert first.error.code == "E_INTERNAL"
     assert second.job is not None

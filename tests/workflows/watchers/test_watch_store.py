@@ -140,7 +140,6 @@ def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
     assert ledger.used("two") == 0
     # the same set to the same target is the same job
     again = ledger.start("two", merge, job_of(merge), TOKEN, 1)
-    assert again is not None
     assert again.id == merge.set_id
 
 
@@ -160,7 +159,6 @@ def test_a_job_that_a_person_started_is_taken_over_not_doubled(
     store = Store(tmp_path, clock=clock)
     mine = store.submit(job_of(merge))
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    assert started is not None
     assert (started.id, started.ticket) == (mine.id, mine.ticket)
     assert len(store.list_jobs()) == 1
     assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
@@ -185,7 +183,6 @@ def test_a_set_whose_job_waits_for_another_attempt_is_not_given_up(
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     store = Store(tmp_path, clock=clock)
     job = store.claim("w1")
-    assert job is not None
     waiting = store.fail(job.id, job.fence, JobError(code="E_HUB", message="away", retryable=True))
     assert waiting.state is State.QUEUED
     store.close()

@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import huggingface_hub
 import pytest
-from hub_helpers import Clock
 from huggingface_hub.utils import _http
 from scripted_hub import Answer, Request, ScriptedHub
+from served_models import Clock
 
 from hubmerge.errors import HubUnavailableError, PermissionDeniedError
 from hubmerge.hub.client import Hub

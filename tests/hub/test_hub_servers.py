@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hub_helpers import Clock, fetch, weights
 from scripted_hub import Answer, Request, ScriptedHub, error
+from served_models import Clock, fetch, weights
 
 from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError, SourceChangedError
 from hubmerge.hub.client import Hub
@@ -22,15 +23,14 @@ def test_a_whole_file_in_place_of_a_range_is_not_read(server: ScriptedHub, hub: 
     assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
 
 
-@pytest.mark.parametrize("stated", ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"])
-def test_another_range_than_the_one_asked_for_is_refused(server: ScriptedHub, hub: Hub, stated: str):
-    server.bend = lambda request: Answer(206, b"12345678", {"Content-Range": stated})
-    with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
-        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
 
 
-def test_a_range_under_the_status_of_a_whole_file_is_refused(server: ScriptedHub, hub: Hub):
-    server.bend = lambda request: Answer(200, b"12345678", {"Content-Range": "bytes 0-7/13512"})
+@pytest.mark.parametrize(("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512")])
+def test_another_range_than_the_one_asked_for_and_one_under_the_status_of_a_whole_file_are_refused(
+    server: ScriptedHub, hub: Hub, status: int, stated: str
+):
+    server.bend = lambda request: Answer(status, b"12345678", {"Content-Range": stated})
     with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
         hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
 
@@ -108,14 +108,6 @@ def test_a_download_that_a_killed_process_began_is_completed(server: ScriptedHub
     assert sum(told) == len(content)
 
 
-def test_a_partial_file_that_is_too_long_is_begun_anew(server: ScriptedHub, hub: Hub, tmp_path: Path):
-    content = server.files["model.safetensors"]
-    partial = tmp_path / server.sha / "model.safetensors.partial"
-    partial.parent.mkdir()
-    partial.write_bytes(content + b"x")
-    assert fetch(hub, server, tmp_path).read_bytes() == content
-
-
 def corrupted(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
@@ -136,14 +128,18 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
 
 
-@pytest.mark.parametrize("left", [4321, None])
-def test_a_partial_file_that_was_damaged_on_the_disk_is_fetched_again(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None
+@pytest.mark.parametrize(
+    "damage",
+    [lambda whole: corrupted(whole[:4321]), corrupted, lambda whole: whole + b"x"],
+    ids=["half", "whole", "more"],
+)
+def test_a_partial_file_that_was_damaged_on_the_disk_or_is_too_long_is_fetched_again(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, damage: Callable[[bytes], bytes]
 ):
     content = server.files["model.safetensors"]
     partial = tmp_path / server.sha / "model.safetensors.partial"
     partial.parent.mkdir()
-    partial.write_bytes(corrupted(content[:left]))
+    partial.write_bytes(damage(content))
     assert fetch(hub, server, tmp_path).read_bytes() == content
     assert server.requests[-1].range == (0, len(content) - 1)
 
