@@ -210,6 +210,7 @@ def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDat
     assert wrong in api.list_repo_files(repo, repo_type="dataset")
 
 
+@pytest.mark.slow
 def test_the_tables_are_read_by_datasets(
     dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, tmp_path: Path
 ) -> None:
