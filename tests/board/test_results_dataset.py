@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import HOSTILE, family, result
+from board_helpers import HOSTILE, SEED, family, result
 from huggingface_hub import CommitOperationAdd, HfApi
 from processes import printed_by
 
@@ -35,7 +35,6 @@ from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 
 NAMES = iter(range(1000))
-SEED = bytes(range(32))
 READER = """
 import json, sys
 from datasets import load_dataset
