@@ -64,7 +64,7 @@ def sensitivities_of(
         observer.stage("sensitivity")
         plan = Calibration(hub, allow_local).of(plan)  # where whoever prepared it left that out
         to_make: dict[int, Path] = {}
-        for k, (agent, model, rows) in enumerate(zip(plan.recipe.agents, plan.agents, plan.calibration, strict=True)):
+        for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
             if agent.sensitivity is not None:
                 files[k] = named_file(plan, k, allow_local)
                 check_sensitivity(files[k], model)
@@ -76,7 +76,7 @@ def sensitivities_of(
                 continue
             files[k] = read_sensitivity(out)
             if not is_derived(plan, k):
-                check_sensitivity(files[k], model, rows.texts, rows.digest)
+                check_sensitivity(files[k], model)
         files |= _computed(plan, hub, to_make, observer, kept, disk_bytes, at_peak)
     listed = [files[k] for k in sorted(files)]
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
