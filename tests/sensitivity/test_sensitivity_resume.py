@@ -95,15 +95,6 @@ def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(who
     assert out.read_bytes() == whole
 
 
-def test_a_finished_file_is_returned_as_it_is(folder, tmp_path):
-    first = compute(folder, tmp_path / "s.safetensors")
-    before = first.path.stat().st_mtime_ns
-    seen: list[int] = []
-    assert compute(folder, first.path, progress=begun_at(seen)) == first
-    assert not seen
-    assert first.path.stat().st_mtime_ns == before
-
-
 def test_without_resume_everything_is_made_again(folder, cancelled):
     seen: list[int] = []
     first = compute(folder, cancelled, resume=False, progress=begun_at(seen)).path.read_bytes()
