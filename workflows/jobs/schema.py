@@ -212,7 +212,7 @@ def _mark_private_evaluations(connection: Connection) -> None:
     public: set[object] = set()
     for payload, result in connection.execute(select(jobs.c.payload, jobs.c.result).where(jobs.c.kind == "merge")):
         made = result or {}
-        pins = {(model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {})}
+        pins: set[object] = {(model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {})}
         pins.add((made.get("repo"), made.get("commit")))
         if payload.get("private"):
             private |= {payload.get("target"), *pins}  # a merge that was started again has no commit for now
