@@ -1,4 +1,4 @@
-"""Against the naive Fisher: exactly where the same operations are done, to float32 tolerance elsewhere."""
+"""Against the naive Fisher, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from builders import llama_config, llama_shapes, random_base, write_model
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
 
 from hubmerge.errors import MemoryLimitError
-
-ZOO = Path(__file__).parents[2] / "examples" / "zoo"
 
 
 def computed(folder: Path, out: Path, pairs=PAIRS, **options) -> dict[str, torch.Tensor]:
@@ -42,8 +41,6 @@ def test_a_tied_embedding_gets_the_square_of_its_whole_gradient_once(tmp_path):
 
 
 def test_a_tied_head_that_is_stored_as_a_copy_gets_the_values_of_the_embedding(tmp_path):
-    from builders import llama_config, llama_shapes, random_base, write_model
-
     tensors = random_base(0, sizes=llama_shapes(tied=True), scale=0.3)
     plain = write_model(tmp_path / "plain", tensors)
     config = llama_config(tensors)
@@ -90,8 +87,6 @@ def test_bfloat16_gradients_are_squared_and_summed_in_float32(tmp_path):
 
 
 def test_a_padding_token_within_a_pair_has_its_gradient(tmp_path):
-    from builders import llama_config, llama_shapes, random_base, write_model
-
     tensors = random_base(0, sizes=llama_shapes(), scale=0.3)
     padded = write_model(tmp_path / "padded", tensors, config=llama_config(tensors, pad_token_id=3))
     plain = write_model(tmp_path / "plain", tensors)
