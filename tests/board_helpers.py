@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hubmerge.board.values import Board, Row
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.signing import public_key, signed
 
 HOSTILE = '<img src=x onerror="window.hacked=1">=HYPERLINK("http://x")|`a`[x](javascript:alert(1))'
+SEED, OTHER = bytes(range(32)), bytes(range(1, 33))  # private keys
+KEY = public_key(SEED)
+TRUSTED = frozenset({KEY})
 ENVIRONMENT = {
     "hubmerge": "0.1.0",
     "lighteval": "0.13.0",
@@ -107,3 +112,13 @@ def family(**merged: Any) -> list[EvaluationResult]:
         result("org/code", "d", {"math": 0.10, "instruction": 0.30, "code": 0.80}),
         result("org/merge", "e", **merge),
     ]
+
+
+def own(user: str = "bot") -> list[EvaluationResult]:
+    """The family's results, signed with the trusted key for a user."""
+    return [signed(r, SEED, user) for r in family()]
+
+
+def rows(board: Board, suite: str = "trio") -> dict[str, Row]:
+    """The rows of a suite by their models."""
+    return {row.model: row for row in board.suite(suite).rows}

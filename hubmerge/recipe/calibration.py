@@ -49,7 +49,6 @@ class CalibrationRows:
     torch: str  # versions
     transformers: str
     file: str = ""  # digest of a named file's header, size and time of change
-    texts: str = ""  # sha256 over the pairs' texts
     private: bool = False  # a dataset that not everybody may read
     read: Sequence[Any] = field(default=(), repr=False, compare=False)  # the pairs
 

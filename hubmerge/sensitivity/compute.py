@@ -39,7 +39,6 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, shown_bytes
 from hubmerge.recipe.calibration import CalibrationSpec
-from hubmerge.sensitivity import network as networks
 from hubmerge.sensitivity.file import (
     SensitivityFile,
     SensitivityMetadata,
@@ -48,6 +47,7 @@ from hubmerge.sensitivity.file import (
     weights_digest,
     write_tensors,
 )
+from hubmerge.sensitivity.network import Network, require_memory
 from hubmerge.sensitivity.pairs import Pair, digest, stage_small_files, tokenized_in, tokens_digest
 from hubmerge.sources.base import Model
 from hubmerge.sources.header import header_length, parse_header
@@ -103,20 +103,18 @@ def compute_sensitivity(
         if not resume:
             _clear(work)
         floats = sum(t.entry.elements for t in model.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
-        networks.require_memory(floats * (4 if dtype == "float32" else 2), where, device)
+        require_memory(floats * (4 if dtype == "float32" else 2), where, device)
         staged = work / "model"
         stage_model(model, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
         progress("load model", 0, 0, "")
-        network = networks.load_network(staged, where, dtype=dtype, device=device)
-        names = networks.map_names(network, model)
-        networks.verify(names, network, model, staged)
-        sums = SquareSums(work, names.shapes, identity)
-        networks.give_gradients(network, names.owner, sums.add)
+        network = Network.load(staged, model, dtype=dtype, device=device)
+        sums = SquareSums(work, network.shapes, identity)
+        network.give_gradients(sums.add)
         done = sums.restore()
         progress("sensitivity", done, len(tokenized), "pairs")
         for pair in tokenized[done:]:
             try:
-                networks.differentiate(network, pair.ids, pair.answer_tokens, f"row {pair.row} of {spec.label}")
+                network.differentiate(pair.ids, pair.answer_tokens, f"row {pair.row} of {spec.label}")
             except torch.OutOfMemoryError:
                 raise MemoryLimitError(
                     "a pair does not fit into the device's memory",
@@ -135,10 +133,10 @@ def compute_sensitivity(
         # the means in the checkpoint's names: each sum divided by the number of pairs, rounded once
         means = (
             (stored, part / np.float32(len(tokenized)))
-            for stored, tensor in names.reverted(network, sums.tensor)
+            for stored, tensor in network.reverted(sums.tensor)
             for part in chunks(tensor.contiguous().numpy().reshape(-1))
         )
-        write_tensors(out, {n: model.tensors[n].entry.shape for n in names.stored}, metadata.to_strings(), means)
+        write_tensors(out, network.stored, metadata.to_strings(), means)
         at_peak()
         _clear(work)
         with suppress(OSError):  # somebody put something else there meanwhile

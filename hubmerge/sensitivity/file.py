@@ -117,9 +117,8 @@ def read_sensitivity(path: Path) -> SensitivityFile:
     return SensitivityFile(path, size, metadata, MappingProxyType({t.name: t for t in header.tensors}))
 
 
-def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = None, tokens: str = "") -> None:
-    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` on the data `digest`, whose
-    tokenized rows are `tokens`.
+def check_sensitivity(file: SensitivityFile, model: Model) -> None:
+    """Raise SensitivityError with every reason why `file` is no sensitivity of `model`.
 
     Reads all values once, to refuse NaN, infinite and negative ones.
     """
@@ -132,10 +131,6 @@ def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = 
 
     if said.model_sha != model.ref.sha and not (said.model_weights and said.model_weights == weights_digest(model)):
         add("it belongs to another model", str(model.ref), f"{said.model_id}@{said.model_sha[:12]}")
-    if digest is not None and digest != said.data_digest:
-        add("it was made from other calibration data", digest[:16], said.data_digest[:16])
-    if tokens and tokens != said.tokens_digest:
-        add("it was made from other rows of tokens", tokens[:16], said.tokens_digest[:16])
     wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
     if missing := [n for n in wanted if n not in file.tensors]:
         add("it lacks tensors", named(missing), "nothing")

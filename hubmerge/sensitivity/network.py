@@ -16,12 +16,11 @@ checkpoint stores for a parameter (a head tied to the embedding has two) gets th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -58,11 +57,137 @@ def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
         )
 
 
-def load_network(folder: Path, where: str, *, dtype: str, device: str) -> Any:
-    """The staged model for gradients: eval mode, floating parameters only, eager attention.
+class Network:
+    """A loaded model whose parameters know the names under which the checkpoint stores them."""
 
-    Eager attention, because the backward passes of the fused kernels add in no fixed order on some devices.
-    """
+    def __init__(self, module: Any, model: Model) -> None:
+        """`module` in memory is `model` in files; SensitivityError lists every stored tensor that no parameter stands
+        for."""
+        self._module = module
+        self._model = model
+        self.shapes: dict[str, tuple[int, ...]] = {}  # by the first name of each floating parameter
+        self._owner: dict[str, str] = {}  # every name of one → its first name
+        first: dict[int, str] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter.is_floating_point():
+                self._owner[name] = first.setdefault(id(parameter), name)
+                self.shapes.setdefault(self._owner[name], tuple(parameter.shape))
+        # parameters that are stored together, each group with: a checkpoint's name → the name after the reversal
+        self._groups: list[tuple[list[str], dict[str, str]]] = []
+        self._map_names()
+
+    @classmethod
+    def load(cls, folder: Path, model: Model, *, dtype: str, device: str) -> Self:
+        """The staged model on a device; raises FormatError, MemoryLimitError, SensitivityError."""
+        network = cls(_loaded(folder, str(model.ref), dtype=dtype, device=device), model)
+        network.verify(folder)
+        return network
+
+    @property
+    def stored(self) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's names and shapes, in the order of `reverted`."""
+        return {name: self._model.tensors[name].entry.shape for _, stored in self._groups for name in stored}
+
+    def reverted(self, value: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(stored name, tensor) from tensors by the parameters' first names; one group is in memory at a time."""
+        for members, stored in self._groups:
+            tensors = revert_weight_conversion(self._module, {n: value(self._owner[n]) for n in members})
+            yield from ((name, tensors[reverted]) for name, reverted in stored.items())
+
+    def verify(self, folder: Path) -> None:
+        """Compare the loaded weights, sent back, with the shards in `folder`; SensitivityError where they differ."""
+        parameters = dict(self._module.named_parameters())
+        wrong = []
+        for stored, tensor in self.reverted(lambda name: parameters[name].detach()):
+            with safe_open(folder / self._model.tensors[stored].shard, framework="pt") as shard:
+                expected = shard.get_tensor(stored).to(tensor.dtype)
+            # NaN in a checkpoint shows as a difference here, which is as good a reason to stop
+            if not torch.equal(expected, tensor.to("cpu")):
+                wrong.append(stored)
+        if wrong:
+            raise SensitivityError(
+                "loaded weights are not the stored ones",
+                where=str(self._model.ref),
+                got=named(wrong),
+                next_step="The checkpoint holds NaN, or transformers transforms it on loading; it cannot be used.",
+            )
+
+    def give_gradients(self, to: Callable[[str, torch.Tensor], None]) -> None:
+        """Attach hooks for good: each parameter's whole gradient goes, by its first name, to `to`, and is dropped."""
+
+        def give(name: str, parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            to(name, gradient)
+
+        for name, parameter in self._module.named_parameters():
+            if parameter.is_floating_point():
+                parameter.register_post_accumulate_grad_hook(partial(give, name))
+
+    def differentiate(self, tokens: tuple[int, ...], answer_tokens: int, where: str) -> float:
+        """Take the gradients of the log-probability of the last `answer_tokens` of `tokens` given those before them.
+
+        Returns that log-probability. `where` names the pair; NonFiniteError before any gradient is given away.
+        """
+        with torch.enable_grad():  # some libraries turn gradients off for the whole process when imported
+            ids = torch.tensor([tokens], device=self._module.get_input_embeddings().weight.device)
+            logits = self._module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            # the logits at one position are about the token at the next
+            about_answer = logits[0, -answer_tokens - 1 : -1].float()
+            value = -torch.nn.functional.cross_entropy(about_answer, ids[0, -answer_tokens:], reduction="sum")
+            if not isfinite(result := float(value.detach())):
+                raise NonFiniteError(
+                    "the log-likelihood of an answer is not finite",
+                    where=where,
+                    got=str(result),
+                    next_step="Check the model; with bfloat16, try --dtype float32.",
+                )
+            value.backward()  # type: ignore[no-untyped-call]
+        return result
+
+    def _map_names(self) -> None:
+        reverse = [c.reverse_transform() for c in reversed(getattr(self._module, "_weight_conversions", None) or [])]
+        converters = [c for c in reverse if isinstance(c, WeightConverter)]
+        together: dict[str, list[str]] = {}
+        for name in self._owner:
+            together.setdefault(apply_converters(name, converters)[0], []).append(name)
+        floats = {n: t.entry for n, t in self._model.tensors.items() if t.entry.dtype.startswith(("F", "BF"))}
+        wanted = {n: entry.shape for n, entry in floats.items() if entry.dtype in FLOAT_DTYPES}
+        found: dict[str, tuple[int, ...]] = {}
+        for members in together.values():
+            # tensors without data: what comes out of the reversal is known before anything is computed
+            empty = {n: torch.empty(self.shapes[self._owner[n]], device="meta") for n in members}
+            stored = {}
+            for name, tensor in revert_weight_conversion(self._module, empty).items():
+                for candidate in _candidates(name, self._module.base_model_prefix):
+                    if candidate in wanted and candidate not in found:
+                        found[candidate] = tuple(tensor.shape)
+                        stored[candidate] = name
+                        break
+            if stored:
+                self._groups.append((members, stored))
+        unmapped = [f"{n} ({entry.dtype})" for n, entry in floats.items() if n not in wanted]
+        unmapped += [n for n in wanted if n not in found]
+        unmapped += [f"{n} {list(wanted[n])} → {list(s)}" for n, s in found.items() if s != wanted[n]]
+        if unmapped:
+            raise SensitivityError(
+                "stored tensors that stand for no parameter",
+                where=str(self._model.ref),
+                expected=f"a floating parameter of {type(self._module).__name__} for each",
+                got=named(unmapped),
+                next_step="This architecture's sensitivity cannot be computed from this checkpoint.",
+            )
+
+
+def _candidates(name: str, prefix: str) -> tuple[str, ...]:
+    """A checkpoint of the bare model lacks the prefix of the model with a head, or has it where we do not."""
+    if name.startswith(f"{prefix}."):
+        return name, name.removeprefix(f"{prefix}.")
+    return name, f"{prefix}.{name}"
+
+
+def _loaded(folder: Path, where: str, *, dtype: str, device: str) -> Any:
+    """The module for gradients: eval mode, floating parameters only."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -72,7 +197,7 @@ def load_network(folder: Path, where: str, *, dtype: str, device: str) -> Any:
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
-            attn_implementation="eager",
+            attn_implementation="eager",  # the backward passes of fused kernels add in no fixed order on some devices
             output_loading_info=True,
         )
         network.to(device)
@@ -100,131 +225,3 @@ def load_network(folder: Path, where: str, *, dtype: str, device: str) -> Any:
             # a padding row gets no gradient, though the token may stand in a pair (where it is also the EOS, say)
             module.padding_idx = None
     return network
-
-
-@dataclass(frozen=True)
-class NameMap:
-    """How the parameters of one loaded network are stored."""
-
-    owner: Mapping[str, str]  # every name of a floating parameter → the first name of the same parameter
-    shapes: Mapping[str, tuple[int, ...]]  # by first name
-    # parameters that are stored together, each group with: a checkpoint's name → the name after the reversal
-    groups: tuple[tuple[tuple[str, ...], Mapping[str, str]], ...]
-
-    @property
-    def stored(self) -> list[str]:
-        """The checkpoint's names, in the order of `reverted`."""
-        return [name for _, stored in self.groups for name in stored]
-
-    def reverted(self, network: Any, value: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """(stored name, tensor) from tensors by the parameters' first names; one group is in memory at a time."""
-        for parameters, stored in self.groups:
-            tensors = revert_weight_conversion(network, {n: value(self.owner[n]) for n in parameters})
-            yield from ((name, tensors[reverted]) for name, reverted in stored.items())
-
-
-def map_names(network: Any, model: Model) -> NameMap:
-    """The map of a loaded network; SensitivityError lists every stored tensor that no parameter stands for."""
-    first: dict[int, str] = {}
-    owner: dict[str, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        if parameter.is_floating_point():
-            owner[name] = first.setdefault(id(parameter), name)
-            shapes.setdefault(owner[name], tuple(parameter.shape))
-    reverse = [c.reverse_transform() for c in reversed(getattr(network, "_weight_conversions", None) or [])]
-    converters = [c for c in reverse if isinstance(c, WeightConverter)]
-    members: dict[str, list[str]] = {}
-    for name in owner:
-        members.setdefault(apply_converters(name, converters)[0], []).append(name)
-
-    wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
-    others = [
-        f"{n} ({t.entry.dtype})" for n, t in model.tensors.items() if t.entry.dtype.startswith("F") and n not in wanted
-    ]
-    found: dict[str, tuple[int, ...]] = {}
-    groups = []
-    for parameters in members.values():
-        # tensors without data: what comes out of the reversal is known before anything is computed
-        empty = {n: torch.empty(shapes[owner[n]], device="meta") for n in parameters}
-        stored = {}
-        for name, tensor in revert_weight_conversion(network, empty).items():
-            for candidate in _candidates(name, network.base_model_prefix):
-                if candidate in wanted and candidate not in found:
-                    found[candidate] = tuple(tensor.shape)
-                    stored[candidate] = name
-                    break
-        if stored:
-            groups.append((tuple(parameters), stored))
-    unmapped = others + [n for n in wanted if n not in found]
-    unmapped += [f"{n} {list(wanted[n])} → {list(s)}" for n, s in found.items() if s != wanted[n]]
-    if unmapped:
-        raise SensitivityError(
-            "stored tensors that stand for no parameter",
-            where=str(model.ref),
-            expected=f"a floating parameter of {type(network).__name__} for each",
-            got=named(unmapped),
-            next_step="This architecture's sensitivity cannot be computed from this checkpoint.",
-        )
-    return NameMap(owner, shapes, tuple(groups))
-
-
-def _candidates(name: str, prefix: str) -> tuple[str, ...]:
-    """A checkpoint of the bare model lacks the prefix of the model with a head, or has it where we do not."""
-    if name.startswith(f"{prefix}."):
-        return name, name.removeprefix(f"{prefix}.")
-    return name, f"{prefix}.{name}"
-
-
-def verify(names: NameMap, network: Any, model: Model, folder: Path) -> None:
-    """Compare the loaded weights, sent back through the map, with the shards in `folder`."""
-    parameters = dict(network.named_parameters())
-    wrong = []
-    for stored, tensor in names.reverted(network, lambda name: parameters[name].detach()):
-        with safe_open(folder / model.tensors[stored].shard, framework="pt") as shard:
-            expected = shard.get_tensor(stored).to(tensor.dtype)
-        # NaN in a checkpoint shows as a difference here, which is as good a reason to stop
-        if not torch.equal(expected, tensor.to("cpu")):
-            wrong.append(stored)
-    if wrong:
-        raise SensitivityError(
-            "loaded weights are not the stored ones",
-            where=str(model.ref),
-            got=named(wrong),
-            next_step="The checkpoint holds NaN, or transformers transforms it on loading; it cannot be used.",
-        )
-
-
-def give_gradients(network: Any, owner: Mapping[str, str], to: Callable[[str, torch.Tensor], None]) -> None:
-    """Attach hooks for good: each parameter's whole gradient goes, by its first name, to `to`, and is then dropped."""
-
-    def give(name: str, parameter: torch.Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        to(name, gradient)
-
-    for name, parameter in network.named_parameters():
-        if parameter.is_floating_point():
-            parameter.register_post_accumulate_grad_hook(partial(give, owner[name]))
-
-
-def differentiate(network: Any, tokens: tuple[int, ...], answer_tokens: int, where: str) -> float:
-    """Take the gradients of the log-probability of the last `answer_tokens` of `tokens` given those before them.
-
-    Returns that log-probability. `where` names the pair; NonFiniteError before any gradient is given away.
-    """
-    with torch.enable_grad():  # some libraries turn gradients off for the whole process when imported
-        ids = torch.tensor([tokens], device=network.get_input_embeddings().weight.device)
-        logits = network(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-        # the logits at one position are about the token at the next
-        about_answer = logits[0, -answer_tokens - 1 : -1].float()
-        value = -torch.nn.functional.cross_entropy(about_answer, ids[0, -answer_tokens:], reduction="sum")
-        if not isfinite(result := float(value.detach())):
-            raise NonFiniteError(
-                "the log-likelihood of an answer is not finite",
-                where=where,
-                got=str(result),
-                next_step="Check the model; with bfloat16, try --dtype float32.",
-            )
-        value.backward()  # type: ignore[no-untyped-call]
-    return result

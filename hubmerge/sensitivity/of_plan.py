@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.engine.chunks import chunks_of
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
 from hubmerge.engine.progress import Observer
-from hubmerge.errors import DiskError, SourceNotFoundError
+from hubmerge.errors import DiskError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import computed_sensitivities, computing_need, is_derived
 from hubmerge.plan.plan import Plan
@@ -64,7 +65,7 @@ def sensitivities_of(
         observer.stage("sensitivity")
         plan = Calibration(hub, allow_local).of(plan)  # where whoever prepared it left that out
         to_make: dict[int, Path] = {}
-        for k, (agent, model, rows) in enumerate(zip(plan.recipe.agents, plan.agents, plan.calibration, strict=True)):
+        for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
             if agent.sensitivity is not None:
                 files[k] = named_file(plan, k, allow_local)
                 check_sensitivity(files[k], model)
@@ -76,7 +77,7 @@ def sensitivities_of(
                 continue
             files[k] = read_sensitivity(out)
             if not is_derived(plan, k):
-                check_sensitivity(files[k], model, rows.texts, rows.digest)
+                check_sensitivity(files[k], model)
         files |= _computed(plan, hub, to_make, observer, kept, disk_bytes, at_peak)
     listed = [files[k] for k in sorted(files)]
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
@@ -120,8 +121,11 @@ def _computed(
             model = _written_in_full(plan, k, hub, full, room, at_peak)
         spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without a file or data"
-        pairs, progress = plan.calibration[k].read, observer.progress
-        made[k] = compute_sensitivity(model, pairs, out, spec=spec, hub=hub, progress=progress, at_peak=at_peak)
+        compute = partial(compute_sensitivity, model, plan.calibration[k].read, out, spec=spec, hub=hub)
+        try:
+            made[k] = compute(progress=observer.progress, at_peak=at_peak)
+        except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with
+            made[k] = compute(progress=observer.progress, at_peak=at_peak, resume=False)
         shutil.rmtree(full, ignore_errors=True)
         _keep(kept, out)
     return made

@@ -51,7 +51,6 @@ from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
 from hubmerge.sensitivity.pairs import (
     LOADERS,
     Pair,
-    digest,
     load_pairs,
     stage_small_files,
     tokenized_in,
@@ -71,8 +70,8 @@ _TOLD = (SensitivityError, SourceNotFoundError, FormatError, HubUnavailableError
 
 # One agent's rows: which, the folder with its config and tokenizer, and its name for errors.
 Asked = tuple[CalibrationSpec, Path, str]
-# What identifies them: sha256 (hex) over their texts and over their tokens, and how many there are.
-Digests = tuple[str, str, int]
+# What identifies them: sha256 (hex) over their tokens, and how many there are.
+Identity = tuple[str, int]
 
 
 def weighs(plan: Plan) -> bool:
@@ -141,23 +140,20 @@ class Calibration:
             if self._apart:
                 found = read_apart(asked, self._hub, Path(folder))
             else:
-                found = [_digests(each, self._load(plan, each[0])) for each in asked]
+                found = [_identity(each, self._load(plan, each[0])) for each in asked]
         versions = version("torch"), version("transformers")
-        for (agent, spec), (texts, tokens, pairs) in zip(new, found, strict=True):
+        for (agent, spec), (tokens, pairs) in zip(new, found, strict=True):
             private = spec in self._states and self._states[spec].private
             read = self._pairs.get(spec, ())
-            self._rows[agent, spec] = CalibrationRows(
-                spec.label, tokens, pairs, *versions, texts=texts, private=private, read=read
-            )
+            self._rows[agent, spec] = CalibrationRows(spec.label, tokens, pairs, *versions, private=private, read=read)
 
     def _load(self, plan: Plan, spec: CalibrationSpec) -> tuple[Pair, ...]:
         if spec not in self._pairs:
             with tempfile.TemporaryDirectory() as folder:
                 self._pairs[spec] = load_pairs(
                     spec,
+                    self._hub,
                     allow_local=self._allow_local,
-                    endpoint=self._hub.endpoint,
-                    token=self._hub.token,
                     # the library falls back to what its cache holds, which on a server somebody else may have brought
                     cache=None if self._allow_local else Path(folder),
                     path_of=plan.recipe.path_of,
@@ -243,14 +239,13 @@ def _require_room(state: RepoState, folder: Path) -> None:
         )
 
 
-def _digests(asked: Asked, pairs: Sequence[Pair]) -> Digests:
+def _identity(asked: Asked, pairs: Sequence[Pair]) -> Identity:
     spec, folder, where = asked
-    tokens = tokens_digest(tokenized_in(folder, where, pairs, spec.max_tokens))
-    return digest(pairs), tokens, len(pairs)
+    return tokens_digest(tokenized_in(folder, where, pairs, spec.max_tokens)), len(pairs)
 
 
-def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Digests]:
-    """The digests of every agent's rows; `folder` is for temporary files of the process.
+def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Identity]:
+    """What identifies every agent's rows; `folder` is for temporary files of the process.
 
     Raises SensitivityError, also beyond a limit, SourceNotFoundError, FormatError, HubUnavailableError.
     """
@@ -280,20 +275,20 @@ def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Digests]:
     if (refusal := done.get("refusal")) is not None:
         kind = next((e for e in _TOLD if e.code == refusal["code"]), SensitivityError)
         raise kind(refusal["problems"][0]["what"], problems=[Problem(**problem) for problem in refusal["problems"]])
-    return [(texts, tokens, pairs) for texts, tokens, pairs in done["rows"]]
+    return [(tokens, pairs) for tokens, pairs in done["rows"]]
 
 
 def _in_child(job: Mapping[str, Any], _: Reporter) -> Mapping[str, Any]:
     confine(Limits(data_bytes=MEMORY_BYTES), network=True)
-    places = {"endpoint": job["endpoint"], "token": job["token"], "cache": Path(job["cache"])}
+    hub = Hub(job["endpoint"], job["token"])
     known: dict[CalibrationSpec, tuple[Pair, ...]] = {}
     found = []
     try:
         for given, folder, where in job["agents"]:
             spec = CalibrationSpec.model_validate(given)
             if spec not in known:
-                known[spec] = load_pairs(spec, allow_local=False, **places)
-            found.append(_digests((spec, Path(folder), where), known[spec]))
+                known[spec] = load_pairs(spec, hub, allow_local=False, cache=Path(job["cache"]))
+            found.append(_identity((spec, Path(folder), where), known[spec]))
     except _TOLD as error:
         return {"refusal": error.as_dict()}
     return {"rows": found}

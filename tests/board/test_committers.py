@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import family, result
+from board_helpers import SEED, TRUSTED, family, own, result, rows
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from hubmerge.board import committers
@@ -19,9 +19,9 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import BOARD_TABLE, ResultsDataset
 from hubmerge.board.source import DatasetBoard
 from hubmerge.board.trust import Trust
-from hubmerge.board.values import Board, Row
+from hubmerge.board.values import Row
 from hubmerge.evaluation.result import EvaluationResult, result_path
-from hubmerge.evaluation.signing import public_key, signed
+from hubmerge.evaluation.signing import signed
 from hubmerge.hub import client
 from hubmerge.hub.client import Hub
 from localhub.fault_rules import FaultSwitch, Observe, Status
@@ -30,8 +30,7 @@ from localhub.users import Org, default_users
 from workflows.app.board_panels import model_head
 from workflows.app.board_table import columns
 
-SEED = bytes(range(32))
-TRUST = Trust(frozenset({public_key(SEED)}))
+TRUST = Trust(TRUSTED)
 COMMITS = r"/api/datasets/{}/commits/"
 INFOS = r"/api/datasets/{}/paths-info/"
 
@@ -74,11 +73,6 @@ def shown(dataset: ResultsDataset) -> dict[str, Row]:
     return rows(DatasetBoard(dataset).board())
 
 
-def rows(board: Board) -> dict[str, Row]:
-    found = board.suite("trio")
-    return {row.model: row for row in found.rows}
-
-
 def told(dataset: ResultsDataset) -> dict[str, tuple[str, str | None]]:
     return {model: (row.run_by, row.committed_by) for model, row in shown(dataset).items()}
 
@@ -86,7 +80,7 @@ def told(dataset: ResultsDataset) -> dict[str, tuple[str, str | None]]:
 def test_a_row_that_neither_the_bots_key_signed_nor_its_account_committed_is_the_communitys_and_names_who_did(
     lab: LocalHubProcess,
 ) -> None:
-    opened(lab, "lab/results").publish([signed(r, SEED, "carol") for r in family()])
+    opened(lab, "lab/results").publish(own("carol"))
     add(lab, "bob", "lab/results", strange("evil/x"))
     add(lab, "ada", "lab/results", strange("evil/y"))
     found = told(opened(lab, "lab/results"))
@@ -98,7 +92,7 @@ def test_what_the_datasets_owner_committed_without_a_signature_is_unsigned_and_h
     lab: LocalHubProcess,
 ) -> None:
     add(lab, "ada", "ada/early", strange("org/early", value=1.0))
-    opened(lab, "ada/early").publish([signed(r, SEED, "carol") for r in family()])
+    opened(lab, "ada/early").publish(own("carol"))
     row = shown(opened(lab, "ada/early"))["org/early"]
     assert (row.run_by, row.committed_by, row.signed, row.rank) == ("unsigned", "ada", False, None)
 
@@ -132,7 +126,7 @@ def test_a_look_takes_one_listing_and_another_one_nothing_while_nothing_has_chan
 
 
 def test_a_dataset_of_signed_rows_asks_for_no_history(lab: LocalHubProcess, faults: FaultSwitch) -> None:
-    opened(lab, "lab/signed").publish([signed(r, SEED, "carol") for r in family()])
+    opened(lab, "lab/signed").publish(own("carol"))
     rules = [faults.add(p.format("lab/signed"), Observe(), times=None) for p in (COMMITS, INFOS)]
     opened(lab, "lab/signed").load()
     assert [faults.state(rule).seen for rule in rules] == [0, 0]
@@ -214,7 +208,7 @@ def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> Non
         cell = columns(suite)["model"].text
         return {row.model: f">{row.run_by}<" in str(cell(row)) for row in suite.rows}
 
-    signed_ones = [signed(r, SEED, "carol") for r in family()]
+    signed_ones = own("carol")
     others = [strange("evil/x"), strange("org/early")]
     assert marked(*signed_ones, *others) == {
         "evil/x": True,
@@ -238,7 +232,7 @@ def test_several_authors_are_not_the_owner_alone() -> None:
 def test_json_csv_and_the_published_table_name_the_committer(lab: LocalHubProcess) -> None:
     add(lab, "bob", "lab/tables", strange("evil/x"))
     dataset = opened(lab, "lab/tables")
-    dataset.publish([signed(r, SEED, "carol") for r in family()])
+    dataset.publish(own("carol"))
     board = DatasetBoard(dataset).board()
     data = {r["model"]: r["committed_by"] for r in board_data(board)["suites"][0]["rows"]}
     assert data == {"evil/x": "bob"} | {r.model: None for r in family()}

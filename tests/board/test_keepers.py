@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import family
+from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hubmerge.board.export import board_data, suite_csv
@@ -20,9 +20,9 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.trust import Trust, keys_file
-from hubmerge.board.values import Board, Refusal, Row
+from hubmerge.board.values import Board, Refusal
 from hubmerge.cli.main import main
-from hubmerge.evaluation.result import EvaluationResult, result_path
+from hubmerge.evaluation.result import result_path
 from hubmerge.evaluation.signing import public_key, signed, signed_entry
 from hubmerge.hub.client import Hub
 from hubmerge.settings import load_settings
@@ -34,14 +34,8 @@ from workflows.app.home_page import latest_merges
 from workflows.jobs.results_keys import results_keys
 from workflows.schedule.scoring import RecordedScores
 
-SEED, OTHER = bytes(range(32)), bytes(range(1, 33))
-TRUSTED = frozenset({public_key(SEED)})
 CONTAMINATED = {"kind": "contaminated", "model": "org/math", "reason": "trained on the test"}
 RENAMED = {"suite": "trio", "version": "1", "same_as": "2"}
-
-
-def own() -> list[EvaluationResult]:
-    return [signed(r, SEED, "bot") for r in family()]
 
 
 def file(key: str, *entries: Any) -> bytes:
@@ -56,10 +50,6 @@ def read(*entries: Any, path: str = "flags.json", key: str = "flags") -> ResultF
 def board(*entries: Any) -> Board:
     found = read(*entries)
     return build_board(found.results, found.flags, refused=found.refused, trusted=TRUSTED)
-
-
-def rows(built: Board) -> dict[str, Row]:
-    return {r.model: r for r in built.suites[0].rows}
 
 
 def by(entry: dict[str, Any], seed: bytes = SEED, key: str = "flags") -> dict[str, Any]:

@@ -243,6 +243,7 @@ def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> N
     assert "2026-01-01" in reasons(board)[0]
 
 
+@pytest.mark.slow
 def test_a_chain_of_five_thousand_merges_is_no_trouble() -> None:
     results = [
         result(

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import ENVIRONMENT, family, parent, result, result_data, task
+from board_helpers import ENVIRONMENT, KEY, OTHER, SEED, TRUSTED, family, own, parent, result, result_data, rows, task
 
 from hubmerge.board.export import board_data, suite_csv
 from hubmerge.board.files import renamed
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
-from hubmerge.board.values import Board, Flag, Row
+from hubmerge.board.values import Board, Flag
 from hubmerge.cli.main import main
 from hubmerge.errors import ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result, result_path
@@ -24,23 +24,11 @@ from hubmerge.evaluation.signing import believed, provenance, public_key, signed
 from hubmerge.settings import Settings
 from workflows.app.board_table import columns
 
-SEED, OTHER = bytes(range(32)), bytes(range(1, 33))
-KEY = public_key(SEED)
-TRUSTED = frozenset({KEY})
 LATER = "2026-02-01T00:00:00+00:00"
-
-
-def own() -> list[EvaluationResult]:
-    return [signed(r, SEED, "bot") for r in family()]
 
 
 def board(*results: EvaluationResult, **changes: Any) -> Board:
     return build_board(results, trusted=TRUSTED, **changes)
-
-
-def rows(built: Board, suite: str = "trio") -> dict[str, Row]:
-    found = built.suite(suite)
-    return {r.model: r for r in found.rows}
 
 
 def again(result: EvaluationResult) -> EvaluationResult:

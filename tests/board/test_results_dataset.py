@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import HOSTILE, family, result
+from board_helpers import HOSTILE, SEED, family, result
 from huggingface_hub import CommitOperationAdd, HfApi
 from processes import printed_by
 
@@ -35,7 +35,6 @@ from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 
 NAMES = iter(range(1000))
-SEED = bytes(range(32))
 READER = """
 import json, sys
 from datasets import load_dataset
@@ -210,6 +209,7 @@ def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDat
     assert wrong in api.list_repo_files(repo, repo_type="dataset")
 
 
+@pytest.mark.slow
 def test_the_tables_are_read_by_datasets(
     dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, tmp_path: Path
 ) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from hubmerge.hub.errors import Patience
 from localhub.process import LocalHubProcess
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command asks a Hub that is away as often as ever, and at once."""
+    monkeypatch.setattr(Patience, "_wait", lambda patience, seconds: None)
 
 
 @pytest.fixture

@@ -151,6 +151,7 @@ def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> 
     assert len(titles) == len(set(titles)) == 62
 
 
+@pytest.mark.slow
 def test_an_old_commit_reads_the_same_after_a_long_history_and_a_restart(tmp_path: Path) -> None:
     # Every 65th change or so is stored as a whole tree, the others as differences. The restart empties the
     # cache of trees, so all of them are read from the database.

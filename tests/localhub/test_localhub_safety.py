@@ -415,6 +415,7 @@ def client(hub: Hub) -> Iterator[TestClient]:
 CHANGING = [route for route in ROUTES if route.method != "GET"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", CHANGING, ids=lambda route: f"{route.method} {route.template}".replace("/", " "))
 def test_no_body_is_a_fault_of_the_server(client: TestClient, route: Route) -> None:
     client.post("/api/repos/create", json={"name": "space", "type": "space", "sdk": "gradio"})
@@ -436,6 +437,7 @@ STRANGE_QUERIES = (
 )
 
 
+@pytest.mark.slow
 def test_no_address_is_a_fault_of_the_server(client: TestClient) -> None:
     for route in ROUTES:
         if route.method != "GET":

@@ -166,6 +166,7 @@ def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
     assert refused.value.response.status_code == 400
 
 
+@pytest.mark.slow
 def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, receiver) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from builders import llama_shapes, random_base, tokenizer_files, write_model
+from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.hub.client import Hub
@@ -20,6 +22,7 @@ from hubmerge.sensitivity.pairs import Pair
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 SPEC = CalibrationSpec(data="./pairs.jsonl", prompt="question", answer="answer", max_pairs=8, max_tokens=32)
 PAIRS = (
     Pair("w3 w4 w5", "w6 w7", 1),
@@ -44,6 +47,33 @@ def save(network: Any, folder: Path, vocab: int = 40) -> Path:
     return folder
 
 
+def write_adapter(folder: Path, weights: Mapping[str, np.ndarray], targets: Sequence[str]) -> Path:
+    """A LoRA adapter of rank 2 on the layers of `weights` whose names have one of `targets`."""
+    rng, factors = np.random.default_rng(1), {}
+    for name, value in weights.items():
+        if any(f"{target}.weight" in name for target in targets):
+            key = f"base_model.model.{name.removesuffix('.weight')}"
+            factors[f"{key}.lora_A.weight"] = rng.normal(0, 0.05, (2, value.shape[1])).astype(np.float32)
+            factors[f"{key}.lora_B.weight"] = rng.normal(0, 0.05, (value.shape[0], 2)).astype(np.float32)
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(targets), "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def zoo_recipe(data: Path | str, **changes: Any) -> dict[str, Any]:
+    """Two agents of the zoo, weighed by three rows of `data`."""
+    return {
+        "base": str(ZOO / "base"),
+        "agents": [str(ZOO / "math"), str(ZOO / "tool")],
+        "method": "fisher",
+        "calibration": {"data": str(data), "prompt": "prompt", "answer": "answer", "max_pairs": 3},
+        "dtype": "bfloat16",
+        **changes,
+    }
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -63,22 +93,15 @@ def compute(folder: Path, out: Path, pairs: Sequence[Pair] = PAIRS, **options: A
     return compute_sensitivity(opened(folder), pairs, out, **{"spec": SPEC, "hub": Hub(), **options})
 
 
-def naive_fisher(
-    network: Any, tokenizer: Any, pairs: Sequence[Pair], *, eos: bool = True, prompt_too: bool = False
-) -> dict[str, torch.Tensor]:
-    """Mean over pairs of the squared gradient of the answer's log-likelihood, by parameter name.
-
-    `prompt_too` counts the prompt's tokens as well, which is wrong on purpose.
-    """
+def naive_fisher(network: Any, tokenizer: Any, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
+    """Mean over pairs of the squared gradient of the likelihood of the answer and the EOS, by parameter name."""
     parameters = dict(network.named_parameters())
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for pair in pairs:
         prompt = tokenizer(pair.prompt).input_ids
-        answer = tokenizer(pair.answer, add_special_tokens=False).input_ids
-        ids = torch.tensor([prompt + answer + ([tokenizer.eos_token_id] if eos else [])])
-        counted = ids.shape[1] - (1 if prompt_too else len(prompt))
-        logits = network(input_ids=ids).logits[0, -counted - 1 : -1]
-        loss = torch.nn.functional.cross_entropy(logits, ids[0, -counted:], reduction="sum")
+        answer = [*tokenizer(pair.answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        logits = network(input_ids=torch.tensor([prompt + answer])).logits[0, -len(answer) - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum")
         for name, gradient in zip(
             parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True
         ):

@@ -10,38 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sensitivity_helpers import ZOO, zoo_recipe
 from transformers import AutoTokenizer
 
 from hubmerge.cli.main import main
+from hubmerge.engine.journal import plan_identity
 from hubmerge.errors import SensitivityError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, prepare
 from hubmerge.output.report import Report
 from hubmerge.recipe.calibration import CalibrationSpec
-from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
 from hubmerge.sensitivity.pairs import Pair, load_pairs
 from hubmerge.sensitivity.rows import Calibration
 
-ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 NOWHERE = Hub("http://127.0.0.1:9")
 
 
-def recipe(data: Path, **changes: Any) -> Recipe:
-    return recipe_from_dict(
-        {
-            "base": str(ZOO / "base"),
-            "agents": [str(ZOO / "math"), str(ZOO / "tool")],
-            "method": "fisher",
-            "calibration": {"data": str(data), "prompt": "prompt", "answer": "answer", "max_pairs": 3},
-            "dtype": "bfloat16",
-        }
-        | changes
-    )
-
-
 def prepared(data: Path, **changes: Any) -> Prepared:
-    return prepare(recipe(data, **changes), NOWHERE, Request(allow_local=True))
+    return prepare(recipe_from_dict(zoo_recipe(data, **changes)), NOWHERE, Request(allow_local=True))
 
 
 @pytest.fixture
@@ -60,30 +48,23 @@ def with_another_answer(data: Path) -> None:
 
 def merge(folder: Path, data: Path, **changes: Any) -> int:
     path = folder / "recipe.yaml"
-    path.write_text(recipe(data, **changes).to_yaml())
+    path.write_text(json.dumps(zoo_recipe(data, **changes)))
     return main(["merge", str(path), "--out", str(folder / "out")])
 
 
 def test_other_rows_are_another_merge_and_a_finished_folder_of_the_old_ones_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = prepared(data).identity
+    before = prepared(data)
     assert merge(tmp_path, data) == 0
     assert merge(tmp_path, data) == 0  # finished before
     capsys.readouterr()
     with_another_answer(data)
-    assert prepared(data).identity != before
+    after = prepared(data)
+    assert after.identity != before.identity
+    assert plan_identity(after.plan) != plan_identity(before.plan)  # nor is an unfinished one gone on with
     assert merge(tmp_path, data) == 1
     assert "another finished merge is here" in capsys.readouterr().err
-
-
-def test_an_unfinished_merge_of_other_rows_is_not_gone_on_with(data: Path) -> None:
-    from hubmerge.engine.journal import plan_identity
-
-    before = prepared(data).plan
-    with_another_answer(data)
-    after = prepared(data).plan
-    assert plan_identity(before) != plan_identity(after)
 
 
 def test_the_same_rows_are_the_same_merge_whatever_their_file_is_called(data: Path, tmp_path: Path) -> None:
@@ -169,7 +150,7 @@ def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_name
     asked: list[Any] = []
     rows = load_pairs(CalibrationSpec(data=str(data), prompt="prompt", answer="answer"))
 
-    def load(spec: CalibrationSpec, **_: Any) -> tuple[Pair, ...]:
+    def load(spec: CalibrationSpec, *_: Any, **__: Any) -> tuple[Pair, ...]:
         asked.append(spec.revision)
         return rows
 
@@ -183,7 +164,9 @@ def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_name
         spec = {"data": "org/pairs", "prompt": "prompt", "answer": "answer"} | (
             {"revision": revision} if revision else {}
         )
-        plan = prepare(recipe(data, calibration=spec), NOWHERE, Request(allow_local=True, calibrate="not")).plan
+        plan = prepare(
+            recipe_from_dict(zoo_recipe(data, calibration=spec)), NOWHERE, Request(allow_local=True, calibrate="not")
+        ).plan
         hub = SimpleNamespace(datasets=Datasets(), endpoint="", token=None, read_file=NOWHERE.read_file)
         read = Calibration(hub, allow_local=True).of(plan)  # type: ignore[arg-type]
         assert read.recipe.calibration is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from safetensors.numpy import save_file
-from sensitivity_helpers import PAIRS, write_rows
+from sensitivity_helpers import PAIRS, write_adapter, write_rows
 
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError, MemoryLimitError
@@ -47,15 +45,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProces
         models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.2, 2)}
         for name, tensors in models.items():
             write_model(folder / name, tensors)
-        rng, factors = np.random.default_rng(3), {}
-        for layer in range(2):
-            key = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-            factors[f"{key}.lora_A.weight"] = rng.normal(0, 0.05, (2, 96)).astype(np.float32)
-            factors[f"{key}.lora_B.weight"] = rng.normal(0, 0.05, (96, 2)).astype(np.float32)
-        (folder / "adapter").mkdir()
-        save_file(factors, folder / "adapter" / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-        (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+        write_adapter(folder / "adapter", {name: np.empty(t.shape) for name, t in base.items()}, ["q_proj"])
         for name in (*models, "adapter"):
             api.create_repo(f"ada/{name}")
             api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from math import exp
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from sensitivity_helpers import PAIRS, llama, load
+from sensitivity_helpers import PAIRS, llama, load, opened
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hubmerge.errors import NonFiniteError
 from hubmerge.sensitivity.compute import SquareSums
-from hubmerge.sensitivity.network import differentiate, give_gradients
+from hubmerge.sensitivity.network import Network
+
+NO_FILES: Any = SimpleNamespace(tensors={})
 
 
 class Bigram(torch.nn.Module):
     """logits(next) = head · embedding(token), with one hidden unit and two tokens."""
+
+    base_model_prefix = ""
+    config, _weight_conversions = None, ()
 
     def __init__(self, embedding: list[float], head: list[float] | None) -> None:
         super().__init__()
@@ -34,79 +40,75 @@ class Bigram(torch.nn.Module):
         return SimpleNamespace(logits=self.head(self.embedding(input_ids)))
 
 
-def squares(network, owner, tokens, answer_tokens):
+def squares(module, tokens, answer_tokens):
     found: dict[str, list[float]] = {}
 
     def add(name, gradient):
         assert name not in found
         found[name] = gradient.square().flatten().tolist()
 
-    give_gradients(network, owner, add)
-    return differentiate(network, tokens, answer_tokens, "row 1"), found
-
-
-APART = {"embedding.weight": "embedding.weight", "head.weight": "head.weight"}
-TIED = {"embedding.weight": "embedding.weight", "head.weight": "embedding.weight"}
+    network = Network(module, NO_FILES)
+    network.give_gradients(add)
+    return network.differentiate(tokens, answer_tokens, "row 1"), found
 
 
 def test_only_the_answers_tokens_are_in_the_likelihood():
     # head 0: both tokens have probability 1/2 everywhere, and d log p/d head_v = ([v = next] - 1/2) · embedding
-    value, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 1)
+    value, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), 1)
     assert value == pytest.approx(-0.6931472)
     assert found == {"head.weight": [1.0, 1.0], "embedding.weight": [0.0, 0.0]}
 
 
 def test_the_prompt_mask_decides_what_counts():
     # with both transitions in the answer: (-1/2 + 1, 1/2 - 1); the gradient is summed before it is squared
-    _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 2)
+    _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), 2)
     assert found["head.weight"] == [0.25, 0.25]
 
 
 def test_a_tied_parameters_uses_are_summed_before_they_are_squared():
     # logits (1, 2), p = probability of token 0 = 1/(1 + e): as head (-p, p), as embedding (-p·1 + p·2, 0)
     p = 1 / (1 + exp(1))
-    _, found = squares(Bigram([1.0, 2.0], None), TIED, (0, 1), 1)
+    _, found = squares(Bigram([1.0, 2.0], None), (0, 1), 1)
     assert found["embedding.weight"] == pytest.approx([0.0, p * p])
 
 
 def test_a_parameter_that_no_pair_touches_adds_nothing():
     network = Bigram([1.0, 2.0], [0.0, 0.0])
     network.unused = torch.nn.Linear(1, 1)
-    _, found = squares(network, {**APART, "unused.weight": "unused.weight", "unused.bias": "unused.bias"}, (0, 1), 1)
+    _, found = squares(network, (0, 1), 1)
     assert found.keys() == {"head.weight", "embedding.weight"}
 
 
 def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row():
     with pytest.raises(NonFiniteError, match="row 1"):
-        squares(Bigram([1.0, float("inf")], [0.0, 0.0]), APART, (0, 1, 0), 1)
+        squares(Bigram([1.0, float("inf")], [0.0, 0.0]), (0, 1, 0), 1)
 
 
 def test_gradients_are_taken_where_a_library_has_turned_them_off():
     with torch.no_grad():
-        _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 1)
+        _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), 1)
     assert found["head.weight"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
-    network, tokenizer = load(llama(tmp_path / "model", tied=tied))
-    first: dict[int, str] = {}
-    owner = {n: first.setdefault(id(p), n) for n, p in network.named_parameters(remove_duplicate=False)}
-    assert len(first) == len(owner) - tied
+    module, tokenizer = load(llama(tmp_path / "model", tied=tied))
+    network = Network(module, opened(tmp_path / "model"))
+    assert ("lm_head.weight" in network.shapes) != tied
     storages: dict[str, StorageWeakRef] = {}
 
     def add(name, gradient):
         # a gradient that was given out before has been freed, and no parameter keeps one
         assert [n for n, storage in storages.items() if not storage.expired()] == []
-        assert [n for n, p in network.named_parameters() if p.grad is not None] == []
+        assert [n for n, p in module.named_parameters() if p.grad is not None] == []
         storages[name] = StorageWeakRef(gradient.untyped_storage())
 
-    give_gradients(network, owner, add)
+    network.give_gradients(add)
     for pair in PAIRS:
         storages.clear()
         ids = tokenizer(pair.prompt + " " + pair.answer).input_ids
-        differentiate(network, tuple(ids), 2, "row")
-        assert storages.keys() == set(owner.values())
+        network.differentiate(tuple(ids), 2, "row")
+        assert storages.keys() == network.shapes.keys()
         assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
 
 

@@ -10,55 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from sensitivity_helpers import ZOO, write_adapter, write_rows, zoo_recipe
 
 from hubmerge.cli.main import main
+from hubmerge.engine.progress import Unobserved
+from hubmerge.errors import CancelledError
+from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import of_plan
 
-ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 TARGETS = ("q_proj", "down_proj")
 
 
-def calibration(name: str) -> dict[str, Any]:
-    data = str(ZOO / "eval" / f"dev_{name}.jsonl")
-    return {"data": data, "prompt": "prompt", "answer": "answer", "max_pairs": 3}
-
-
-def merge(tmp_path: Path, out: str, math_agent: Path, *more: str) -> bytes:
-    recipe = {
-        "base": str(ZOO / "base"),
-        "agents": [
-            {"model": str(math_agent), "calibration": calibration("math")},
-            {"model": str(ZOO / "tool"), "calibration": calibration("tool")},
-        ],
-        "method": "sar",
-        "dtype": "bfloat16",
-    }
+def merge(tmp_path: Path, out: str, math_agent: Path, data: Path = ZOO / "eval" / "dev_math.jsonl") -> bytes:
     path = tmp_path / f"{out}.yaml"
-    path.write_text(json.dumps(recipe))
-    assert main(["merge", str(path), "--out", str(tmp_path / out), "--license", "apache-2.0", *more]) == 0
+    path.write_text(json.dumps(zoo_recipe(data, agents=[str(math_agent), str(ZOO / "tool")], method="sar")))
+    assert main(["merge", str(path), "--out", str(tmp_path / out), "--license", "apache-2.0"]) == 0
     return (tmp_path / out / "model.safetensors").read_bytes()
 
 
-def write_adapter(folder: Path) -> None:
-    """A LoRA adapter of rank 2 on two kinds of layers of the zoo's base."""
+def read_base() -> dict[str, np.ndarray]:
     from ml_dtypes import bfloat16  # noqa: F401  registers the dtype
 
-    rng = np.random.default_rng(1)
-    factors = {}
-    for name, value in read_base().items():
-        if any(f"{t}.weight" in name for t in TARGETS):
-            rows, columns = value.shape
-            key = f"base_model.model.{name.removesuffix('.weight')}"
-            factors[f"{key}.lora_A.weight"] = rng.normal(0, 0.05, (2, columns)).astype(np.float32)
-            factors[f"{key}.lora_B.weight"] = rng.normal(0, 0.05, (rows, 2)).astype(np.float32)
-    folder.mkdir()
-    save_file(factors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(TARGETS), "task_type": "CAUSAL_LM"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-
-
-def read_base() -> dict[str, np.ndarray]:
     return {n: v.astype(np.float32) for n, v in load_file(ZOO / "base" / "model.safetensors").items()}
 
 
@@ -76,8 +52,7 @@ def write_in_full(folder: Path, adapter: Path) -> None:
 
 
 def test_an_adapter_is_weighed_as_the_checkpoint_that_it_stands_for(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter")
-    write_in_full(tmp_path / "full", tmp_path / "adapter")
+    write_in_full(tmp_path / "full", write_adapter(tmp_path / "adapter", read_base(), TARGETS))
     by_adapter = merge(tmp_path, "a", tmp_path / "adapter")
     in_full = merge(tmp_path, "b", tmp_path / "full")
     got, expected = (np.frombuffer(b[-2 * 170_000 :], np.uint16) for b in (by_adapter, in_full))
@@ -89,26 +64,20 @@ def test_an_adapter_is_weighed_as_the_checkpoint_that_it_stands_for(tmp_path: Pa
 def test_a_named_file_is_refused_for_an_adapter_before_anything_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_adapter(tmp_path / "adapter")
-    recipe = {
-        "base": str(ZOO / "base"),
-        "agents": [
-            {"model": str(tmp_path / "adapter"), "sensitivity": str(tmp_path / "s.safetensors")},
-            {"model": str(ZOO / "tool"), "calibration": calibration("tool")},
-        ],
-        "method": "sar",
-    }
-    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    adapter = write_adapter(tmp_path / "adapter", read_base(), TARGETS)
+    agents = [{"model": str(adapter), "sensitivity": str(tmp_path / "s.safetensors")}, str(ZOO / "tool")]
+    (tmp_path / "r.yaml").write_text(json.dumps(zoo_recipe(ZOO / "eval" / "dev_tool.jsonl", agents=agents)))
     arguments = ["merge", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "o"), "--license", "apache-2.0"]
     assert main(arguments) == 1
     assert "E_SENSITIVITY: a sensitivity file cannot be checked" in capsys.readouterr().err
 
 
-def test_the_next_merge_takes_what_was_kept_and_computes_nothing(
+def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
-    first = merge(tmp_path, "a", ZOO / "math")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
+    first = merge(tmp_path, "a", ZOO / "math", rows)
     kept = sorted((tmp_path / "data" / "sensitivity").iterdir())
     assert [p.suffix for p in kept] == [".safetensors"] * 2
 
@@ -116,7 +85,29 @@ def test_the_next_merge_takes_what_was_kept_and_computes_nothing(
         raise AssertionError("computed again")
 
     monkeypatch.setattr("hubmerge.sensitivity.compute.compute_sensitivity", never)
-    assert merge(tmp_path, "b", ZOO / "math") == first
+    assert merge(tmp_path, "b", ZOO / "math", rows) == first
+    write_rows(rows, [{"prompt": "1  +  1 =", "answer": "2"}])  # another text, which the tokenizer reads alike
+    assert merge(tmp_path, "c", ZOO / "math", rows) == first
+
+
+def test_what_was_begun_with_other_threads_begins_again(tmp_path: Path) -> None:
+    hub = Hub("http://127.0.0.1:9")
+    recipe = recipe_from_dict(zoo_recipe(ZOO / "eval" / "dev_math.jsonl"))
+    plan = prepare(recipe, hub, Request(allow_local=True)).plan
+
+    class Cancelling(Unobserved):
+        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+            if stage == "sensitivity" and done == 1:
+                raise CancelledError("the user cancelled")
+
+    with pytest.raises(CancelledError):
+        of_plan.sensitivities_of(plan, hub, tmp_path / "s", Cancelling(), True, None)
+    assert list((tmp_path / "s").glob("*.work/checkpoint.safetensors"))
+    torch.set_num_threads(2)
+    try:
+        assert len(of_plan.sensitivities_of(plan, hub, tmp_path / "s", Unobserved(), True, None)) == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers_keep_theirs(

@@ -17,6 +17,25 @@ from hubmerge.errors import CancelledError, DiskError, NonFiniteError, Sensitivi
 from hubmerge.sensitivity.compute import SquareSums
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return llama(tmp_path_factory.mktemp("model") / "agent")
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory) -> bytes:
+    """The file of a computation that nothing interrupted."""
+    return compute(folder, tmp_path_factory.mktemp("whole") / "s.safetensors").path.read_bytes()
+
+
+@pytest.fixture
+def cancelled(folder, tmp_path) -> Path:
+    """Where the file will be of a computation that was cancelled after two pairs."""
+    with pytest.raises(CancelledError):
+        compute(folder, tmp_path / "s.safetensors", progress=cancel_at(2))
+    return tmp_path / "s.safetensors"
+
+
 def cancel_at(pairs: int):
     def progress(stage, done, total, unit):
         if stage == "sensitivity" and done == pairs:
@@ -30,9 +49,7 @@ def begun_at(seen: list[int]):
 
 
 @pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
-def test_a_cancelled_computation_goes_on_where_it_was(tmp_path, cancelled_at):
-    folder = llama(tmp_path / "model")
-    whole = compute(folder, tmp_path / "whole.safetensors")
+def test_a_cancelled_computation_goes_on_where_it_was(whole, folder, tmp_path, cancelled_at):
     out = tmp_path / "s.safetensors"
     with pytest.raises(CancelledError):
         compute(folder, out, progress=cancel_at(cancelled_at))
@@ -40,36 +57,8 @@ def test_a_cancelled_computation_goes_on_where_it_was(tmp_path, cancelled_at):
     seen: list[int] = []
     compute(folder, out, progress=begun_at(seen))
     assert seen == list(range(cancelled_at, 6))
-    assert out.read_bytes() == whole.path.read_bytes()
+    assert out.read_bytes() == whole
     assert not out.with_name("s.safetensors.work").exists()
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-@pytest.mark.parametrize("every", [1, 2, 3])
-@pytest.mark.parametrize("additions", [0, 30, 55, 80])  # 21 parameters per pair: in the middle of pairs 1, 2, 3, 4
-def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(tmp_path, monkeypatch, every, additions):
-    folder = llama(tmp_path / "model")
-    whole = compute(folder, tmp_path / "whole.safetensors")
-    out = tmp_path / "s.safetensors"
-    real, left = SquareSums.add, [additions]
-
-    def add(self, name, gradient):
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        real(self, name, gradient)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SquareSums, "add", add)
-        with pytest.raises(Killed):
-            compute(folder, out, checkpoint_every=every)
-    seen: list[int] = []
-    compute(folder, out, checkpoint_every=every, progress=begun_at(seen))
-    assert seen[0] == additions // 21 // every * every
-    assert out.read_bytes() == whole.path.read_bytes()
 
 
 _CHILD = """
@@ -77,20 +66,23 @@ import os, signal, sys, torch
 sys.path[:0] = [sys.argv[3]]
 from pathlib import Path
 from sensitivity_helpers import compute
+from hubmerge.sensitivity.compute import SquareSums
 torch.set_num_threads(1)
-def progress(stage, done, total, unit):
-    if stage == "sensitivity" and done == 3:
+add, left = SquareSums.add, [55]
+def killed(sums, name, gradient):
+    if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
-compute(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=2, progress=progress)
+    left[0] -= 1
+    add(sums, name, gradient)
+SquareSums.add = killed
+compute(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=2)
 """
 
 
-def test_a_killed_process_leaves_what_another_finishes_with_the_same_bytes(tmp_path):
-    folder = llama(tmp_path / "model")
-    whole = compute(folder, tmp_path / "whole.safetensors")
+def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(whole, folder, tmp_path):
     out = tmp_path / "s.safetensors"
     here = Path(__file__).parent
-    child = subprocess.run(
+    child = subprocess.run(  # 21 parameters per pair, so that the 55th gradient is of the third
         [sys.executable, "-c", _CHILD, str(folder), str(out), str(here)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])])},
         capture_output=True,
@@ -98,52 +90,27 @@ def test_a_killed_process_leaves_what_another_finishes_with_the_same_bytes(tmp_p
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     assert not out.exists()
     seen: list[int] = []
-    compute(folder, out, checkpoint_every=2, progress=begun_at(seen))
+    compute(folder, out, checkpoint_every=1, progress=begun_at(seen))
     assert seen[0] == 2
-    assert out.read_bytes() == whole.path.read_bytes()
+    assert out.read_bytes() == whole
 
 
-def test_the_checkpoint_interval_changes_no_byte(tmp_path):
-    folder = llama(tmp_path / "model")
-    files = [compute(folder, tmp_path / f"{n}.safetensors", checkpoint_every=n).path.read_bytes() for n in (1, 2, 99)]
-    assert files[0] == files[1] == files[2]
-
-
-def test_a_finished_file_is_returned_as_it_is(tmp_path):
-    folder = llama(tmp_path / "model")
-    first = compute(folder, tmp_path / "s.safetensors")
-    before = first.path.stat().st_mtime_ns
+def test_without_resume_everything_is_made_again(folder, cancelled):
     seen: list[int] = []
-    assert compute(folder, first.path, progress=begun_at(seen)) == first
-    assert not seen
-    assert first.path.stat().st_mtime_ns == before
-
-
-def test_without_resume_everything_is_made_again(tmp_path):
-    folder = llama(tmp_path / "model")
-    out = tmp_path / "s.safetensors"
-    with pytest.raises(CancelledError):
-        compute(folder, out, progress=cancel_at(2))
-    seen: list[int] = []
-    first = compute(folder, out, resume=False, progress=begun_at(seen)).path.read_bytes()
+    first = compute(folder, cancelled, resume=False, progress=begun_at(seen)).path.read_bytes()
     assert seen[0] == 0
     seen.clear()
-    assert compute(folder, out, resume=False, progress=begun_at(seen)).path.read_bytes() == first
+    assert compute(folder, cancelled, resume=False, progress=begun_at(seen)).path.read_bytes() == first
     assert seen[0] == 0
 
 
-def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(tmp_path):
-    folder = llama(tmp_path / "model")
-    out = tmp_path / "s.safetensors"
-    with pytest.raises(CancelledError):
-        compute(folder, out, progress=cancel_at(2))
+def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
     with pytest.raises(TargetExistsError, match="unfinished"):
-        compute(folder, out, pairs=PAIRS[::-1])
-    compute(folder, out)
+        compute(folder, cancelled, pairs=PAIRS[::-1])
+    compute(folder, cancelled)
 
 
-def test_a_file_of_another_computation_is_never_overwritten(tmp_path):
-    folder = llama(tmp_path / "model")
+def test_a_file_of_another_computation_is_never_overwritten(folder, tmp_path):
     out = compute(folder, tmp_path / "s.safetensors").path
     before = out.read_bytes()
     for resume in (True, False):
@@ -157,17 +124,17 @@ def test_a_file_of_another_computation_is_never_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(tmp_path, resume):
+def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp_path, resume):
     out = tmp_path / "s.safetensors"
     theirs = out.with_name("s.safetensors.work") / "thesis"
     theirs.mkdir(parents=True)
     (theirs / "chapter.tex").write_text("years of work")
     with pytest.raises(TargetExistsError, match=r"files of somebody else.*got thesis"):
-        compute(llama(tmp_path / "model"), out, resume=resume)
+        compute(folder, out, resume=resume)
     assert (theirs / "chapter.tex").read_text() == "years of work"
 
 
-def test_what_somebody_puts_there_meanwhile_stays(tmp_path):
+def test_what_somebody_puts_there_meanwhile_stays(folder, tmp_path):
     out = tmp_path / "s.safetensors"
     theirs = out.with_name("s.safetensors.work") / "notes.txt"
 
@@ -175,13 +142,12 @@ def test_what_somebody_puts_there_meanwhile_stays(tmp_path):
         if stage == "sensitivity":
             theirs.write_text("keep me")
 
-    compute(llama(tmp_path / "model"), out, progress=put)
+    compute(folder, out, progress=put)
     assert theirs.read_text() == "keep me"
     assert [path.name for path in theirs.parent.iterdir()] == ["notes.txt"]
 
 
-def test_two_processes_do_not_write_one_file(tmp_path):
-    folder = llama(tmp_path / "model")
+def test_two_processes_do_not_write_one_file(folder, tmp_path):
     work = tmp_path / "s.safetensors.work"
     work.mkdir()
     with (work / "lock").open("w") as lock:
@@ -191,19 +157,14 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     compute(folder, tmp_path / "s.safetensors")
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    folder = llama(tmp_path / "model")
-    out = tmp_path / "s.safetensors"
-    with pytest.raises(CancelledError):
-        compute(folder, out, progress=cancel_at(2))
-    checkpoint = out.with_name("s.safetensors.work") / "checkpoint.safetensors"
+def test_a_damaged_checkpoint_is_named(folder, cancelled):
+    checkpoint = cancelled.with_name("s.safetensors.work") / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-4])
     with pytest.raises(SensitivityError, match="damaged"):
-        compute(folder, out)
+        compute(folder, cancelled)
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_first_pair(tmp_path, monkeypatch):
-    folder = llama(tmp_path / "model")
+def test_a_disk_that_is_too_small_is_told_before_the_first_pair(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
     seen: list[int] = []
     with pytest.raises(DiskError, match="not enough disk"):
@@ -211,8 +172,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_pair(tmp_path, monkey
     assert not seen
 
 
-def test_a_square_that_overflows_names_its_tensor(tmp_path, monkeypatch):
-    folder = llama(tmp_path / "model")
+def test_a_square_that_overflows_names_its_tensor(folder, tmp_path, monkeypatch):
     real = SquareSums.add
 
     def add(self, name, gradient):

@@ -28,37 +28,27 @@ def one(tokenizer, prompt: str, answer: str, max_tokens: int = 32, context: int 
     return pair.ids, pair.answer_tokens
 
 
-def test_an_eos_is_part_of_the_answer():
-    assert one(Words(), "5 6", "7") == ((5, 6, 7, 2), 2)
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt", "answer", "expected"),
+    [
+        pytest.param(Words(), "5 6", "7", ((5, 6, 7, 2), 2), id="an EOS is part of the answer"),
+        pytest.param(Words(eos=None), "5 6", "7", ((5, 6, 7), 1), id="a tokenizer without one adds none"),
+        pytest.param(Words(), "5 6", "7 <eos>", ((5, 6, 7, 2), 2), id="an answer that ends with it gets no second"),
+        pytest.param(Words(bos=True), "5 6", "7", ((1, 5, 6, 7, 2), 2), id="a BOS stands before the prompt alone"),
+        pytest.param(Words(bos=True), "", "7", ((1, 7, 2), 2), id="a BOS is a prompt"),
+        pytest.param(Words(closes=True), "5 6", "7", ((5, 6, 7, 2), 2), id="an EOS after the prompt is taken away"),
+        pytest.param(Words(), "5 <eos>", "7", ((5, 2, 7, 2), 2), id="an EOS of the prompt stays"),
+    ],
+)
+def test_the_answer_begins_and_ends_where_it_should(tokenizer, prompt, answer, expected):
+    assert one(tokenizer, prompt, answer) == expected
 
 
-def test_a_tokenizer_without_an_eos_gets_none():
-    assert one(Words(eos=None), "5 6", "7") == ((5, 6, 7), 1)
-
-
-def test_an_answer_that_ends_with_the_eos_gets_no_second_one():
-    assert one(Words(), "5 6", "7 <eos>") == ((5, 6, 7, 2), 2)
-
-
-def test_the_bos_stands_before_the_prompt_alone():
-    assert one(Words(bos=True), "5 6", "7") == ((1, 5, 6, 7, 2), 2)
-    assert one(Words(bos=True), "", "7") == ((1, 7, 2), 2)
-
-
-def test_an_eos_that_the_tokenizer_puts_after_the_prompt_is_taken_away():
-    assert one(Words(closes=True), "5 6", "7") == ((5, 6, 7, 2), 2)
-    assert one(Words(closes=True), "5 <eos>", "7")[0][:2] == (5, 2)
-
-
-@pytest.mark.parametrize("answer", ["", "  ", "<eos>"])
-def test_an_answer_without_tokens_is_refused(answer):
-    with pytest.raises(SensitivityError, match="an answer without tokens in row 7"):
-        one(Words(), "5 6", answer)
-
-
-def test_a_prompt_without_tokens_is_refused():
-    with pytest.raises(SensitivityError, match="a prompt without tokens in row 7"):
-        one(Words(), " ", "7")
+@pytest.mark.parametrize(("prompt", "answer"), [("5 6", ""), ("5 6", "  "), ("5 6", "<eos>"), (" ", "7")])
+def test_an_answer_or_a_prompt_without_tokens_is_refused(prompt, answer):
+    empty = "an answer" if prompt.strip() else "a prompt"
+    with pytest.raises(SensitivityError, match=f"{empty} without tokens in row 7"):
+        one(Words(), prompt, answer)
 
 
 def test_a_pair_that_just_fits_is_taken_and_one_token_more_is_refused():

@@ -92,6 +92,7 @@ def names_in_transformers() -> Iterator[tuple[str, str]]:
                         yield value.value, str(path.relative_to(root))
 
 
+@pytest.mark.slow
 def test_every_file_that_a_class_of_transformers_loads_goes_along():
     found = {(n, where) for n, where in names_in_transformers() if DATA.fullmatch(n)}
     assert len({name for name, _ in found}) > 35  # the search still finds them

@@ -211,6 +211,7 @@ def test_tensors_come_in_the_order_of_their_bytes():
     assert [e.name for e in parse(f'{{"z":{second},"a":{first}}}', 16).tensors] == ["a", "z"]
 
 
+@pytest.mark.slow
 def test_no_hostile_header_costs_more_than_300_mb():
     # one child for all of them: its peak is that of the worst, the 25 MB of input included
     program = """

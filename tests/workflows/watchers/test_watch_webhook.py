@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,10 +33,19 @@ def inbox(tmp_path: Path, clock: FakeClock) -> Iterator[Inbox]:
     engine.dispose()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, SimpleNamespace]]:
+    """One server for all tests, and what stands for the inbox in it."""
+    kept = SimpleNamespace()
+    with serving([webhook_route(SecretStr(SECRET), kept)]) as url:
+        yield url, kept
+
+
 @pytest.fixture
-def served(inbox: Inbox) -> Iterator[str]:
-    with serving([webhook_route(SecretStr(SECRET), inbox)]) as url:
-        yield url
+def served(server: tuple[str, SimpleNamespace], inbox: Inbox) -> str:
+    url, kept = server
+    kept.receive = inbox.receive
+    return url
 
 
 def post(
