@@ -180,7 +180,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             recipe: as inspect_merge takes it.
             target: owner/name of the new repo.
-            private: whether only its owner sees it.
+            private: whether only its owner sees it; unlike on the page, it is so unless you say otherwise.
             license: may stay empty where the parents' licenses decide it.
             suite: what a public merge and its parents are evaluated with; empty for the usual one of this site.
         """
@@ -201,7 +201,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             sweep: as inspect_sweep takes it.
             target: owner/name, to which each variant's name is added.
-            private: whether only their owner sees them.
+            private: whether only their owner sees them; unlike on the page, it is so unless you say otherwise.
             license: may stay empty where the parents' licenses decide it.
         """
         writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
