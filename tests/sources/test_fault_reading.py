@@ -24,20 +24,6 @@ def test_the_merge_is_a_function_of_its_inputs(line: Line, undisturbed: dict[str
     assert line.pauses == []
 
 
-@pytest.mark.parametrize("at", [0, 1, 100_000])
-def test_a_connection_that_drops_in_mid_shard_goes_on_at_that_byte(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, at: int
-) -> None:
-    reads = switch.add(SHARD, Observe(), times=None)
-    switch.add(SHARD, Reset(at=at), skip=HEADERS, times=2)
-    assert line.to_folder() == undisturbed
-    size = line.hub.repo_state(AGENT).files[SHARDS[1]].size
-    assert [r.range for r in switch.state(reads).requests[HEADERS:]] == [
-        f"bytes={begin}-{size - 1}" for begin in (0, at, 2 * at)
-    ]
-    assert len(line.pauses) == 2
-
-
 def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_where_it_was(
     line: Line, undisturbed: dict[str, str], switch: FaultSwitch
 ) -> None:
@@ -83,17 +69,6 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
     assert len(line.pauses) == 4
 
 
-def test_a_pause_that_is_too_long_for_a_request_leaves_the_job_to_be_run_again(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
-) -> None:
-    switch.add(SHARD, Status(status=429, retry_after="3600"), skip=HEADERS)
-    with pytest.raises(HubUnavailableError) as caught:
-        line.to_folder()
-    assert caught.value.retryable
-    assert line.pauses == []
-    assert line.to_folder() == undisturbed
-
-
 @pytest.mark.parametrize("skip", [0, HEADERS], ids=["header", "shard"])
 def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
     line: Line, undisturbed: dict[str, str], switch: FaultSwitch, skip: int
@@ -109,28 +84,6 @@ def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
     ]
     assert partial == ([10_000] if skip else [])
     switch.clear()
-    assert line.to_folder() == undisturbed
-
-
-def test_a_wrong_byte_in_a_shard_is_corrupt_and_the_next_run_is_whole(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
-) -> None:
-    switch.add(SHARD, WrongByte(at=150_000, mask=1), skip=HEADERS)
-    with pytest.raises(CorruptError) as caught:
-        line.to_folder()
-    assert AGENT in str(caught.value)
-    assert SHARDS[1] in str(caught.value)
-    assert not [p for p in line.folder.rglob(SHARDS[1] + "*") if AGENT.replace("/", "--") in str(p)]
-    assert line.to_folder() == undisturbed
-
-
-def test_a_wrong_byte_in_a_part_that_a_resumed_download_kept_is_corrupt(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
-) -> None:
-    switch.add(SHARD, Reset(at=150_000), skip=HEADERS)
-    switch.add(SHARD, WrongByte(at=149_999), skip=HEADERS)
-    with pytest.raises(CorruptError):
-        line.to_folder()
     assert line.to_folder() == undisturbed
 
 
