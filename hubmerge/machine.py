@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
+_TOOL_S = 10.0  # that the driver's tool may take
 _MOST_DIGITS = 20  # of a number that means anything here
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
 
@@ -43,6 +45,20 @@ def memory_bytes() -> int | None:
         installed = None
     known = [n for n in (installed, group_limits().memory_bytes) if n is not None and n > 0]
     return min(known, default=None)
+
+
+@cache
+def gpu_memory_bytes() -> int | None:
+    """The whole memory of the smallest NVIDIA GPU, as its driver's tool says it; None where nothing says it.
+
+    torch would say it too, but takes hundreds of megabytes and a context on the GPU for that.
+    """
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    with suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(command, capture_output=True, check=True, timeout=_TOOL_S, stdin=subprocess.DEVNULL)
+        sizes = [int(word) for word in told.stdout.split() if word.isdigit() and len(word) <= _MOST_DIGITS]
+        return min(sizes, default=0) * 2**20 or None
+    return None
 
 
 def oom_kills() -> int | None:

@@ -91,6 +91,12 @@ class Settings(BaseModel):
         except ValueError:
             return False
 
+    @property
+    def forgets(self) -> bool:
+        """True on a Space whose data folder lies on the Space's own disk, of which a restart leaves nothing."""
+        folder = self.data_dir.absolute()
+        return self.space_id is not None and not any(f.is_mount() for f in (folder, *folder.parents[:-1]))
+
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from `environ` (default: the process environment); SettingsError names what is wrong."""

@@ -119,3 +119,25 @@ def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is
     lines = Path("/proc/vmstat").read_text() if Path("/proc/vmstat").is_file() else ""
     assert (counted is None) == ("oom_kill " not in lines)
     assert counted is None or counted >= 0
+
+
+@pytest.mark.parametrize(
+    ("prints", "known"),
+    [
+        ("echo 24564", 24564 * 2**20),
+        ("echo 81559; echo 24564", 24564 * 2**20),
+        ("echo '[N/A]'", None),
+        ("echo 24564; exit 9", None),
+        (None, None),
+    ],
+)
+def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str | None, known: int | None
+) -> None:
+    if prints is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine.gpu_memory_bytes.cache_clear()
+    assert machine.gpu_memory_bytes() == known
+    machine.gpu_memory_bytes.cache_clear()

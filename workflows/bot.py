@@ -94,7 +94,7 @@ class Bot:
             flagged=scoring.flagged if scoring else no_flags,
         )
         every_s = self._intervals.poll_s if settings.token is not None else None
-        self.source = WatcherBoard(settings.endpoint, self.watchers, self.ledger, self._store, every_s)
+        self.source = WatcherBoard(settings, self.watchers, self.ledger, self._store, every_s)
         self.routes: tuple[BaseRoute, ...] = (
             (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
         )

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hubmerge import machine
 from hubmerge.errors import EvaluationError, GatedError, MemoryLimitError, PermissionDeniedError, RecipeError
-from hubmerge.evaluation.runner import check_evaluable
+from hubmerge.evaluation.runner import check_evaluable, usable_memory
 from hubmerge.evaluation.suites import SUITES, get_suite
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
@@ -107,7 +106,7 @@ class Measuring:
             )
         model = open_model(ModelName(id=state.id, revision=state.sha), hub, allow_local=False)
         check_evaluable(model)
-        memory = machine.memory_bytes()
+        memory = usable_memory()
         if memory is not None and model.weight_bytes > MOST_OF_MEMORY * memory:
             raise MemoryLimitError(
                 "the model is too big to be evaluated here",

@@ -53,9 +53,9 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
     hub = hub_of_user(settings)
     if terminal is not None:
         terminal.stage("fetch data")
-    from hubmerge.sensitivity.compute import compute_sensitivity  # imports torch, which takes seconds
+    pairs = load_pairs(spec, hub)
+    from hubmerge.sensitivity.compute import compute_sensitivity  # after the data: it imports torch, in seconds
 
-    pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     name = model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)
     file = compute_sensitivity(
         open_model(name, hub, allow_local=True),

@@ -25,9 +25,10 @@ from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError, FolderInUseError
 from hubmerge.machine import cores
 from hubmerge.plan.plan import PlannedShard
+from hubmerge.sources.ancestry import REPORT
 from hubmerge.statistics.statistics import ResultTally, Tally
 
-MANIFEST = "hubmerge.json"
+MANIFEST = REPORT
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
 HASHING_THREADS = 8  # as many as a disk has use for
 BLOCK_BYTES = 1024 * 1024  # between two looks at whether it was broken off

@@ -193,6 +193,12 @@ def evaluate(
     return result
 
 
+def usable_memory() -> int | None:
+    """Bytes of the memory that holds a model under evaluation by default: the GPU's where one is used, else those of
+    this process; None where nothing says it."""
+    return machine.gpu_memory_bytes() if _device("auto") == "cuda" else machine.memory_bytes()
+
+
 def check_evaluable(model: Model) -> None:
     """EvaluationError for a model that cannot be evaluated as it is stored."""
     if model.adapter is not None:

@@ -14,13 +14,13 @@ import numpy as np
 
 from hubmerge import __version__
 from hubmerge.engine.stream import MergeResult
-from hubmerge.hub.names import stated_bases
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
 from hubmerge.output.task import task_of
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.plan import Plan
+from hubmerge.sources.ancestry import Ancestor, ancestors_in
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import MODULES
 from hubmerge.statistics.statistics import Overlaps, Tally
@@ -45,7 +45,7 @@ class Parent:
     gated: bool
     private: bool
     weight: float  # where it differs from tensor to tensor: its mean over what this agent alone changed
-    made_from: tuple[str, ...] = ()  # as the card of a public parent states it
+    made_from: tuple[Ancestor, ...] = ()  # as a public parent states it
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ class Report:
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
         values = _with_measured_alone(data) if data["schema"] < 3 else dict(data)
-        values["parents"] = tuple(Parent(**p | {"made_from": tuple(p.get("made_from", ()))}) for p in data["parents"])
+        values["parents"] = tuple(
+            Parent(**p | {"made_from": ancestors_in(p.get("made_from"))}) for p in data["parents"]
+        )
         values["files"] = tuple(OutputFile(**f) for f in data["files"])
         values["outcomes"] = tuple(AgentOutcome(**o) for o in values["outcomes"])
         for name in ("dtype", "warnings", "evaluations"):
@@ -267,7 +269,6 @@ def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[floa
 
 def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
     ref = model.ref
-    made_from = () if model.private else stated_bases(model.card)
     return Parent(
         role,
         label,
@@ -279,7 +280,7 @@ def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
         model.gated,
         model.private,
         weight,
-        made_from,
+        model.made_from,
     )
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.engine.chunks import chunks_of
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
 from hubmerge.engine.progress import Observer
-from hubmerge.errors import DiskError, SourceNotFoundError
+from hubmerge.errors import DiskError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import computed_sensitivities, computing_need, is_derived
 from hubmerge.plan.plan import Plan
@@ -120,8 +121,11 @@ def _computed(
             model = _written_in_full(plan, k, hub, full, room, at_peak)
         spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without a file or data"
-        pairs, progress = plan.calibration[k].read, observer.progress
-        made[k] = compute_sensitivity(model, pairs, out, spec=spec, hub=hub, progress=progress, at_peak=at_peak)
+        compute = partial(compute_sensitivity, model, plan.calibration[k].read, out, spec=spec, hub=hub)
+        try:
+            made[k] = compute(progress=observer.progress, at_peak=at_peak)
+        except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with
+            made[k] = compute(progress=observer.progress, at_peak=at_peak, resume=False)
         shutil.rmtree(full, ignore_errors=True)
         _keep(kept, out)
     return made

@@ -29,7 +29,6 @@ from hubmerge.errors import FormatError, Problem, SensitivityError, SourceNotFou
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.calibration import CalibrationSpec
-from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
 from hubmerge.sources.dataset_rows import load_split
@@ -61,10 +60,9 @@ class TokenizedPair:
 
 def load_pairs(
     spec: CalibrationSpec,
+    hub: Hub | None = None,
     *,
     allow_local: bool = True,
-    endpoint: str = DEFAULT_ENDPOINT,
-    token: str | None = None,
     cache: Path | None = None,
     path_of: Callable[[str], Path] = lambda text: Path(text).expanduser(),
 ) -> tuple[Pair, ...]:
@@ -74,7 +72,7 @@ def load_pairs(
     of that name lies.
     """
     if not spec.is_file:
-        return choose(enumerate(_hub_rows(spec, endpoint, token, cache), start=1), spec)
+        return choose(enumerate(_hub_rows(spec, hub or Hub(), cache), start=1), spec)
     if not allow_local:
         raise SourceNotFoundError("local files cannot be used here", where=spec.label, next_step="Give a Hub id.")
     return choose(_file_rows(path_of(spec.data)), spec)
@@ -175,7 +173,7 @@ def parsed(line: bytes, where: str) -> Any:
         ) from None
 
 
-def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Path | None) -> Sequence[Any]:
+def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[Any]:
     """The rows of a Hub dataset, memory-mapped by the datasets library."""
     if not is_hub_id(spec.data):
         raise SourceNotFoundError(
@@ -183,12 +181,12 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
         )
     import datasets
 
-    if datasets.config.HF_ENDPOINT.rstrip("/") != endpoint.rstrip("/"):
+    if datasets.config.HF_ENDPOINT.rstrip("/") != hub.endpoint.rstrip("/"):
         # the library reads the endpoint once, when it is imported
         raise SourceNotFoundError(
             "the datasets library talks to another Hub",
             where=spec.label,
-            expected=endpoint,
+            expected=hub.endpoint,
             got=datasets.config.HF_ENDPOINT,
             next_step="Set HF_ENDPOINT before hubmerge starts.",
         )
@@ -196,7 +194,7 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
     datasets.disable_progress_bars()
     try:
         rows = load_split(
-            spec.data, spec.split, revision=spec.revision, token=token, cache=cache, refused=SensitivityError
+            spec.data, spec.split, revision=spec.revision, token=hub.token, cache=cache, refused=SensitivityError
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise SourceNotFoundError(

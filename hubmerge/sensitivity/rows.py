@@ -152,9 +152,8 @@ class Calibration:
             with tempfile.TemporaryDirectory() as folder:
                 self._pairs[spec] = load_pairs(
                     spec,
+                    self._hub,
                     allow_local=self._allow_local,
-                    endpoint=self._hub.endpoint,
-                    token=self._hub.token,
                     # the library falls back to what its cache holds, which on a server somebody else may have brought
                     cache=None if self._allow_local else Path(folder),
                     path_of=plan.recipe.path_of,
@@ -281,14 +280,14 @@ def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Identity]
 
 def _in_child(job: Mapping[str, Any], _: Reporter) -> Mapping[str, Any]:
     confine(Limits(data_bytes=MEMORY_BYTES), network=True)
-    places = {"endpoint": job["endpoint"], "token": job["token"], "cache": Path(job["cache"])}
+    hub = Hub(job["endpoint"], job["token"])
     known: dict[CalibrationSpec, tuple[Pair, ...]] = {}
     found = []
     try:
         for given, folder, where in job["agents"]:
             spec = CalibrationSpec.model_validate(given)
             if spec not in known:
-                known[spec] = load_pairs(spec, allow_local=False, **places)
+                known[spec] = load_pairs(spec, hub, allow_local=False, cache=Path(job["cache"]))
             found.append(_identity((spec, Path(folder), where), known[spec]))
     except _TOLD as error:
         return {"refusal": error.as_dict()}

@@ -13,6 +13,7 @@ from typing import Any
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.adapter_config import AdapterConfig
+from hubmerge.sources.ancestry import Ancestor
 from hubmerge.sources.header import TensorEntry
 
 
@@ -61,6 +62,7 @@ class Model:
     adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
     tokens: TokenTable | None = None  # read only where vocabularies differ in size
     headers: Mapping[str, HeaderDigest] = field(default_factory=lambda: MappingProxyType({}))  # by shard
+    made_from: tuple[Ancestor, ...] = ()
     outside: tuple[str, ...] = ()  # links in a local folder that lead out of it, and are not among the files
 
     @property

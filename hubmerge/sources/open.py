@@ -32,6 +32,7 @@ from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
+from hubmerge.sources.ancestry import stated_ancestors
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
@@ -183,6 +184,7 @@ def open_model(
         MappingProxyType(dict(state.card)),
         adapter,
         headers=headers,
+        made_from=() if state.private else stated_ancestors(state.card, state.files, read_file),
     )
 
 
@@ -216,6 +218,7 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file, read)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
+        made_from = stated_ancestors(card, files, read_file)
     except _WithoutWeights as missing:
         config = _config_there(files, read_file)
         raise Weightless(text, text, folder, files, config, card).refusal(missing.expected) from None
@@ -231,6 +234,7 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
         card=MappingProxyType(card),
         adapter=adapter,
         headers=headers,
+        made_from=made_from,
         outside=outside,
     )
 

@@ -8,6 +8,7 @@ After a wanted change of the template, write it anew and read the difference:
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -145,7 +146,7 @@ def hostile_data(text: str) -> dict[str, Any]:
     data["environment"] = {text: text, "device": text, "device_failed": text, "versions": {text: text}}
     asked = {"task": text, "metric": text, "value": text}
     data["evaluations"] = [{**asked, "title": text, "prompt": text, "chat": True}, {**asked, "model": text}]
-    data["parents"][1]["made_from"] = [text]
+    data["parents"][1]["made_from"] = [text, {"id": text, "role": "agent", "license": text, "made_from": [text]}]
     data["statistics"]["modules"] = {text: data["statistics"]["modules"]["mlp"]}
     data |= {"target": text, "created": text, "identity": text, "rounding": text, "dtype": [text], "hubmerge": text}
     data["recipe_yaml"] = f"base: |\n  {text}\n{text}\n"
@@ -285,6 +286,26 @@ def test_the_lineage_goes_on_below_parents_that_are_merges() -> None:
         "   ├─ org/one",
         "   └─ org/two",
     ]
+
+
+def test_a_lineage_of_several_generations_names_roles_weights_and_licenses() -> None:
+    parents = report_data()["parents"]
+    base = {"role": "base", "id": "org/base", "license": "apache-2.0"}
+    first = {"role": "agent", "id": "org/first", "license": "mit", "made_from": ["org/base"]}
+    pair = {"role": "agent", "id": "org/pair", "weight": 0.25, "made_from": [base, first]}
+    parents[2] |= {"made_from": [base, pair, {"role": "agent", "kind": "local", "id": "/home/ada/x", "label": "x"}]}
+    card = render_card(report(parents=parents))
+    [tree] = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and "├─" in t.content]
+    assert tree.splitlines()[3:] == [
+        "└─ other.org/tool_use · agent × 0.5 · license",
+        "   ├─ org/base · base · apache-2.0",
+        "   ├─ org/pair · agent × 0.25 · no license stated",
+        "   │  ├─ org/base · base · apache-2.0",
+        "   │  └─ org/first · agent · mit",
+        "   └─ x · agent · no license stated",
+    ]
+    again = Report.from_json(json.loads(json.dumps(report(parents=parents).to_json())))
+    assert render_card(again) == card
 
 
 def test_the_changed_share_and_the_sparsity_are_told_apart_where_they_stand() -> None:

@@ -150,7 +150,7 @@ def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_name
     asked: list[Any] = []
     rows = load_pairs(CalibrationSpec(data=str(data), prompt="prompt", answer="answer"))
 
-    def load(spec: CalibrationSpec, **_: Any) -> tuple[Pair, ...]:
+    def load(spec: CalibrationSpec, *_: Any, **__: Any) -> tuple[Pair, ...]:
         asked.append(spec.revision)
         return rows
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from sensitivity_helpers import write_rows
 
 from hubmerge.errors import SensitivityError, SourceNotFoundError
+from hubmerge.hub.client import Hub
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity.pairs import Pair, digest, load_pairs
 
@@ -130,7 +131,7 @@ def test_what_a_text_means_does_not_depend_on_which_files_exist(data, is_file):
 @pytest.mark.parametrize("data", ["https:data", "a/..b", "a b", "-x"])
 def test_what_is_no_dataset_id_is_refused_without_a_request(data):
     with pytest.raises(SourceNotFoundError, match="not a dataset id"):
-        load_pairs(spec(data), endpoint="http://127.0.0.1:9")
+        load_pairs(spec(data), Hub("http://127.0.0.1:9"))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,7 @@ import json, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity import pairs as module
 from hubmerge.sensitivity.pairs import load_pairs
@@ -163,7 +165,7 @@ out = []
 for changes in json.loads(sys.argv[3]):
     spec = CalibrationSpec(**{"prompt": "q", "answer": "a", "max_pairs": 10, **changes})
     try:
-        pairs = load_pairs(spec, endpoint=sys.argv[1], cache=Path(sys.argv[2]))
+        pairs = load_pairs(spec, Hub(sys.argv[1]), cache=Path(sys.argv[2]))
         out.append([[p.prompt, p.answer] for p in pairs])
     except HubmergeError as error:
         out.append(str(error))
@@ -217,4 +219,4 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
 
 def test_another_hub_than_the_library_talks_to_is_not_asked():
     with pytest.raises(SourceNotFoundError, match="talks to another Hub"):
-        load_pairs(spec("org/data"), endpoint="http://127.0.0.1:9")
+        load_pairs(spec("org/data"), Hub("http://127.0.0.1:9"))

@@ -10,10 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import ZOO, write_adapter, write_rows, zoo_recipe
 
 from hubmerge.cli.main import main
+from hubmerge.engine.progress import Unobserved
+from hubmerge.errors import CancelledError
+from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import of_plan
 
 TARGETS = ("q_proj", "down_proj")
@@ -82,6 +88,26 @@ def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_noth
     assert merge(tmp_path, "b", ZOO / "math", rows) == first
     write_rows(rows, [{"prompt": "1  +  1 =", "answer": "2"}])  # another text, which the tokenizer reads alike
     assert merge(tmp_path, "c", ZOO / "math", rows) == first
+
+
+def test_what_was_begun_with_other_threads_begins_again(tmp_path: Path) -> None:
+    hub = Hub("http://127.0.0.1:9")
+    recipe = recipe_from_dict(zoo_recipe(ZOO / "eval" / "dev_math.jsonl"))
+    plan = prepare(recipe, hub, Request(allow_local=True)).plan
+
+    class Cancelling(Unobserved):
+        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+            if stage == "sensitivity" and done == 1:
+                raise CancelledError("the user cancelled")
+
+    with pytest.raises(CancelledError):
+        of_plan.sensitivities_of(plan, hub, tmp_path / "s", Cancelling(), True, None)
+    assert list((tmp_path / "s").glob("*.work/checkpoint.safetensors"))
+    torch.set_num_threads(2)
+    try:
+        assert len(of_plan.sensitivities_of(plan, hub, tmp_path / "s", Unobserved(), True, None)) == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers_keep_theirs(

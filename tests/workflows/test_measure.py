@@ -173,9 +173,21 @@ def test_a_gated_model_is_refused(site: Site) -> None:
 
 
 def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.measure.machine.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("hubmerge.machine.memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
         site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
+
+
+def test_where_a_gpu_evaluates_its_memory_counts_and_not_the_host_s(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hubmerge.evaluation.runner._device", lambda asked: "cuda")
+    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 1000)
+    with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
+        site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
+    monkeypatch.setattr("hubmerge.machine.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 10**12)
+    assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob")).outcome == "queued"
 
 
 @pytest.mark.parametrize("bot", ["no account", "no results dataset"])

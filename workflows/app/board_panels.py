@@ -16,6 +16,7 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
+from hubmerge.sources.ancestry import Ancestor
 from workflows.app.board_query import COMPARED
 from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text, task_title
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
@@ -254,12 +255,24 @@ def lineage_tree(
     license: str | None,
     parents: Sequence[ParentFacts],
     board: Board,
-    stated: Mapping[tuple[str, str], str] | None = None,
+    stated: Sequence[Ancestor] = (),
 ) -> Markup:
-    """A model above what it was made from, with licenses; `stated`: those of its parents that it names itself."""
+    """A model above what it was made from, with licenses; `stated`: its ancestors as its own report names them."""
     rows = {(r.model, r.sha): r for s in board.suites for r in s.rows}
-    licenses = {node: r.facts.license for node, r in rows.items() if r.facts.license} | dict(stated or {})
+    licenses = {node: r.facts.license for node, r in rows.items() if r.facts.license}
     known = {node: r.facts.parents for node, r in rows.items() if r.facts.is_merge}
+    told = list(stated)
+    for ancestor in told:  # it grows by their own
+        node = (ancestor.id, ancestor.sha)
+        licenses |= {node: ancestor.license} if ancestor.license else {}
+        own = [
+            ParentFacts(role=a.role, id=a.id, sha=a.sha, weight=a.weight)
+            for a in ancestor.made_from
+            if a.role and a.sha and is_hub_id(a.id)
+        ]
+        if own:
+            known.setdefault(node, tuple(own))
+            told += ancestor.made_from
     below = _tree(parents, known, licenses, [MAX_LINEAGE], ((model, sha),))
     top = el("li", el("strong", model), _license(license), below)
     return el("ul", top, cls="hm-tree hm-lineage")

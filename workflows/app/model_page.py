@@ -17,6 +17,7 @@ from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
+from hubmerge.sources.ancestry import ancestors_in
 from workflows.app.board_panels import (
     lineage_section,
     lineage_tree,
@@ -171,11 +172,7 @@ def _lineage(model: Published, board: Board) -> Markup | None:
     parents = parents_of(model.report)
     if not parents:
         return None
-    stated = {
-        (p["id"], p["sha"]): p["license"]
-        for p in model.report["parents"]
-        if isinstance(p, Mapping) and all(isinstance(p.get(key), str) for key in ("id", "sha", "license"))
-    }
+    stated = ancestors_in(model.report.get("parents"))
     return section("Lineage", lineage_tree(model.id, model.sha, model.license, parents, board, stated))
 
 

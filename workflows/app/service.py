@@ -260,6 +260,7 @@ class WatcherView:
     polled: str | None = None
     next_look: str | None = None  # at the latest; None where none is due
     paused: bool = False
+    forgets: bool = False  # a restart ends the pause, since the disk that it is kept on is lost
     own: bool = False  # the visitor's, who may pause it and let it look now
     rule: str = ""  # as YAML
     waiting: str = ""  # what it waits for

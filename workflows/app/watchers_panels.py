@@ -16,6 +16,10 @@ from workflows.app.job_panels import badge
 from workflows.app.panels import facts_grid, notice, problems_panel, table
 from workflows.app.service import Trial, WatcherEvent, WatcherView
 
+_UNTIL_A_RESTART = (
+    "This Space keeps no disk: when it restarts, the pause is forgotten and the watcher looks again. "
+    "To stop it for good, take its file away."
+)
 PURPOSE = "A watcher looks at the Hub every few minutes and merges new agents of a base by itself."
 _REASONS = {  # of one model or set that was left out; docs/watchers.md lists the codes
     "author": "by other authors",
@@ -93,6 +97,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
             )
         ),
         el("p", f"Waiting: {view.waiting}.", cls="hm-dim") if view.waiting and not view.paused else None,
+        el("p", _UNTIL_A_RESTART) if view.paused and view.forgets else None,
         _merges(view, endpoint),
         _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
         _in_full(view),

@@ -13,6 +13,7 @@ from typing import Any
 from hubmerge.errors import LoginError, PermissionDeniedError, RuleError
 from hubmerge.hub.client import Hub
 from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.settings import Settings
 from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.submission import checked_recipe
 from workflows.jobs.jobs import iso
@@ -34,8 +35,11 @@ _NOT_RUNNING = LoginError(
 class WatcherBoard:
     """Implements workflows.app.service.WatcherSource. `every_s`: seconds between polls, None where nothing polls."""
 
-    def __init__(self, endpoint: str, watchers: Watchers, ledger: Ledger, store: Store, every_s: float | None) -> None:
-        self.endpoint = endpoint
+    def __init__(
+        self, settings: Settings, watchers: Watchers, ledger: Ledger, store: Store, every_s: float | None
+    ) -> None:
+        self.endpoint = settings.endpoint
+        self._forgets = settings.forgets
         self._watchers = watchers
         self._ledger = ledger
         self._store = store
@@ -119,6 +123,7 @@ class WatcherBoard:
             polled=state.polled if state else None,
             next_look=None if paused else self._next_look(),
             paused=paused,
+            forgets=self._forgets,
             own=own,
             rule=dump_plain_yaml(rule_data(rule)),
             waiting="" if state is None or problem else state.text or "",

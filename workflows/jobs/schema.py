@@ -15,15 +15,28 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Connection, Engine, ForeignKey, Index, UniqueConstraint, create_engine, event, text
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Engine,
+    ForeignKey,
+    Index,
+    UniqueConstraint,
+    create_engine,
+    event,
+    select,
+    text,
+)
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from hubmerge.errors import DiskError, InternalError
 from workflows.jobs.jobs import DatabaseBusyError
+from workflows.jobs.pins import pinned_models
 
-SCHEMA_VERSION = 3  # 2: the watchers' tables; 3: paused_watchers; every table of 1 has stayed as it was
+# 2: the watchers' tables; 3: paused_watchers; 4: marks of private evaluations; every table of 1 has stayed as it was
+SCHEMA_VERSION = 4
 BUSY_TIMEOUT_S = 10
 
 
@@ -182,10 +195,33 @@ def open_engine(path: Path) -> Engine:
             with closing(sqlite3.connect(path)) as raw:
                 raw.execute("PRAGMA journal_mode=WAL")
         if version < SCHEMA_VERSION:
-            with writing(engine) as connection:  # every version so far only added tables
+            with writing(engine) as connection:
                 Base.metadata.create_all(connection)
+                _mark_private_evaluations(connection)
                 connection.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
     return engine
+
+
+def _mark_private_evaluations(connection: Connection) -> None:
+    """Give the evaluations that only private merges wanted the mark that earlier versions did not set.
+
+    What a public merge wanted too, or a visitor asked for, stays for everybody to see.
+    """
+    jobs = Base.metadata.tables["jobs"]
+    private: set[object] = set()  # ids of targets, and (id, sha) of what was merged and made
+    public: set[object] = set()
+    for payload, result in connection.execute(select(jobs.c.payload, jobs.c.result).where(jobs.c.kind == "merge")):
+        made = result or {}
+        pins: set[object] = {(model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {})}
+        pins.add((made.get("repo"), made.get("commit")))
+        if payload.get("private"):
+            private |= {payload.get("target"), *pins}  # a merge that was started again has no commit for now
+        else:
+            public |= pins
+    for id, payload in connection.execute(select(jobs.c.id, jobs.c.payload).where(jobs.c.kind == "evaluate")).all():
+        model, pin = payload.get("model"), (payload.get("model"), payload.get("sha"))
+        if not payload.keys() & {"private", "asked_by"} and not private.isdisjoint((model, pin)) and pin not in public:
+            connection.execute(jobs.update().where(jobs.c.id == id).values(payload=payload | {"private": True}))
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from pages_session import Pages
 from report_helpers import report_data
 from test_ui_board import ENDPOINT, FakeBoard, full_board
 
+from hubmerge.board.values import Board
 from hubmerge.errors import HubUnavailableError
 from hubmerge.evaluation.result import ParentFacts
 from workflows.app.board_table import task_title
-from workflows.app.model_page import _shown, parents_of
+from workflows.app.model_page import _lineage, _shown, parents_of
 from workflows.app.model_tabs import card_tab, changed_tab, reproduce_tab
 from workflows.app.service import Published, Visitor
 
@@ -145,6 +146,23 @@ def test_only_well_formed_parents_of_the_hub_are_drawn() -> None:
     stated = [{"role": "base", "id": "org/base", "sha": "a" * 40, "weight": 1.0}, {"role": "agent", "id": "/home/ada"}]
     stated += [{"role": "agent", "id": HOSTILE, "sha": "b"}, {"role": "x", "id": "org/x", "sha": "c"}, 7]  # type: ignore[list-item]
     assert parents_of({"parents": stated}) == [ParentFacts(role="base", id="org/base", sha="a" * 40)]
+
+
+def test_a_lineage_goes_on_below_parents_that_no_board_knows() -> None:
+    sha = "a" * 40
+    old = {"role": "agent", "id": "org/old", "sha": sha, "weight": 0.25, "license": "bsd"}
+    below = [{"role": "base", "id": "org/root", "sha": sha, "weight": 1.0, "license": "mit"}, old]
+    parents = [
+        {"role": "base", "id": "org/base", "sha": sha, "weight": 1.0, "license": "mit"},
+        {"role": "agent", "id": "org/pair", "sha": sha, "weight": 1.0, "license": HOSTILE, "made_from": below},
+    ]
+    made = published(report={"parents": parents})
+    tree = str(_lineage(made, Board()))
+    assert tree.index("org/pair") < tree.index("org/root") < tree.index("org/old")
+    assert tree.count("<li>") == 5
+    assert "agent × 0.25" in tree
+    assert "bsd" in tree
+    assert HOSTILE not in tree
 
 
 def test_a_recipe_opens_on_the_merge_page_and_as_a_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,24 @@ def test_a_paused_rule_says_so_and_when_it_goes_on() -> None:
     assert "Paused" in text
     assert "when it is resumed" in text
     assert "Watching" not in text
+
+
+def test_a_pause_that_a_restart_ends_says_so_and_how_to_stop_for_good() -> None:
+    paused = replace(ZOO, paused=True, next_look=None)
+    said = "when it restarts, the pause is forgotten"
+    text = str(watchers_panel([replace(paused, forgets=True)], ENDPOINT))
+    assert said in text
+    assert "take its file away" in text
+    assert said not in str(watchers_panel([paused, replace(ZOO, forgets=True)], ENDPOINT))
+
+
+def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Settings(space_id="ada/hubmerge", data_dir=tmp_path / "data")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
+    assert space.forgets
+    assert not space.model_copy(update={"space_id": None}).forgets
+    monkeypatch.setattr(Path, "is_mount", lambda path: path in (Path("/"), tmp_path))
+    assert not space.forgets
 
 
 def test_an_empty_list_says_how_to_begin() -> None:

@@ -11,9 +11,13 @@ from job_helpers import FINAL, RETRYABLE, FakeClock, claim, job_id, new_job
 from processes import printed_by
 
 from hubmerge.errors import InternalError
-from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
+from workflows.jobs.evaluations import evaluation_job
+from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, NewJob, State
+from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
+
+SHA = "a" * 40
 
 
 def test_a_token_is_wiped_with_the_jobs_end_and_not_before(store: Store, clock: FakeClock) -> None:
@@ -69,8 +73,35 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     raw = sqlite3.connect(tmp_path / "jobs.sqlite3")
     raw.execute("PRAGMA user_version = 7")
     raw.close()
-    with pytest.raises(InternalError, match="expected schema 3, got schema 7"):
+    with pytest.raises(InternalError, match=f"expected schema {SCHEMA_VERSION}, got schema 7"):
         Store(tmp_path)
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_evaluations_of_private_merges_in_an_older_database_become_their_owner_s(tmp_path: Path, version: int) -> None:
+    def merge(name: str, parents: tuple[str, ...], private: bool, result: dict[str, str] | None) -> None:
+        recipe = {"base": f"org/base@{SHA}", "agents": [f"{parent}@{SHA}" for parent in parents]}
+        payload = {"recipe": recipe, "target": f"ann/{name}", "private": private}
+        job = store.submit(NewJob(id=job_id(name), user="ann", payload=payload))
+        if result is not None:
+            store.finish(job.id, claim(store).fence, result)
+
+    store = Store(tmp_path, jobs_per_user=20)
+    merge("hidden", ("ann/secret", "org/shared"), True, {"repo": "ann/hidden", "commit": SHA})
+    merge("open", ("org/shared", "org/agent"), False, {"repo": "ann/open", "commit": SHA})
+    merge("again", ("ann/other",), True, None)  # it was evaluated, and is being merged anew
+    models = ("ann/hidden", "ann/secret", "ann/other", "ann/again", "ann/open", "org/shared", "org/base", "org/else")
+    jobs = {model: evaluation_job(model, SHA, "zoo", "test", "bot") for model in models}
+    jobs["asked"] = evaluation_job("ann/secret", SHA, "code", "test", "bot", asked_by="bob")
+    for job in jobs.values():
+        store.submit(job)
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+        raw.execute(f"PRAGMA user_version = {version}")
+    store = Store(tmp_path)
+    private = {name for name, job in jobs.items() if store.get(job.id).payload.get("private")}
+    assert private == {"ann/hidden", "ann/secret", "ann/other", "ann/again"}
+    store.close()
 
 
 def test_the_database_is_in_wal_and_for_this_user_only(tmp_path: Path) -> None:
@@ -102,6 +133,7 @@ import resource, signal, sys
 from pathlib import Path
 from hubmerge.errors import DiskError
 from workflows.jobs.jobs import NewJob
+from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
 store = Store(Path(sys.argv[1]), jobs_per_user=10_000)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,0 +1,88 @@
+"""What a model was made from is read from its report, its card, or not at all; a stranger's report is bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_helpers import on_hub
+from huggingface_hub import HfApi
+
+from hubmerge.hub.client import Hub
+from hubmerge.sources.ancestry import MAX_ANCESTORS, MAX_GENERATIONS, Ancestor, ancestors_in
+from localhub.process import LocalHubProcess
+
+CARD = "---\nbase_model: [org/base, org/one]\nbase_model_relation: merge\n---\n"
+PARENTS = [
+    {"role": "base", "id": "org/base", "sha": "a" * 40, "license": "mit", "kind": "hub"},
+    {"role": "agent", "id": "org/one", "sha": "b" * 40, "weight": 0.5, "made_from": [{"id": "org/two"}, "org/base"]},
+]
+READ = (
+    Ancestor("org/base", "base", "a" * 40, "mit"),
+    Ancestor("org/one", "agent", "b" * 40, weight=0.5, made_from=(Ancestor("org/two"), Ancestor("org/base"))),
+)
+FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
+
+
+@pytest.mark.parametrize(
+    ("card", "report", "wanted"),
+    [
+        (CARD, json.dumps({"parents": PARENTS}), READ),
+        (CARD, None, FROM_THE_CARD),
+        (CARD, "no JSON", FROM_THE_CARD),
+        (CARD, "[" * 100_000, FROM_THE_CARD),
+        (CARD, "[" + "0," * 600_000 + "0]", FROM_THE_CARD),
+        (CARD, json.dumps({"parents": PARENTS, "more": "x" * 4_000_000}), FROM_THE_CARD),
+        (CARD, json.dumps({"parents": {"id": "org/base"}}), FROM_THE_CARD),
+        ("---\nbase_model: org/base\n---\n", json.dumps({"parents": PARENTS}), (Ancestor("org/base"),)),
+        ("---\nlicense: mit\n---\n", json.dumps({"parents": PARENTS}), ()),
+    ],
+)
+def test_a_public_model_s_ancestors_are_its_report_s_else_its_card_s(
+    local_hub: LocalHubProcess, ada: HfApi, folder: Path, card: str, report: str | None, wanted: tuple[Ancestor, ...]
+) -> None:
+    name = "ada/made-" + hashlib.sha256(f"{card}{report}".encode()).hexdigest()[:12]
+    (folder / "README.md").write_text(card)
+    if report is not None:
+        (folder / "hubmerge.json").write_text(report)
+    ada.create_repo(name)
+    ada.upload_folder(repo_id=name, folder_path=folder)
+    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), name).made_from == wanted
+    ada.update_repo_settings(name, private=True)
+    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), name).made_from == ()
+    ada.delete_repo(name)
+
+
+ODD: list[Any] = [None, 7, [], {}, {"id": 3}, {"id": ""}, {"kind": "local", "id": "/x"}]
+
+
+@pytest.mark.parametrize("stated", [None, 7, "org/base", {"id": "x"}, ODD])
+def test_what_is_no_list_of_models_names_none(stated: Any) -> None:
+    assert ancestors_in(stated) == ()
+
+
+def test_values_that_are_none_are_left_out() -> None:
+    odd = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": float("inf"), "made_from": 1}
+    assert ancestors_in([odd]) == (Ancestor("org/x"),)
+
+
+def test_generations_and_models_are_bounded() -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [{"id": "org/deep", "made_from": deep}]
+    generations, found = 0, ancestors_in(deep)
+    while found:
+        generations, found = generations + 1, found[0].made_from
+    assert generations == MAX_GENERATIONS
+
+    def count(found: tuple[Ancestor, ...]) -> int:
+        return sum(1 + count(a.made_from) for a in found)
+
+    wide: Any = ["org/leaf"] * 20
+    for _ in range(4):
+        wide = [{"id": "org/wide", "made_from": wide}] * 20
+    assert count(ancestors_in(wide)) == MAX_ANCESTORS
+    assert len(ancestors_in(["x" * 10_000])[0].id) == 200
