@@ -124,7 +124,12 @@ def wire_sweep(
         counting, counted, outputs, **ASKING, **quiet
     )
     # another method has other settings
-    form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
+    form.method.change(
+        *(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs]),
+        queue=False,
+        trigger_mode="multiple",
+        **quiet,
+    )
     inspected.then(counting, counted, outputs, **ASKING, **quiet)
     sweep.start.click(
         lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),

@@ -100,9 +100,22 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         el("p", _UNTIL_A_RESTART) if view.paused and view.forgets else None,
         _merges(view, endpoint),
         _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
+        _acts(view),
         _in_full(view),
         data_rule=view.name,
     )
+
+
+def _acts(view: WatcherView) -> Markup | None:
+    """The buttons of a rule's owner; the page's script tells the server which was pressed, and of which rule."""
+    if not view.own:
+        return None
+    shown = (("resume", "Resume"),) if view.paused else (("pause", "Pause"), ("run", "Look now"))
+    buttons = (
+        el("button", label, type="button", data_act=act, data_rule=view.name, aria_label=f"{label}: {view.name}")
+        for act, label in shown
+    )
+    return el("p", *buttons, cls="hm-acts")
 
 
 def _next(view: WatcherView) -> str:
