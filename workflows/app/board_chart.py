@@ -20,8 +20,8 @@ from workflows.app.board_table import interval_text, model_href, model_link
 from workflows.app.format import el, percent_text
 from workflows.app.panels import method_title, table
 
-WIDTH, HEIGHT = 960, 360
-LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 54
+WIDTH, HEIGHT = 640, 360
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 60
 MAX_POINTS = 300
 LISTED = 50  # of them in the table below the chart
 _LOG_FROM = 20.0
@@ -114,7 +114,9 @@ def _grid(low: float, high: float, down: Callable[[float], float]) -> list[Marku
         lines.append(el("line", x1=f"{LEFT}", x2=f"{WIDTH - RIGHT}", y1=y, y2=y, cls="hm-line"))
         lines.append(el("text", f"{100 * score:.0f}", x=f"{LEFT - 8}", y=y, cls="hm-end"))
     middle = f"{(TOP + HEIGHT - BOTTOM) / 2:.0f}"
-    title = el("text", "Score, percent", x="14", y=middle, cls="hm-middle", transform=f"rotate(-90 14 {middle})")
+    title = el(
+        "text", "Score, percent", x="14", y=middle, cls="hm-middle hm-upright", transform=f"rotate(-90 14 {middle})"
+    )
     return [*lines, title]
 
 

@@ -87,12 +87,13 @@ BOARD_CSS = """
   color: var(--body-text-color-subdued); }
 
 /* chart */
-.hm-chart-frame { margin: 0; overflow-x: auto; }
-.hm-chart { width: 100%; min-width: 620px; height: auto; display: block; }
-.hm-chart text { fill: var(--body-text-color-subdued); font-size: 13px; }
-@media (max-width: 900px) { .hm-chart text { font-size: 16px; } }
-/* drawn 960 wide and shown 620 wide */
-@media (max-width: 640px) { .hm-chart text { font-size: 20px; } .hm-point circle { r: 8px; } }
+.hm-chart-frame { margin: 0; }
+.hm-chart { width: 100%; max-width: 860px; height: auto; display: block; }
+.hm-chart text { fill: var(--body-text-color-subdued); font-size: 10px; }
+@media (max-width: 900px) { .hm-chart text { font-size: 14px; } }
+@media (max-width: 640px) { /* drawn 640 wide and shown half as wide; the heading says what goes up */
+  .hm-chart text { font-size: 28px; } .hm-chart .hm-upright { display: none; } .hm-point circle { r: 9px; }
+}
 .hm-chart .hm-middle { text-anchor: middle; }
 .hm-chart .hm-end { text-anchor: end; dominant-baseline: middle; }
 .hm-line { stroke: var(--border-color-primary); stroke-width: 1; }

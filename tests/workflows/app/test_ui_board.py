@@ -430,6 +430,8 @@ def test_the_chart_s_labels_can_be_read_at_every_width(url: str, source: FakeBoa
         })"""
     )
     assert min(heights) >= 12
+    seen = page.locator(".hm-point circle").first.bounding_box()
+    assert 0 < seen["x"] < width  # without a push to the side
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
 
 
