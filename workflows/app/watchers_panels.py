@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup
 
@@ -55,6 +55,9 @@ _UNKNOWN = "not to be used"
 def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
     """Every rule with what it did; how to begin where there is none."""
     if not views:
+        example = el(
+            "p", "In the demo, ", el("code", "make demo ARGS=--watch"), " starts with one that merges the zoo."
+        )
         return notice(
             "info",
             "No watcher runs here yet",
@@ -68,6 +71,7 @@ def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
                 "A watcher is a rule in a short file that whoever keeps this app puts beside it. The form below writes "
                 "one, tries it on the Hub, and says where it belongs.",
             ),
+            example if urlsplit(endpoint).hostname == "127.0.0.1" else None,
         )
     return join(*(_rule(view, endpoint) for view in views))
 

@@ -183,7 +183,9 @@ def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_empty_list_says_how_to_begin() -> None:
-    assert "No watcher runs here yet" in watchers_panel([], ENDPOINT)
+    assert "No watcher runs here yet" in watchers_panel([], "https://hub.example")
+    assert "make demo" not in watchers_panel([], "https://hub.example")
+    assert "make demo ARGS=--watch" in watchers_panel([], "http://127.0.0.1:7861")
 
 
 def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None:
