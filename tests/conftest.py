@@ -156,7 +156,7 @@ def line(
     """The family's merge into a target of its own; `undisturbed` has run before any fault is switched on."""
     folder = tmp_path / "line"
     folder.mkdir()
-    return Line(faulty_hub, folder, dict(family), name)
+    return Line(faulty_hub, folder, dict(family), name, undisturbed=undisturbed)
 
 
 @pytest.fixture

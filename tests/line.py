@@ -94,6 +94,7 @@ class Line:
     watcher: Watcher = field(default_factory=Watcher)
     disk_budget: int | None = None
     user: str = "ada"
+    undisturbed: dict[str, str] = field(default_factory=dict)  # what its files are where nothing goes wrong
 
     def __post_init__(self) -> None:
         token = self.process.tokens.get(self.user, "")  # nobody has none
@@ -136,10 +137,10 @@ class Line:
             if path not in OWN_WORDS | {".gitattributes"}
         }
 
-    def arrives(self, undisturbed: dict[str, str]) -> None:
+    def arrives(self) -> None:
         """It is published with the bytes of an undisturbed merge, in one commit."""
         self.to_hub()
-        assert self.published() == undisturbed
+        assert self.published() == self.undisturbed
         assert self.commits() == 1
 
     def report(self) -> dict[str, Any]:

@@ -184,7 +184,8 @@ class MergeService:
         return job
 
     def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
-        return self._trail.views(self._store.list_jobs(user=visitor.name, before=before, limit=PAGE_JOBS), own=True)
+        jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=PAGE_JOBS)
+        return [view for job in jobs for view in self._trail.views([job], own=job.user == visitor.name)]
 
     def public_jobs(self, before: int | None = None) -> list[JobView]:
         kinds = ("merge", "diff")  # evaluations stand with their merges

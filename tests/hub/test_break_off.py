@@ -51,7 +51,7 @@ def endless() -> Iterator[Endless]:
 
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt, Killed])
 def test_cancelling_breaks_a_running_upload_off_and_the_next_run_goes_on(
-    line: Line, undisturbed: dict[str, str], endless: Endless, end: type[BaseException]
+    line: Line, endless: Endless, end: type[BaseException]
 ) -> None:
     def seen(stage: str) -> None:
         if endless.begun.is_set():
@@ -66,11 +66,11 @@ def test_cancelling_breaks_a_running_upload_off_and_the_next_run_goes_on(
     assert line.finished_shards() >= 1, "what was not uploaded is still here"
     line.watcher.seen = lambda stage: None
     with patch.object(BreakableFile, "read", endless._read):
-        line.arrives(undisturbed)
+        line.arrives()
 
 
 def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+    line: Line, switch: FaultSwitch
 ) -> None:
     """The journal then has one shard more that needs no second upload."""
     switch.add("/lfs-uploads/", Delay(seconds=0.5))

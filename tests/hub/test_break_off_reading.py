@@ -193,7 +193,7 @@ def test_abandoning_a_cache_breaks_off_what_it_fetches_and_lets_its_readers_go(
 @pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
 def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, fault: Any, inputs: int, end: type[BaseException]
+    line: Line, switch: FaultSwitch, fault: Any, inputs: int, end: type[BaseException]
 ) -> None:
     line.hub = Hub(line.process.endpoint, line.process.tokens["ada"])
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
@@ -210,12 +210,12 @@ def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
     assert not line.api.repo_exists(line.target)
     switch.clear()
     line.watcher.seen = lambda stage: None
-    line.arrives(undisturbed)
+    line.arrives()
 
 
 @pytest.mark.parametrize("when", ["header", "whole", "ranges"])
 def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, tmp_path: Path, when: str
+    line: Line, switch: FaultSwitch, tmp_path: Path, when: str
 ) -> None:
     """A thread that waits for bytes of a silent Hub is left behind after a few seconds."""
     inputs = 10_000 if when == "ranges" else 10**9

@@ -60,9 +60,7 @@ def whole_shards(line: Line) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("left", [0, 200_000, 400_000])
-def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
-    line: Line, undisturbed: dict[str, str], disk: Path, stage: str, left: int
-) -> None:
+def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(line: Line, disk: Path, stage: str, left: int) -> None:
     line.folder = disk / "job"
     line.watcher.at["fetch"] = lambda: fill(disk, left)
     if stage == "merge":
@@ -78,13 +76,11 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
     if (stage, left) == ("merge", 400_000):
         assert before, "what was finished stays"
     (disk / "ballast").unlink()
-    assert line.to_folder() == undisturbed
+    assert line.to_folder() == line.undisturbed
     assert before.items() <= whole_shards(line).items()
 
 
-def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(
-    line: Line, undisturbed: dict[str, str]
-) -> None:
+def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(line: Line) -> None:
     """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
     (line.folder / "recipe.yaml").write_text(str(line.recipe))
     environment = {**os.environ, **as_ada(line.process, line.folder)}
@@ -105,13 +101,13 @@ def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes
     assert again.returncode == 0, again.stderr
     assert line.commits() == 1
     published = line.published()
-    assert published["tokenizer.json"] == undisturbed["tokenizer.json"]
+    assert published["tokenizer.json"] == line.undisturbed["tokenizer.json"]
     assert "model.safetensors" in published
 
 
 @pytest.mark.parametrize("call", range(12))
 def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, call: int
+    line: Line, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     """Where a disk may say late that it is full: each sync of the journal and of the shards in turn."""
     synced = 0
@@ -134,10 +130,10 @@ def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
         with pytest.raises(DiskError, match="No space left"):
             line.to_folder()
     assert not list((line.folder / "out").rglob("*.tmp"))
-    assert line.to_folder() == undisturbed
+    assert line.to_folder() == line.undisturbed
 
 
-def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, undisturbed: dict[str, str]) -> None:
+def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line) -> None:
     """A kill between the creation of the journal and its first line, whole or torn."""
     path = line.folder / "out" / ".hubmerge" / "journal.jsonl"
     path.parent.mkdir(parents=True)
@@ -147,4 +143,4 @@ def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, und
     assert path.read_text().count('"plan"') == 1
     Journal.open(line.folder / "out", prepared.plan, resume=True)
     assert path.read_text().count('"plan"') == 1
-    assert line.to_folder() == undisturbed
+    assert line.to_folder() == line.undisturbed

@@ -91,8 +91,8 @@ def assert_refused(line: Line) -> None:
     assert not line.api.repo_exists(line.target) or line.commits() == 0
 
 
-def assert_goes_on(line: Line, undisturbed: dict[str, str]) -> None:
-    line.arrives(undisturbed)
+def assert_goes_on(line: Line) -> None:
+    line.arrives()
     assert not [*line.folder.rglob("*.safetensors")]
 
 
@@ -101,28 +101,24 @@ def assert_goes_on(line: Line, undisturbed: dict[str, str]) -> None:
     [{"shards": 0}, {"shards": 2}, {"room": 0}, {"room": 100_000}, {"room": 600_000}, {"room": 1_000_000}],
     ids=str,
 )
-def test_a_disk_that_fills_while_shards_are_written(
-    line: Line, undisturbed: dict[str, str], disk: dict[str, int]
-) -> None:
+def test_a_disk_that_fills_while_shards_are_written(line: Line, disk: dict[str, int]) -> None:
     with patch.object(uncached, "os", SmallDisk(**disk)):
         assert_refused(line)
-    assert_goes_on(line, undisturbed)
+    assert_goes_on(line)
 
 
 @pytest.mark.parametrize("room", [0, 1, 100_000, 400_000, 2_000_000])
-def test_a_disk_that_fills_in_the_middle_of_a_download(line: Line, undisturbed: dict[str, str], room: int) -> None:
+def test_a_disk_that_fills_in_the_middle_of_a_download(line: Line, room: int) -> None:
     assert not hasattr(hub_bytes, "open")
     with patch.object(hub_bytes, "open", SmallDiskForInputs(room), create=True):
         assert_refused(line)
     there = sum(p.stat().st_size for p in line.inputs.rglob("*") if p.is_file())
     assert there == room, "what fitted stays, to go on with"
-    assert_goes_on(line, undisturbed)
+    assert_goes_on(line)
 
 
 @pytest.mark.parametrize("written", [0, 40])
-def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(
-    line: Line, undisturbed: dict[str, str], written: int
-) -> None:
+def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(line: Line, written: int) -> None:
     line.disk_budget = 2 * OUT_SHARD_BYTES
     write_bytes = Path.write_bytes
 
@@ -135,7 +131,7 @@ def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(
     with patch.object(Path, "write_bytes", refused):
         assert_refused(line)
     assert all(p.stat().st_size <= written for p in line.inputs.rglob("*") if p.is_file())
-    assert_goes_on(line, undisturbed)
+    assert_goes_on(line)
 
 
 def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_path: Path) -> None:

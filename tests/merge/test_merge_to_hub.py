@@ -28,13 +28,11 @@ SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"
 HEADERS = 1  # the first read of a shard is that of its header
 
 
-def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(
-    line: Line, undisturbed: dict[str, str]
-) -> None:
+def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(line: Line) -> None:
     done = line.to_hub(extra={"pick.md": b"chosen"})
     published = line.published()
     assert published.pop("pick.md")
-    assert published == undisturbed
+    assert published == line.undisturbed
     assert line.commits() == 1
     assert done.commit == line.api.model_info(line.target).sha
     assert not [*line.folder.rglob("*.safetensors")]
@@ -43,10 +41,10 @@ def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(
 
 
 def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+    line: Line, switch: FaultSwitch
 ) -> None:
     """The inputs take 3.3 MB, the output 1.1 MB; uploads are slow, so that merging could run ahead."""
-    assert len([name for name in undisturbed if name.endswith(".safetensors")]) >= 4
+    assert len([name for name in line.undisturbed if name.endswith(".safetensors")]) >= 4
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
     shards, disk = [0], [0]
     upload, drain = ShardUploader._upload, ShardUploader.drain
@@ -70,7 +68,7 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
     line.watcher.seen = watch
     with patch.object(ShardUploader, "_upload", slow), patch.object(ShardUploader, "drain", last):
         line.to_hub()
-    assert line.published() == undisturbed
+    assert line.published() == line.undisturbed
     assert shards[0] == 2
     assert disk[0] <= line.disk_budget + ROUNDED_UP
     environment = line.report()["environment"]
@@ -90,14 +88,12 @@ def test_the_report_says_what_was_fetched(line: Line) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7])
-def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(
-    line: Line, undisturbed: dict[str, str], share: float
-) -> None:
+def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line: Line, share: float) -> None:
     plan = line.prepare().plan
     line.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
     peak = [0]
     line.watcher.seen = lambda stage: peak.__setitem__(0, max(peak[0], line.disk()))
-    assert line.to_folder() == undisturbed
+    assert line.to_folder() == line.undisturbed
     assert peak[0] <= line.disk_budget + ROUNDED_UP
     assert threads_left() == []
 
@@ -120,7 +116,7 @@ def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(line: L
     assert not line.api.repo_exists(line.target)
 
 
-def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, undisturbed: dict[str, str]) -> None:
+def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line) -> None:
     plan = line.prepare().plan
     facts = plan_summary(plan)
     sizes = sorted(s.size for s in plan.shards)
@@ -139,15 +135,15 @@ def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, 
     small = Line(line.process, line.folder.with_name("small"), line.recipe, f"{line.target}-small")
     small.disk_budget = facts["disk_least_bytes"]
     small.to_hub()
-    assert small.published() == line.published() == undisturbed
+    assert small.published() == line.published() == line.undisturbed
     assert small.report()["environment"]["disk_high_water_bytes"] <= facts["disk_least_bytes"] + SMALL_FILES
 
 
-def test_what_is_free_decides_where_no_budget_is_given(line: Line, undisturbed: dict[str, str]) -> None:
+def test_what_is_free_decides_where_no_budget_is_given(line: Line) -> None:
     plan = line.prepare().plan
     free = plan.output_bytes + DISK_MARGIN_BYTES + plan.download_bytes // 3
     with patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()):
-        assert line.to_folder() == undisturbed
+        assert line.to_folder() == line.undisturbed
     fetch = json.loads((line.out / "hubmerge.json").read_text())["environment"]["fetch"]
     assert fetch["budget_bytes"] <= plan.download_bytes // 3
     assert fetch["refetched_shards"] > 0
@@ -197,7 +193,7 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploaded_shard_again(
-    line: Line, undisturbed: dict[str, str], point: str
+    line: Line, point: str
 ) -> None:
     owner, name, dying, times = POINTS[point]
     with patch.object(owner, name, dying(times, getattr(owner, name))), pytest.raises(Killed):
@@ -212,9 +208,9 @@ def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploade
 
     uploaded = [line for line in journal_lines(line) if '"uploaded"' in line]
     if line.api.repo_exists(line.target) and line.commits():
-        assert line.published() == undisturbed
+        assert line.published() == line.undisturbed
     with patch.object(Journal, "add_shard", noted):
-        line.arrives(undisturbed)
+        line.arrives()
     assert not [name for name in merged if any(name in line for line in uploaded)]
     assert not [*line.folder.rglob("*.safetensors")]
 
@@ -225,9 +221,7 @@ def journal_lines(line: Line) -> list[str]:
 
 
 @pytest.mark.parametrize("moment", range(0, 40, 6))
-def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(
-    line: Line, undisturbed: dict[str, str], moment: int
-) -> None:
+def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: int) -> None:
     left = [moment]
 
     def die(stage: str) -> None:
@@ -241,16 +235,16 @@ def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(
         line.to_hub()
     assert threads_left() == []
     line.watcher.seen = lambda stage: None
-    line.arrives(undisturbed)
+    line.arrives()
 
 
-def test_uploads_that_the_target_has_lost_are_merged_again(line: Line, undisturbed: dict[str, str]) -> None:
+def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
     """Somebody deletes the empty repo between two runs: what was uploaded to it is gone."""
     with patch.object(Hub, "commit", killed_before(1, Hub.commit)), pytest.raises(Killed):
         line.to_hub()
     assert line.finished_shards() == 0
     line.api.delete_repo(line.target)
-    line.arrives(undisturbed)
+    line.arrives()
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
@@ -258,18 +252,18 @@ def test_uploads_that_the_target_has_lost_are_merged_again(line: Line, undisturb
 
 @pytest.mark.parametrize("trouble", [Reset(at=10_000), Status(status=503), Reset(at=0)], ids=str)
 def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, trouble: Any
+    line: Line, switch: FaultSwitch, trouble: Any
 ) -> None:
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
     rule = switch.add(SHARD, trouble, skip=HEADERS, times=2)
     line.to_hub()
     assert switch.state(rule).fired == 2
-    assert line.published() == undisturbed
+    assert line.published() == line.undisturbed
 
 
 @pytest.mark.parametrize("inputs", [3_400_000, 900_000, 0], ids=["all fits", "some fits", "ranges only"])
 def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_is_whole(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, inputs: int
+    line: Line, switch: FaultSwitch, inputs: int
 ) -> None:
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     switch.add(SHARD, WrongByte(at=150_000, mask=4), skip=HEADERS)
@@ -277,14 +271,13 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
         line.to_hub()
     assert threads_left() == []
     assert not line.api.repo_exists(line.target) or line.commits() == 0
-    line.arrives(undisturbed)
+    line.arrives()
 
 
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
 @pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
     line: Line,
-    undisturbed: dict[str, str],
     switch: FaultSwitch,
     client_pauses: list[float],
     route: str,
@@ -293,12 +286,12 @@ def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
     rule = switch.add(route, trouble, skip=int(route != "/api/repos/create"))
     line.to_hub()
     assert switch.state(rule).fired == 1
-    assert line.published() == undisturbed
+    assert line.published() == line.undisturbed
     assert line.commits() == 1
 
 
 def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_run_goes_on(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, client_pauses: list[float]
+    line: Line, switch: FaultSwitch, client_pauses: list[float]
 ) -> None:
     switch.add("/lfs-uploads/", Status(status=507, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage"):
@@ -306,11 +299,9 @@ def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_r
     assert threads_left() == []
     assert line.commits() == 0
     switch.clear()
-    line.arrives(undisturbed)
+    line.arrives()
 
 
-def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(
-    line: Line, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    assert line.to_folder() == undisturbed
-    line.arrives(undisturbed)
+def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line, tmp_path: Path) -> None:
+    assert line.to_folder() == line.undisturbed
+    line.arrives()

@@ -27,6 +27,7 @@ class Command:
 
     def __init__(self, line: Line, patch: pytest.MonkeyPatch) -> None:
         self.line, self.ada, self.agents = line, line.api, line.recipe["agents"]
+        self.undisturbed = weights(line.undisturbed)
         self._patch = patch
         self.runs, self.out = line.folder / "data" / "runs", line.folder / "merged"
         self.recipe = line.folder / "recipe.yaml"
@@ -88,7 +89,7 @@ def command(line: Line, own: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.killed(command.run)
     [folder] = [path for path in command.runs.iterdir() if path.is_dir()]
@@ -100,7 +101,7 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
     assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, add --newest." in told
     assert command.run() == 0
-    assert command.published() == weights(undisturbed)
+    assert command.published() == command.undisturbed
     assert [(p["sha"], p["requested"]) for p in command.parents() if p["id"] == command.agents[0]] == [(before, "main")]
     assert not list(command.runs.iterdir())
 
@@ -119,22 +120,20 @@ def test_a_run_that_was_published_and_then_killed_is_found_although_a_branch_has
 
 
 def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_it_gives_up(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.killed(command.run)
     [given_up] = [path for path in command.runs.iterdir() if path.is_dir()]
     command.move()
     assert command.run("--newest") == 0
     assert "given up, and removed" in capsys.readouterr().err
-    assert command.published().keys() == weights(undisturbed).keys()
-    assert command.published() != weights(undisturbed)
+    assert command.published().keys() == command.undisturbed.keys()
+    assert command.published() != command.undisturbed
     assert not given_up.exists()
     assert not list(command.runs.iterdir())
 
 
-def test_a_run_that_is_still_at_work_is_not_given_up(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_still_at_work_is_not_given_up(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command.killed(command.run)
     [working] = [path for path in command.runs.iterdir() if path.is_dir()]
     files = {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()}
@@ -144,17 +143,15 @@ def test_a_run_that_is_still_at_work_is_not_given_up(
     assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()} == files
     assert command.run() == 0
-    assert command.published() == weights(undisturbed)
+    assert command.published() == command.undisturbed
 
 
-def test_a_run_that_nothing_has_moved_under_says_nothing(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command.killed(command.run)
     capsys.readouterr()
     assert command.run() == 0
     assert capsys.readouterr().err == ""
-    assert command.published() == weights(undisturbed)
+    assert command.published() == command.undisturbed
 
 
 def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
@@ -174,21 +171,19 @@ def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
     assert command.run("--newest") == 0
 
 
-def test_a_merge_to_a_folder_goes_on_with_its_commits_too(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_to_a_folder_goes_on_with_its_commits_too(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command.killed(command.merge)
     before = command.move()
     assert command.merge("--resume") == 0
     told = capsys.readouterr().err
     assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, merge into another folder." in told
-    assert command.merged() == weights(undisturbed)
+    assert command.merged() == command.undisturbed
     assert command.merge("--resume") == 0, "finished, it is found as well"
 
 
 def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
-    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     renamed = command.agents[1]
     command.ada.move_repo(renamed, renamed + "-since")
@@ -201,8 +196,8 @@ def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_goin
     told = capsys.readouterr().err
     assert told.count("goes on with the versions that it began with") == 2
     assert f"{renamed}@" not in told, "it is where it was"
-    assert command.merged() == weights(undisturbed)
-    assert command.published() == weights(undisturbed)
+    assert command.merged() == command.undisturbed
+    assert command.published() == command.undisturbed
 
 
 def test_a_recipe_that_names_another_version_is_another_merge(

@@ -43,7 +43,14 @@ def guarded(request: pytest.FixtureRequest, line: Line, ada: HfApi, tmp_path: Pa
 
 
 def of_bob(line: Line) -> Line:
-    return Line(line.process, line.folder, line.recipe, line.target.replace("ada/", "bob/"), user="bob")
+    return Line(
+        line.process,
+        line.folder,
+        line.recipe,
+        line.target.replace("ada/", "bob/"),
+        user="bob",
+        undisturbed=line.undisturbed,
+    )
 
 
 def let_in(ada: HfApi, line: Line, user: str) -> None:
@@ -58,14 +65,14 @@ def assert_nothing_came(line: Line) -> None:
 
 @room
 def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(
-    line: Line, undisturbed: dict[str, str], guarded: str, ada: HfApi, inputs: int
+    line: Line, guarded: str, ada: HfApi, inputs: int
 ) -> None:
     if guarded == "gated":
         let_in(ada, line, "bob")
         line = of_bob(line)
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     line.to_hub()
-    assert weights(line.published()) == weights(undisturbed)
+    assert weights(line.published()) == weights(line.undisturbed)
     assert line.commits() == 1
     fetch = line.report()["environment"]["fetch"]
     assert bool(fetch["ranged_shards"]) == (inputs < ROOM["all fits"])
@@ -97,7 +104,7 @@ CLOSED: dict[str, Callable[[HfApi, str], object]] = {
 @pytest.mark.parametrize("closing", CLOSED)
 @room
 def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, undisturbed: dict[str, str], guarded: str, ada: HfApi, closing: str, inputs: int
+    line: Line, guarded: str, ada: HfApi, closing: str, inputs: int
 ) -> None:
     let_in(ada, line, "bob")
     line = of_bob(line)
@@ -119,7 +126,7 @@ def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_publishe
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("change", ["commit", "squash"])
 def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
-    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi, stage: str, change: str, inputs: int
+    line: Line, own: Path, ada: HfApi, stage: str, change: str, inputs: int
 ) -> None:
     agent = line.recipe["agents"][0]
 
@@ -131,7 +138,7 @@ def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     line.watcher.at[stage] = move
     line.to_hub()
-    assert weights(line.published()) == weights(undisturbed)
+    assert weights(line.published()) == weights(line.undisturbed)
     assert line.commits() == 1
 
 
@@ -156,7 +163,7 @@ GONE: dict[str, Callable[[HfApi, str, Path], object]] = {
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("way", GONE)
 def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi, stage: str, way: str, inputs: int
+    line: Line, own: Path, ada: HfApi, stage: str, way: str, inputs: int
 ) -> None:
     agent = line.recipe["agents"][0]
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
@@ -169,7 +176,7 @@ def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
 
 
 def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(
-    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi
+    line: Line, own: Path, ada: HfApi
 ) -> None:
     line.watcher.at["card"] = lambda: ada.delete_repo(line.recipe["base"])
     with pytest.raises(SourceChangedError) as caught:
@@ -186,7 +193,7 @@ BLOCK = 51_200
 
 @pytest.mark.parametrize("moment", ["verifying the first", "verifying the last", "merging"])
 def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
-    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, moment: str
+    line: Line, switch: FaultSwitch, moment: str
 ) -> None:
     """A shard of several blocks, read once for its checksum and then again."""
     size = line.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
@@ -204,4 +211,4 @@ def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
         assert switch.state(rule).fired == 1
         ranges = [request.range for request in switch.state(asked).requests[HEADERS:]]
         assert ranges[: before + 1] == [*blocks, ranges[-1]][: before + 1]
-        line.arrives(undisturbed)
+        line.arrives()

@@ -62,9 +62,7 @@ def shard_bytes(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
-def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(
-    line: Line, undisturbed: dict[str, str], uploaded: bool
-) -> None:
+def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line: Line, uploaded: bool) -> None:
     line.watcher = killed_at_the_end(Told())
     with pytest.raises(Killed):
         line.to_folder()
@@ -77,9 +75,9 @@ def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verif
     line.watcher = told = Told()
     if uploaded:
         line.to_hub()
-        assert line.published() == undisturbed
+        assert line.published() == line.undisturbed
     else:
-        assert line.to_folder() == undisturbed
+        assert line.to_folder() == line.undisturbed
     assert told.stages[0] == "verify"
     assert told.stages.count("verify") == 1
     assert (told.verified[0], told.verified[-1]) == ((0, there), (there, there))
@@ -111,9 +109,9 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     assert told.verified[-1] == (both, both)
 
 
-def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line, undisturbed: dict[str, str]) -> None:
+def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line) -> None:
     for _ in range(2):
-        assert line.to_folder() == undisturbed
+        assert line.to_folder() == line.undisturbed
     assert "verify" not in line.watcher.stages
 
 

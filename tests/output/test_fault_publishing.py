@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from hubmerge.engine.progress import Unobserved
-from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, TargetExistsError
+from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
 from hubmerge.output.publish import Published, Target, publish
@@ -226,18 +226,6 @@ def test_a_worker_that_was_overtaken_between_two_tries_finds_the_commit_of_the_o
     switch.add(COMMIT, Status(status=503))
     assert [slow.publish()] == overtaken
     assert slow.is_whole_in_one_commit()
-
-
-def test_somebody_who_was_faster_keeps_the_repo(
-    faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
-) -> None:
-    job = Job(faulty_hub, tmp_path, name)
-    theirs = {"path_or_fileobj": b"mine", "path_in_repo": "thesis.txt"}
-    job.hub = patient(faulty_hub, lambda pause: job.api.upload_file(repo_id=name, **theirs))
-    switch.add(COMMIT, Status(status=503))
-    with pytest.raises(TargetExistsError, match=r"thesis\.txt"):
-        job.publish()
-    assert set(job.api.list_repo_files(name)) == {".gitattributes", "thesis.txt"}
 
 
 @pytest.mark.parametrize("step", ["/[1-9]$", "$"], ids=["part", "completion"])

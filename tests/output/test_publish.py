@@ -132,23 +132,16 @@ def test_a_lost_answer_to_the_commit_makes_no_second_commit(
     assert hub.pauses == []
 
 
-def test_a_process_killed_after_the_commit_finds_it_when_it_comes_back(
-    hub: Watched, ada: HfApi, name: str, shards: list[Path]
+@pytest.mark.parametrize(("moment", "commits"), [("before_commit", 2), ("after_commit", 1)])
+def test_a_process_killed_before_the_commit_goes_on_and_one_killed_after_it_finds_it_when_it_comes_back(
+    hub: Watched, ada: HfApi, name: str, shards: list[Path], moment: str, commits: int
 ):
-    hub.after_commit = fail(KeyboardInterrupt())
+    setattr(hub, moment, fail(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         send(hub, name, shards)
-    hub.after_commit = lambda: None
+    setattr(hub, moment, lambda: None)
     assert send(hub, name, shards).commit == ada.model_info(name).sha
-    assert hub.commits == 1
-
-
-def test_a_process_killed_before_the_commit_goes_on(hub: Watched, ada: HfApi, name: str, shards: list[Path]):
-    hub.before_commit = fail(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        send(hub, name, shards)
-    hub.before_commit = lambda: None
-    assert send(hub, name, shards).commit == ada.model_info(name).sha
+    assert hub.commits == commits
     assert len(titles(ada, name)) == 2
 
 

@@ -44,7 +44,7 @@ def planned_from_a_lie(line: Line) -> Prepared:
 
 @pytest.mark.parametrize("inputs", [4_000_000, 0], ids=["whole shards", "ranges"])
 def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(
-    line: Line, undisturbed: dict[str, str], inputs: int
+    line: Line, inputs: int
 ) -> None:
     prepared = planned_from_a_lie(line)
     with pytest.raises(CorruptError, match=rf"another header.*{LIE} in ada/one"):
@@ -60,7 +60,7 @@ def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     honest = Line(line.process, line.folder.with_name("honest"), line.recipe, line.target, disk_budget=line.disk_budget)
     honest.to_hub()
-    assert honest.published() == undisturbed
+    assert honest.published() == line.undisturbed
 
 
 def test_notes_of_a_ranged_shard_are_not_taken_for_another_header(tmp_path: Path) -> None:

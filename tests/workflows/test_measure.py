@@ -95,6 +95,21 @@ def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_pl
     assert ([e.place for e in queue.waiting], queue.waiting_in_all) == ([1], 1)
 
 
+def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_stop_it(site: Site) -> None:
+    bob, ada = site.visitor("bob"), site.visitor("ada")
+    asked = site.service.request_evaluation("zoo/math-agent", "", bob)
+    site.service.request_evaluation("zoo/tool-agent", "", ada)
+    secret = site.requests.request(ScoreKey("org/m", SHA, "zoo", "v1", "test"), OF_MERGE, private=True, asked_by="bob")
+    [view] = site.service.jobs(bob)
+    assert (view.id, view.target, view.user, view.signed_in_until) == (asked.job, "zoo/math-agent", "ada", None)
+    assert site.service.jobs(bob, before=view.ticket) == []
+    assert len(site.service.jobs(ada)) == 3
+    with pytest.raises(HubmergeError):
+        site.service.cancel(view.id, bob)
+    with pytest.raises(HubmergeError):
+        site.service.job(secret.id, bob)
+
+
 def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(site: Site) -> None:
     bob = site.visitor("bob")
     sha = site.service.request_evaluation("zoo/math-agent", "zoo", bob).sha

@@ -180,7 +180,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             recipe: as inspect_merge takes it.
             target: owner/name of the new repo.
-            private: whether only its owner sees it.
+            private: whether only its owner sees it; unlike on the page, it is so unless you say otherwise.
             license: may stay empty where the parents' licenses decide it.
             suite: what a public merge and its parents are evaluated with; empty for the usual one of this site.
         """
@@ -201,7 +201,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             sweep: as inspect_sweep takes it.
             target: owner/name, to which each variant's name is added.
-            private: whether only their owner sees them.
+            private: whether only their owner sees them; unlike on the page, it is so unless you say otherwise.
             license: may stay empty where the parents' licenses decide it.
         """
         writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
@@ -265,7 +265,8 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         return _job(service.cancel(str(job_id), signed_in(visitor, "cancel a job")))
 
     def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
-        """Your own jobs, newest first, a page of them. Needs a sign-in or a token.
+        """Your own jobs and the evaluations that you asked for, newest first, a page of them. Needs a sign-in or a
+        token.
 
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.

@@ -18,10 +18,10 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.output.intervals import Estimate
 from workflows.app.board_table import interval_text, model_href, model_link
 from workflows.app.format import el, percent_text
-from workflows.app.panels import table
+from workflows.app.panels import method_title, table
 
 WIDTH, HEIGHT = 960, 360
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 54
 MAX_POINTS = 300
 LISTED = 50  # of them in the table below the chart
 _LOG_FROM = 20.0
@@ -68,7 +68,8 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
 
 def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
     """The chart's points as a folded table."""
-    points = _points(suite, domain)[:LISTED]
+    every = _points(suite, domain)
+    points = every[:LISTED]
     if not points:
         return None
     rows = [
@@ -76,11 +77,12 @@ def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
         for p in points
     ]
     heads = ("Model", "Score", "Weights changed", "Method")
-    return el("details", el("summary", f"The best {len(rows)} of the chart as a table"), table(heads, rows))
+    title = "The chart as a table" if len(rows) == len(every) else f"The best {len(rows)} of the chart as a table"
+    return el("details", el("summary", title), table(heads, rows))
 
 
 def _method(point: _Point) -> str:
-    return point.row.facts.method or "unknown"
+    return method_title(point.row.facts.method or "unknown")
 
 
 def _points(suite: SuiteBoard, domain: str | None) -> list[_Point]:
@@ -123,7 +125,7 @@ def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[M
     values = (
         [low * (high / low) ** (k / 4) if log else low + (high - low) * k / 4 for k in range(5)] if count else [low]
     )
-    y = f"{HEIGHT - BOTTOM + 18}"
+    y = f"{HEIGHT - BOTTOM + 22}"
     marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle") for v in values]
     center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"
     return [*marks, el("text", "Weights that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]

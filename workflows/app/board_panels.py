@@ -14,13 +14,12 @@ from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
-from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
 from hubmerge.sources.ancestry import Ancestor
 from workflows.app.board_query import COMPARED
 from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text, task_title
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
-from workflows.app.panels import facts_grid, notice, section, table
+from workflows.app.panels import facts_grid, method_title, notice, section, table
 
 MAX_REFUSED = 50  # shown; the JSON has all
 MAX_LINEAGE = 60  # models drawn
@@ -305,9 +304,7 @@ def _tree(
 
 
 def _method(row: Row) -> str:
-    name = row.facts.method
-    known = registry().get(name) if name else None
-    return known.title if known else (name or NOTHING)[:80]
+    return method_title(row.facts.method or NOTHING)[:80]
 
 
 def _share(value: float | None) -> str:

@@ -89,7 +89,10 @@ BOARD_CSS = """
 /* chart */
 .hm-chart-frame { margin: 0; overflow-x: auto; }
 .hm-chart { width: 100%; min-width: 620px; height: auto; display: block; }
-.hm-chart text { fill: var(--body-text-color-subdued); font-size: 12px; }
+.hm-chart text { fill: var(--body-text-color-subdued); font-size: 13px; }
+@media (max-width: 900px) { .hm-chart text { font-size: 16px; } }
+/* drawn 960 wide and shown 620 wide */
+@media (max-width: 640px) { .hm-chart text { font-size: 20px; } .hm-point circle { r: 8px; } }
 .hm-chart .hm-middle { text-anchor: middle; }
 .hm-chart .hm-end { text-anchor: end; dominant-baseline: middle; }
 .hm-line { stroke: var(--border-color-primary); stroke-width: 1; }

@@ -17,6 +17,7 @@ from hubmerge.markdown import short_count
 from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import Skill
 from workflows.app.format import bytes_text, el, link, time_text
+from workflows.app.panels import method_title
 
 VIEWS = {"scores": "Scores", "skills": "Skills kept", "merges": "Merges"}
 ALWAYS = ("rank", "model")
@@ -63,7 +64,7 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         _text("synergy", "Synergy", lambda r: ", ".join(_synergy(r))),
         _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
         _text("parents", "Parents scored", _parents),
-        _text("method", "Method", lambda r: r.facts.method or ("" if r.facts.is_merge else "not a merge")),
+        _text("method", "Method", _method),
         _number("agents", "Agents", lambda r: r.agents or None, lambda n: f"{n:.0f}"),
         _number("density", "Weights changed", lambda r: r.facts.density, _share),
         _number("overlap", "Changed by several", lambda r: r.facts.overlap, _share),
@@ -107,6 +108,10 @@ def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
     badges += [el("span", " ", el("small", note, cls="hm-mark hm-note")) for note in notes]
     sha = row.sha if row.superseded else ""
     return el("span", model_link(row.model, sha), *badges)
+
+
+def _method(row: Row) -> str:
+    return method_title(row.facts.method) if row.facts.method else "" if row.facts.is_merge else "not a merge"
 
 
 def _skills_of(suite: SuiteBoard) -> Sequence[str]:

@@ -26,7 +26,7 @@ from workflows.app.board_query import (
 )
 from workflows.app.board_table import VIEWS, Column, default_columns
 from workflows.app.format import el, join, link
-from workflows.app.panels import notice
+from workflows.app.panels import method_title, notice
 
 OVERALL = "Overall"
 MOST_CHOICES = 100  # of a filter
@@ -97,10 +97,11 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
     facts = [row.facts for row in suite.rows]
     most = max((len(r.skills.skills) for r in suite.rows if r.skills), default=0)
     bases = (p.id for f in facts for p in f.parents if p.role == "base")
+    methods = _often((f.method for f in facts if f.method), query.method)
     filters = (
         _select("Kind", "kind", query.kind, KINDS),
         _select("Base", "base", query.base, _often(bases, query.base)),
-        _select("Method", "method", query.method, _often((f.method for f in facts if f.method), query.method)),
+        _select("Method", "method", query.method, {m: method_title(m) for m in methods}),
         _select("Size", "size", query.size, {key: title for key, (title, _, _) in SIZES.items()}),
         _select("License", "license", query.license, _often((f.license for f in facts if f.license), query.license)),
         _select("Skills kept", "skills", query.skills, {str(n): f"{n} or more" for n in range(1, most + 1)}),

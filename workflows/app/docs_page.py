@@ -36,7 +36,9 @@ def docs_page(host: str | None = None) -> None:
         for found in _CODE.finditer(programs):
             gr.HTML(rendered(programs[at : found.start()]), js_on_load=None, elem_classes="hm-docs")
             call = re.sub(r"^    ", "", found[0], flags=re.MULTILINE).strip()
-            gr.Code(call, language="python", label="A call", interactive=False, wrap_lines=True)
+            gr.Code(
+                call, language="python", label="A call", lines=call.count("\n") + 1, interactive=False, wrap_lines=True
+            )
             at = found.end()
         gr.HTML(rendered(programs[at:]), js_on_load=None, elem_classes="hm-docs")
 

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hubmerge.errors import LoginError
-from hubmerge.methods import registry
 from hubmerge.output.card import fetch_facts, of_last_run
 from workflows.app.format import (
     bytes_text,
@@ -40,7 +39,7 @@ from workflows.app.job_steps import (
     stage_of,
     stage_track,
 )
-from workflows.app.panels import facts_grid, notice, problems_panel, table, warnings_panel
+from workflows.app.panels import facts_grid, method_title, notice, problems_panel, table, warnings_panel
 from workflows.app.service import JobView
 
 _STATES = {
@@ -101,9 +100,7 @@ def _elapsed(view: JobView) -> float | None:
 
 
 def _method_title(recipe: Mapping[str, Any]) -> str:
-    name = str(recipe.get("method", "unknown"))
-    method = registry().get(name)
-    return method.title if method else name
+    return method_title(str(recipe.get("method", "unknown")))
 
 
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:

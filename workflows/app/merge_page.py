@@ -35,6 +35,7 @@ from workflows.app.merge_form import (
     show_pick,
 )
 from workflows.app.merge_script import (
+    CHOSEN,
     COPIED,
     CORRECT_NAME,
     GO,
@@ -42,10 +43,11 @@ from workflows.app.merge_script import (
     INSPECTING,
     KEEP,
     KEPT,
-    NAME,
     OPENED,
     SWEPT,
+    TICKED,
     VARIED,
+    WITH_TICKED,
 )
 from workflows.app.panels import access_offer, closed_models, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
@@ -85,14 +87,15 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
+            uncopied = gr.HTML("", js_on_load=None, elem_id="uncopied")
             copied = gr.Textbox(
                 "", label="Copied", lines=3, max_lines=12, visible=False, buttons=["copy"], elem_id="copied"
             )
     go, address, name = (gr.Textbox(value="", visible=False) for _ in range(3))
     draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
 
-    _wire_form(form, service, lanes)
-    wire_look(look, form, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
+    chosen = _wire_form(form, service, lanes)
+    wire_look(look, form, chosen, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
     private = {"api_visibility": "private"}
     # one inspection at a time: the script asks for the next when this one has ended
     inspected = (
@@ -135,7 +138,11 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     loading.then(None, kept, None, js=KEEP, **private)
     for kind, button in zip(TEXTS, copies, strict=True):
         made = button.click(
-            _texts(service, kind), [form.namespace, form.name, *form.recipe_inputs], [copied], queue=False, **_QUIET
+            _texts(service, kind),
+            [form.namespace, form.name, *form.recipe_inputs],
+            [copied, uncopied],
+            queue=False,
+            **_QUIET,
         )
         made.then(None, [copied], [copied], js=COPIED, queue=False, **private)
     # a text that was pasted, and a model that a button chose, change a box without an input event
@@ -175,28 +182,32 @@ def _shown(method: str) -> list[Any]:
     return [*show_pick(method), *show_method(method)]
 
 
-def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> None:
+def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
+    """The event after which other models are chosen."""
     suggest_models(form.base, service, lanes)
     suggest_models(form.agents, service, lanes, base=form.base)
     # An address or a pasted list becomes the models that it names. An answer to a change of the boxes, even one that
-    # leaves them as they are, is a change again and would go on for ever: the script asks once for each text.
+    # leaves them as they are, is a change again, so that the script asks once for each content. What follows from the
+    # models is asked for each time: gradio repeats a whole event for a handler that waits for its last turn, and two
+    # handlers that wait, as a change's do unless they say otherwise, would go round for ever.
     both = [form.base, form.agents]
     naming = gr.Button("Name the models", visible="hidden", elem_id="name-models")
     naming.click(_naming(service.endpoint), both, both, queue=False, **_QUIET)
-    gr.on([form.base.change, form.agents.change], None, both, None, js=NAME, queue=False, **_QUIET)
-    form.agents.change(
-        reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **_QUIET
-    )
+    chosen = gr.Button("Other models", visible="hidden", elem_id="models-chosen").click
+    gr.on([form.base.change, form.agents.change], None, both, None, js=CHOSEN, queue=False, **_QUIET)
+    each = {"queue": False, "trigger_mode": "multiple", **_QUIET}
+    chosen(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **each)
     offered = [form.agents, form.offered, form.suggested]
-    form.agents.change(_ticked, offered[:2], [form.suggested], queue=False, **_QUIET)
-    form.suggested.input(_with_ticked, offered, [form.agents], queue=False, **_QUIET)
+    chosen(None, offered[:2], [form.suggested], js=TICKED, **each)
+    form.suggested.input(None, offered, [form.agents], js=WITH_TICKED, queue=False, **_QUIET)
     shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
     form.pick.input(pick_method, [form.pick], [form.method], queue=False, **_QUIET)
-    form.method.change(_shown, [form.method], shown, queue=False, **_QUIET)
+    form.method.change(_shown, [form.method], shown, **each)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
-    turning = gr.on([data.whose.input, form.agents.change], turn, *turned, queue=False, **_QUIET)
+    turning = gr.on([data.whose.input, chosen], turn, *turned, **each)
     turning.then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
+    return chosen
 
 
 def _naming(endpoint: str) -> Callable[..., Any]:
@@ -211,12 +222,6 @@ def _naming(endpoint: str) -> Callable[..., Any]:
 def _ticked(agents: list[str] | None, offered: Any) -> Any:
     """The offered agents that are chosen."""
     return [name for name in offered or () if name in (agents or ())]
-
-
-def _with_ticked(agents: list[str] | None, offered: Any, ticked: list[str] | None) -> list[str]:
-    """The agents after one of the offered was ticked or unticked; the order of the others is kept."""
-    kept = [name for name in agents or () if name in (ticked or ()) or name not in (offered or ())]
-    return [*kept, *(name for name in ticked or () if name not in kept)][:MAX_AGENTS]
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:
@@ -318,9 +323,10 @@ def _texts(service: Service, kind: str) -> Callable[..., Any]:
     def text(namespace: str | None, name: str | None, *values: Any) -> Any:
         try:
             target = f"{namespace or 'me'}/{name or 'my-merge'}"
-            return gr.update(value=text_of(kind, _recipe(service, values), target, service.endpoint), visible=True)
+            written = text_of(kind, _recipe(service, values), target, service.endpoint)
         except HubmergeError as error:
-            return gr.update(value=str(error), visible=True)
+            return [gr.update(value="", visible=False), problems_panel(error, "This form cannot be copied yet")]
+        return [gr.update(value=written, visible=True), ""]
 
     return text
 

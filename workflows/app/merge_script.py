@@ -6,6 +6,8 @@ All of it stands in gradio's `js=`; what one function leaves for the next is in 
 
 from __future__ import annotations
 
+from hubmerge.recipe.recipe import MAX_AGENTS
+
 PAUSE_MS = 700  # from the last change to the inspection
 
 # The variants of an address stay in it when the form is written there anew.
@@ -40,16 +42,26 @@ KEPT = """() => { try {
 
 _STORE = """try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { }"""
 
-# Text that is no name of a model alone.
-NAME = """(base, agents) => {
+# What follows from other models, once for each; before it, names for a text that is no name of a model alone.
+CHOSEN = """(base, agents) => {
   const hm = (window.hm ??= {});
   const now = JSON.stringify([base, agents]);
   const address = (text) => /^(www\\.)?(hf|huggingface)\\.co\\//.test(text);
   const named = (text) => /^[\\w.-]+(\\/[\\w.-]+)?(@[^\\s,;]+)?$/.test(text) && !address(text);
-  if (hm.typed === now || [base, ...(agents || [])].every((text) => !text || named(text))) return;
-  hm.typed = now;
-  document.querySelector("#name-models").click();
+  if (hm.chosen === now) return;
+  hm.chosen = now;
+  if (![base, ...(agents || [])].every((text) => !text || named(text))) document.querySelector("#name-models").click();
+  document.querySelector("#models-chosen").click();
 }"""
+
+# The offered agents that are chosen. An answer of the server would come after the next click and undo it.
+TICKED = "(agents, offered) => [(offered || []).filter((name) => (agents || []).includes(name))]"
+
+# The agents after one of the offered was ticked or unticked; the order of the others is kept.
+WITH_TICKED = f"""(agents, offered, ticked) => {{
+  const kept = (agents || []).filter((name) => ticked.includes(name) || !(offered || []).includes(name));
+  return [[...kept, ...ticked.filter((name) => !kept.includes(name))].slice(0, {MAX_AGENTS})];
+}}"""
 
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
@@ -102,6 +114,7 @@ CORRECT_NAME = f"""(proposed, name, address) => {{
 
 # A link begins with the address of this very page, which the server does not know behind a proxy.
 COPIED = f"""(text) => {{
+  if (!text) return text;  // what cannot be copied is told beside it
   {_VARIANTS}
   const full = text.startsWith("?") ? location.origin + location.pathname + text + variants() : text;
   navigator.clipboard?.writeText(full).catch(() => {{}});  // the box has it, too

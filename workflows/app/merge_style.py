@@ -17,6 +17,8 @@ MERGE_CSS = """
 .hm-verdict strong { display: block; }
 .hm-verdict-good { color: var(--hm-good); }
 .hm-verdict-bad { color: var(--hm-bad); }
+/* a long name of a setting ends before the arrow */
+#sweep input[role=combobox] { text-overflow: ellipsis; padding-right: 1.8rem; }
 .row.hm-copy { gap: .4rem; flex-wrap: wrap; }
 .hm-copy > button { flex: 1 1 auto; min-width: 6.5rem !important; font-weight: 500; white-space: nowrap; }
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
 from hubmerge.hub.errors import UNREADABLE
-from hubmerge.methods import Method
+from hubmerge.methods import Method, registry
 from hubmerge.methods.varying import worded, written
 from hubmerge.output.plan_words import LABELS, Group, cost_of, fit_of, plan_summary
 from hubmerge.plan.licenses import choose, strictest
@@ -90,6 +90,12 @@ def method_panel(method: Method) -> Markup:
         el("p", "; ".join(tags).capitalize() + ".", cls="hm-dim") if tags else None,
         cls="hm-method",
     )
+
+
+def method_title(name: str) -> str:
+    """A method in the words of people; a name of another version of hubmerge stays as it is."""
+    known = registry().get(name)
+    return known.title if known else name
 
 
 def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:

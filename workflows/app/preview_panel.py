@@ -46,8 +46,13 @@ def build_look() -> Look:
     return Look(button, panel, take, gr.Textbox(value="", visible=False))
 
 
-def wire_look(look: Look, form: MergeForm, recipe: Callable[[Any], Any], service: Service, lanes: Lanes) -> None:
-    """`recipe` makes one, checked, from the values of `form.recipe_inputs`; HubmergeError where there is none."""
+def wire_look(
+    look: Look, form: MergeForm, chosen: Any, recipe: Callable[[Any], Any], service: Service, lanes: Lanes
+) -> None:
+    """`recipe` makes one, checked, from the values of `form.recipe_inputs`; HubmergeError where there is none.
+
+    `chosen`: the event after which the models are other ones.
+    """
     outputs = [look.panel, look.take, look.method]
     look.button.click(None, None, look.panel, js=_LOOKING, queue=False, show_progress="hidden", **_PRIVATE).then(
         lanes.asking(_looking(service, recipe), _failed),
@@ -65,7 +70,7 @@ def wire_look(look: Look, form: MergeForm, recipe: Callable[[Any], Any], service
         **_PRIVATE,
     )
     # what was seen of other models says nothing
-    gr.on([form.base.change, form.agents.change], _forgotten, None, outputs, queue=False, **_PRIVATE)
+    chosen(_forgotten, None, outputs, queue=False, trigger_mode="multiple", **_PRIVATE)
 
 
 def _looking(service: Service, recipe: Callable[[Any], Any]) -> Callable[..., Any]:

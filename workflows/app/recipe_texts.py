@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import Any
 
+from hubmerge.errors import RecipeError
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.settings import DEFAULT_ENDPOINT
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, address_of
@@ -15,11 +16,20 @@ TEXTS = ("link", "YAML", "Python", "command line")
 
 
 def text_of(kind: str, recipe: Mapping[str, Any], target: str, endpoint: str) -> str:
-    """The recipe as one of `TEXTS`; a link begins with its query, since the page knows its own address."""
+    """The recipe as one of `TEXTS`; a link begins with its query, since the page knows its own address.
+
+    RecipeError where an address has no room for it.
+    """
     yaml = dump_plain_yaml(recipe)
     if kind == "link":
         query = address_of(recipe, target.rpartition("/")[2])
-        return f"?{query}" if query else f"A link has room for {MAX_ADDRESS_CHARACTERS:,} characters; copy the YAML."
+        if not query:
+            raise RecipeError(
+                "this recipe is too long for a link",
+                expected=f"at most {MAX_ADDRESS_CHARACTERS:,} characters",
+                next_step="Copy the YAML.",
+            )
+        return f"?{query}"
     if kind == "Python":
         setting = "" if endpoint == DEFAULT_ENDPOINT else f'import os\nos.environ["HF_ENDPOINT"] = {endpoint!r}\n\n'
         written = pprint.pformat(dict(recipe), sort_dicts=False, width=100)

@@ -214,7 +214,8 @@ class Service(Protocol):
         """A job; one with a private target is shown to its owner only."""
 
     def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
-        """The visitor's own jobs, newest first, a page of them; `before`: the ticket of the last one seen."""
+        """The visitor's own jobs and the evaluations that the visitor asked for, newest first, a page of them;
+        `before`: the ticket of the last one seen."""
 
     def public_jobs(self, before: int | None = None) -> list[JobView]:
         """Everybody's merges and comparisons whose results are public, newest first, a page of them."""

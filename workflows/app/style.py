@@ -24,6 +24,9 @@ def theme() -> Any:
         # gradio's own are too pale to be read on white: 2.6 : 1 and 3.7 : 1
         body_text_color_subdued="*neutral_500",
         link_text_color="*secondary_700",
+        # 3 : 1 against the card, so that what is not chosen is seen
+        checkbox_border_color="*neutral_500",
+        checkbox_border_color_dark="*neutral_400",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700",
@@ -57,6 +60,8 @@ FIRST_CSS = (
     """
 .nav-holder { display: none; }
 .gradio-container { max-width: 1200px !important; width: 100% !important; margin: 0 auto !important; }
+/* gradio hides what overflows, which makes a frame of its own for what shall stay in sight, so that nothing did */
+.gradio-container { overflow: clip !important; }
 gradio-app .wrap.full:not(.block *) { position: fixed !important; inset: 0 !important; }
 .gradio-container .row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap;
   margin-bottom: .4rem; position: relative; min-height: 3.5rem; }
@@ -105,11 +110,13 @@ main.contain > .column > :first-child:not(.hm-top) { margin-top: 4.9rem; }
 @media (max-width: 640px) { main.contain > .column > :first-child:not(.hm-top) { margin-top: 7.7rem; } }
 /* the form comes once the list above it stands */
 main:has(#watchers .hm-loading) .hm-wizard { visibility: hidden; }
+/* in sight wherever the button is that it answers */
+main:has(#watchers) .block#said { position: sticky; bottom: .6rem; z-index: 10; }
 .hm-wizard { margin-top: 1.5rem; } .hm-wizard-title h2 { font-size: 1.2rem; margin: 0; }
-.row.hm-own { align-items: flex-end; flex-wrap: wrap; gap: .5rem; }
 /* and of the form above a comparison */
 main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden; }
 .block:has(> .html-container > .prose:empty) { display: none; }
+footer .divider { display: none; } /* behind the only link */
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
 .hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
 .hm-card { background: var(--block-background-fill); border: 1px solid var(--border-color-primary);
@@ -168,7 +175,15 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
 .hm-docs summary { cursor: pointer; }
 .hm-docs details > :not(summary) { margin-left: 1rem; }
 .hm-docs pre, .hm-docs pre code { white-space: pre-wrap; overflow-wrap: anywhere; overflow: visible; }
-.hm-docs td, .hm-docs th { overflow-wrap: anywhere; vertical-align: top; text-align: left; }
+.hm-docs td, .hm-docs th { overflow-wrap: anywhere; vertical-align: top; text-align: left;
+  border-color: var(--border-color-primary) !important; }
+@media (max-width: 640px) { /* three columns have no room */
+  .hm-docs :is(table, tbody, tr, td) { display: block; width: 100%; border: 0 !important; }
+  .hm-docs thead { display: none; }
+  .hm-docs td { padding: .1rem 0 !important; }
+  .hm-docs tr { padding: .5rem 0; border-bottom: 1px solid var(--border-color-primary) !important; }
+  .hm-docs td:nth-child(3):not(:empty)::before { content: "Needs a sign-in: "; }
+}
 
 .cm-editor .cm-content span { color: inherit !important; } /* its colours are too pale on white */
 

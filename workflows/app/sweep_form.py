@@ -28,7 +28,7 @@ from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import DEFAULT_METHOD, MergeForm
 from workflows.app.merge_script import SWEPT
-from workflows.app.panels import closed_models, notice, problems_panel
+from workflows.app.panels import closed_models, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service
 from workflows.app.session import visitor_of, writer_of
 from workflows.app.submission import checked_sweep, sweep_requests
@@ -124,7 +124,12 @@ def wire_sweep(
         counting, counted, outputs, **ASKING, **quiet
     )
     # another method has other settings
-    form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
+    form.method.change(
+        *(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs]),
+        queue=False,
+        trigger_mode="multiple",
+        **quiet,
+    )
     inspected.then(counting, counted, outputs, **ASKING, **quiet)
     sweep.start.click(
         lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
@@ -248,7 +253,7 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
     if len(names) == 1:
         return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
     time = duration_text(max(1, seconds))
-    shown = [el("li", name.replace("_", ", ", 1)) for name in names[:_NAMED]]
+    shown = [el("li", _in_words(name)) for name in names[:_NAMED]]
     if len(names) > _NAMED:
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
@@ -257,6 +262,13 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),
     )
+
+
+def _in_words(variant: str) -> str:
+    """The name of a variant with its method's title; ram_plus begins with ram, so that the longest is meant."""
+    method = max((name for name in registry() if f"{variant}_".startswith(f"{name}_")), key=len, default="")
+    settings = variant.removeprefix(method).removeprefix("_")
+    return ", ".join(filter(None, (method_title(method), settings)))
 
 
 def _not_counted(error: HubmergeError) -> list[Any]:

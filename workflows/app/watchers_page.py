@@ -19,7 +19,7 @@ from workflows.app.home_page import example_models
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import header, notice, problems_panel
-from workflows.app.service import Service, Visitor, WatcherSource, WatcherView
+from workflows.app.service import Service, Visitor, WatcherSource
 from workflows.app.session import require_visitor, visitor_of
 from workflows.app.typed_names import names_in
 from workflows.app.watcher_form import (
@@ -49,6 +49,11 @@ h3 { font-size: 1rem; font-weight: 650; margin: 1rem 0 .3rem; }
   border-bottom: 1px solid var(--border-color-primary); }
 .hm-did li > * { margin: 0; overflow-wrap: anywhere; }
 .hm-did a { font-weight: 550; }
+.hm-acts { display: flex; flex-wrap: wrap; gap: .5rem; margin: .7rem 0; }
+.hm-acts button { padding: .35rem .9rem; border: 1px solid var(--hm-busy); border-radius: var(--radius-md);
+  color: var(--hm-busy); background: none; font-size: .9rem; font-weight: 550; cursor: pointer; }
+.hm-acts button:hover { background: var(--background-fill-secondary); }
+.hm-acts button:focus-visible { outline: 2px solid var(--hm-busy); outline-offset: 2px; }
 .hm-reasons { margin: 0 0 .5rem; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; }
@@ -73,6 +78,10 @@ _KEPT = """() => { try {
   const [whole, now] = [kept, location.search.slice(1)].map(decodeURIComponent);
   return [now && whole.startsWith(now + "&") ? kept : ""];
 } catch { return [""]; } }"""
+_PRESSED = """element.addEventListener("click", (event) => {
+  const { act, rule } = event.target.closest("button[data-act]")?.dataset ?? {};
+  if (act) trigger("click", { act, rule });
+});"""
 _QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -81,33 +90,16 @@ def watchers_page(demo: Any, service: Service, lanes: Lanes, settings: Settings,
     gr.HTML(header("Watchers", PURPOSE), js_on_load=None)
     first = watchers_panel([], "") if source is None else _LOADING
     card = {"js_on_load": None, "padding": True, "elem_classes": "hm-card", "css_template": CSS}
-    listing = gr.HTML(first, elem_id="watchers", **card)
+    listing = gr.HTML(first, elem_id="watchers", **{**card, "js_on_load": _PRESSED})
     if source is None:
         return
-    with gr.Row(visible=False, elem_classes="hm-own", elem_id="own") as own:
-        which = gr.Dropdown(
-            choices=[], label="Your watcher", elem_id="own-watcher", interactive=True, scale=0, min_width=240
-        )
-        buttons = {
-            action: gr.Button(label, size="sm", elem_id=f"{action}-watcher", scale=0, min_width=110)
-            for action, label in (("pause", "Pause"), ("resume", "Resume"), ("run", "Look now"))
-        }
     said = gr.HTML("", js_on_load=None, elem_id="said")
     _wizard(demo, service, lanes, settings, source, card)
-    shown = [listing, own, which]
-    demo.load(_listing(source), [which], shown, queue=False, **_QUIET)
-    gr.Timer(POLL_S).tick(_listing(source), [which], shown, queue=False, **_QUIET)
-    acts = {
-        "pause": (
-            source.pause_watcher,
-            "Paused: it starts nothing more until it is resumed. To stop it for good, take its file away.",
-        ),
-        "resume": (source.resume_watcher, "Resumed: it looks at its next time."),
-        "run": (source.run_watcher, "It looks within seconds; the list shows what it finds."),
-    }
-    for action, button in buttons.items():
-        click = button.click(_acting(*acts[action]), [which], [said], queue=False, **_QUIET)
-        click.then(_listing(source), [which], shown, queue=False, **_QUIET)
+    demo.load(_listing(source), None, [listing], queue=False, **_QUIET)
+    gr.Timer(POLL_S).tick(_listing(source), None, [listing], queue=False, **_QUIET)
+    listing.click(_acting(source), None, [said], queue=False, **_QUIET).then(
+        _listing(source), None, [listing], queue=False, **_QUIET
+    )
 
 
 def _wizard(
@@ -137,7 +129,7 @@ def _wizard(
     inputs = list(form.inputs)
     written = [text, outcome, attempt, place, address]
     events = {"queue": False, "trigger_mode": "always_last", **_QUIET}
-    form.which.change(_which_shown, [form.which], form.shown, queue=False, **_QUIET)
+    form.which.change(_which_shown, [form.which], form.shown, queue=False, trigger_mode="multiple", **_QUIET)
     trying = lanes.asking(_trying(source, service), problems_panel)
     attempt.click(None, None, outcome, js=_TRYING, queue=False, **_QUIET).then(
         trying, inputs, [outcome], **ASKING, **_QUIET
@@ -217,28 +209,35 @@ def _data(service: Service, values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _listing(source: WatcherSource) -> Callable[..., Any]:
-    def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, chosen: str | None) -> list[Any]:
+    def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Markup:
         try:
-            views = source.watchers(visitor_of(profile, token))
+            return watchers_panel(source.watchers(visitor_of(profile, token)), source.endpoint)
         except HubmergeError as error:
-            return [problems_panel(error, "The watchers cannot be listed"), gr.skip(), gr.skip()]
-        names = [view.name for view in views if view.own]
-        kept = chosen if chosen in names else next(iter(names), None)
-        return [
-            watchers_panel(views, source.endpoint),
-            gr.update(visible=bool(names)),
-            gr.update(choices=names, value=kept),
-        ]
+            return problems_panel(error, "The watchers cannot be listed")
 
     return show
 
 
-def _acting(act: Callable[[str, Visitor], WatcherView], done: str) -> Callable[..., Any]:
-    def acted(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, name: str | None) -> Any:
+def _acting(source: WatcherSource) -> Callable[..., Any]:
+    acts = {
+        "pause": (
+            source.pause_watcher,
+            "Paused: it starts nothing more until it is resumed. To stop it for good, take its file away.",
+        ),
+        "resume": (source.resume_watcher, "Resumed: it looks at its next time."),
+        "run": (source.run_watcher, "It looks within seconds; the list shows what it finds."),
+    }
+
+    def acted(pressed: gr.EventData, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Any:
+        asked = pressed._data if isinstance(pressed._data, dict) else {}  # a stranger's request may hold anything
+        rule = str(asked.get("rule", ""))[:200]
+        if (known := acts.get(str(asked.get("act", "")))) is None:
+            return gr.skip()
+        act, done = known
         try:
-            act(name or "", require_visitor(profile, token, "change a watcher"))
+            act(rule, require_visitor(profile, token, "change a watcher"))
         except HubmergeError as error:
             return problems_panel(error)
-        return notice("good", name or "", el("p", done))
+        return notice("good", rule, el("p", done))
 
     return acted

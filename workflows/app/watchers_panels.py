@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup
 
@@ -55,6 +55,9 @@ _UNKNOWN = "not to be used"
 def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
     """Every rule with what it did; how to begin where there is none."""
     if not views:
+        example = el(
+            "p", "In the demo, ", el("code", "make demo ARGS=--watch"), " starts with one that merges the zoo."
+        )
         return notice(
             "info",
             "No watcher runs here yet",
@@ -68,6 +71,7 @@ def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
                 "A watcher is a rule in a short file that whoever keeps this app puts beside it. The form below writes "
                 "one, tries it on the Hub, and says where it belongs.",
             ),
+            example if urlsplit(endpoint).hostname == "127.0.0.1" else None,
         )
     return join(*(_rule(view, endpoint) for view in views))
 
@@ -100,9 +104,22 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         el("p", _UNTIL_A_RESTART) if view.paused and view.forgets else None,
         _merges(view, endpoint),
         _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
+        _acts(view),
         _in_full(view),
         data_rule=view.name,
     )
+
+
+def _acts(view: WatcherView) -> Markup | None:
+    """The buttons of a rule's owner; the page's script tells the server which was pressed, and of which rule."""
+    if not view.own:
+        return None
+    shown = (("resume", "Resume"),) if view.paused else (("pause", "Pause"), ("run", "Look now"))
+    buttons = (
+        el("button", label, type="button", data_act=act, data_rule=view.name, aria_label=f"{label}: {view.name}")
+        for act, label in shown
+    )
+    return el("p", *buttons, cls="hm-acts")
 
 
 def _next(view: WatcherView) -> str:

@@ -133,17 +133,21 @@ class Store:
         self,
         *,
         user: str | None = None,
+        asked: bool = False,
         states: Collection[State] | None = None,
         kinds: Collection[str] | None = None,
         public: bool = False,
         before: int | None = None,
         limit: int = 50,
     ) -> tuple[Job, ...]:
-        """Newest first; `before` is the ticket of the last job of the page above. `public`: none with a private
-        result."""
+        """Newest first; `before` is the ticket of the last job of the page above. `asked`: beside those of `user`, the
+        open evaluations that `user` asked for. `public`: none with a private result."""
         query = select(JOBS).order_by(JOBS.c.ticket.desc()).limit(limit)
         if user is not None:
-            query = query.where(JOBS.c.user == user)
+            wanted = and_(
+                JOBS.c.payload["asked_by"].as_string() == user, JOBS.c.payload["private"].as_boolean().is_not(True)
+            )
+            query = query.where(or_(JOBS.c.user == user, wanted) if asked else JOBS.c.user == user)
         if states is not None:
             query = query.where(JOBS.c.state.in_(states))
         if kinds is not None:

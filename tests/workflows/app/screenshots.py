@@ -69,6 +69,8 @@ PAGES = {
     "merge-empty": "merge",
     "merge-filled": FORM,
     "merge-sar": f"{FORM}&method=sar",
+    "merge-refused": f"{FORM}&agent=zoo/nobody-s-agent",
+    "merge-variants": f"{FORM}&method=ties&also=ram_plus&vary=density:0.2,0.5,0.8",
     "leaderboard": "leaderboard",
     "evaluate": "evaluate?model=zoo/math-agent",
     "activity": "activity",
@@ -215,7 +217,10 @@ def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int],
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")
             page.wait_for_timeout(SETTLED_MS)
-            page.wait_for_function("!document.body.innerText.includes('Loading …')")
+            page.wait_for_function("!/(Loading|Checking) …/.test(document.body.innerText)")
+            if "merge?" in address:
+                page.locator(".hm-verdict-good, .hm-verdict-bad, .hm-verdict-warn").first.wait_for()
+                page.wait_for_timeout(SETTLED_MS)
             page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })" if
                           name.endswith("-open") else "0")  # fmt: skip
             for scheme in ("light", "dark"):

@@ -24,6 +24,9 @@ RUNNING = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "pe
 ADDRESSES = (
     *(page.path for page in PAGES if page.path not in ("model", "job")),
     "merge?base=zoo/base&agent=zoo/math&agent=zoo/code",
+    # everything but Calibration is folded at first, and so are the variants where the address has none
+    "merge?base=zoo/base&agent=zoo/math&agent=zoo/code&method=sar",
+    "merge?base=zoo/base&agent=zoo/math&agent=zoo/code&method=ties&also=ram&vary=density:0.2,0.5",
     "watchers?base=zoo/base&author=zoo&license=mit",
     "model?model=org/merge",
     *(f"model?model=org/merge&tab={tab}" for tab in ("changed", "reproduce", "card")),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -49,6 +50,18 @@ def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> Non
         page = httpx.get(running.url)
         assert page.status_code == 200
         assert "Sign-in is not set up here." in page.text  # no provider was given
+
+
+def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Pages) -> None:
+    """gradio repeats the whole event for each that waited, so that two of them make each other wait for ever."""
+    waiting = Counter(
+        tuple(target)
+        for handler in httpx.get(f"{pages.url}/config").json()["dependencies"]
+        if handler["backend_fn"] and handler["trigger_mode"] == "always_last"
+        for target in handler["targets"]
+    )
+    assert waiting
+    assert max(waiting.values()) == 1
 
 
 def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:

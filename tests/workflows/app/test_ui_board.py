@@ -19,7 +19,7 @@ from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
 from hubmerge.settings import Settings
 from workflows.app.app import RunningApp, launch_app
-from workflows.app.board_chart import score_chart
+from workflows.app.board_chart import chart_table, score_chart
 from workflows.app.board_panels import (
     comparison,
     lineage_section,
@@ -406,6 +406,31 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
     top = trio(board).find("x/m11")
     assert top is not None
     assert str(lineage_section(top, board)).count("<li>") <= 61
+
+
+def test_methods_are_named_by_their_titles_in_chart_table_and_filter() -> None:
+    board = build_board(family())
+    suite = trio(board)
+    assert ("RAM+" in score_chart(suite), "ram_plus" in score_chart(suite)) == (True, False)
+    assert ("RAM+" in chart_table(suite), "The chart as a table" in chart_table(suite)) == (True, True)
+    page = view_of(board, "view=merges")
+    assert '<option value="ram_plus">RAM+</option>' in page
+    assert page.count("ram_plus") == 1
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_the_chart_s_labels_can_be_read_at_every_width(url: str, source: FakeBoard, open_page: Any, width: int) -> None:
+    page = open_page(f"{url}/leaderboard", width=width)
+    page.locator(".hm-chart text").first.wait_for()
+    heights = page.evaluate(
+        """[...document.querySelectorAll(".hm-chart text")].map((e) => {
+          const scale = e.ownerSVGElement.getBoundingClientRect().width / e.ownerSVGElement.viewBox.baseVal.width;
+          return parseFloat(getComputedStyle(e).fontSize) * scale;
+        })"""
+    )
+    assert min(heights) >= 12
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
 
 
 def test_a_chart_of_nothing_is_a_sentence() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pages_fake import CATALOGUE, FakeService, model
 from starlette.datastructures import QueryParams
 
-from hubmerge.errors import HubUnavailableError
+from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.advice import advise
@@ -196,7 +196,8 @@ def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise() ->
 def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy() -> None:
     recipe = {"base": "org/base", "agents": ["org/a"], "method": "ram", "ignore": ["x" * MAX_ADDRESS_CHARACTERS]}
     assert address_of(recipe) == ""
-    assert "copy the YAML" in text_of("link", recipe, "me/it", HUB)
+    with pytest.raises(RecipeError, match="too long for a link"):
+        text_of("link", recipe, "me/it", HUB)
 
 
 @pytest.mark.parametrize("kind", TEXTS)

@@ -131,6 +131,29 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     assert request.target == "ada/by-keys"
 
 
+def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(
+    pages: Pages, open_page: Any
+) -> None:
+    page = open_page(f"{pages.url}{FILLED}")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    shown(page, "#verdict", "These models fit")
+    page.evaluate("navigator.clipboard.writeText('as before')")
+    page.get_by_role("button", name="Advanced").click()
+    page.locator("#more textarea").fill("{")
+    page.keyboard.press("Tab")
+    page.locator("#copy-YAML").click()
+    told = shown(page, "#uncopied .hm-notice.hm-bad", "This form cannot be copied yet")
+    assert not told.locator(".hm-what").inner_text().startswith("E_")
+    assert told.locator(".hm-code").inner_text() == "E_RECIPE"
+    assert page.locator("#copied").count() == 0
+    assert page.evaluate("navigator.clipboard.readText()") == "as before"
+    page.locator("#more textarea").fill("")
+    page.keyboard.press("Tab")
+    page.locator("#copy-YAML").click()
+    page.locator("#copied textarea").wait_for()
+    page.locator("#uncopied .hm-notice").wait_for(state="detached")
+
+
 def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&density=0.3")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -266,6 +289,17 @@ def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, o
         box = page.locator("#start").bounding_box()
         assert 700 < box["y"] < 900
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    page.get_by_role("button", name="How it works").click()
+    page.get_by_role("button", name="Advanced").click()
+    page.locator("#more").scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.scrollY") > 300
+    assert 0 <= page.locator("#start").bounding_box()["y"] < 300
 
 
 def test_every_field_has_a_label(pages: Pages, open_page: Any) -> None:

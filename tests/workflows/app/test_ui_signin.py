@@ -94,6 +94,25 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
         page.locator("#start[disabled]").wait_for()
 
 
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.usefixtures("gradio_oauth")
+def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, open_page: Any) -> None:
+    service = FakeService(local_hub.endpoint)
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+        form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
+        page = open_page(f"{running.url}/merge?{form}&also=ram&vary=density:0.2,0.5")
+        page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
+        page.get_by_role("button", name="Sign in to the local Hub").click()
+        page.get_by_role("button", name="Ada (local)").click()
+        page.locator("#sweep-told").filter(has_text="3 variants, about").wait_for()
+        page.get_by_role("button", name="Start 3 merges").wait_for()
+        assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
+        assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
+        assert "also=ram&vary=density:0.2,0.5" in page.url
+
+
 @pytest.mark.usefixtures("gradio_oauth")
 def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
     oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])

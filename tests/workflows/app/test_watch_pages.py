@@ -183,7 +183,9 @@ def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pyte
 
 
 def test_an_empty_list_says_how_to_begin() -> None:
-    assert "No watcher runs here yet" in watchers_panel([], ENDPOINT)
+    assert "No watcher runs here yet" in watchers_panel([], "https://hub.example")
+    assert "make demo" not in watchers_panel([], "https://hub.example")
+    assert "make demo ARGS=--watch" in watchers_panel([], "http://127.0.0.1:7861")
 
 
 def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None:
@@ -257,7 +259,7 @@ def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any, width: 
     assert HOSTILE in shown
     assert dialogs == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
-    assert page.locator("#pause-watcher").count() == 0  # for its owner alone
+    assert page.locator("#watchers button").count() == 0  # for its owner alone
 
 
 @pytest.mark.browser
@@ -268,15 +270,24 @@ def test_a_failure_of_the_source_is_told(site: tuple[str, Source], open_page: An
 
 
 @pytest.mark.browser
-def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: tuple[str, Source], open_page: Any) -> None:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(
+    site: tuple[str, Source], open_page: Any, width: int
+) -> None:
     url, source = site
-    page = open_page(url, "ada")
-    page.locator("#pause-watcher").click()
-    page.locator("#said").get_by_text("Paused: it starts nothing more").wait_for()
-    page.locator("article[data-rule='zoo-watch'] .hm-badge").get_by_text("Paused").wait_for()
-    page.locator("#resume-watcher").click()
-    page.locator("article[data-rule='zoo-watch'] .hm-badge").get_by_text("Watching").wait_for()
-    page.locator("#run-watcher").click()
+    page = open_page(url, "ada", width)
+    rule = page.locator("article[data-rule='zoo-watch']")
+    rule.get_by_role("button", name="Pause").click()
+    told = page.locator("#said").get_by_text("Paused: it starts nothing more")
+    told.wait_for()
+    page.wait_for_timeout(300)
+    top = told.bounding_box()["y"]
+    assert 0 < top < 900  # in sight, wherever the button was
+    rule.locator(".hm-badge").get_by_text("Paused").wait_for()
+    rule.get_by_role("button", name="Resume").focus()
+    page.keyboard.press("Enter")
+    rule.locator(".hm-badge").get_by_text("Watching").wait_for()
+    rule.get_by_role("button", name="Look now").click()
     page.locator("#said").get_by_text("It looks within seconds").wait_for()
     assert source.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")]
 

@@ -53,7 +53,7 @@ class AgentsWatcher(Watcher):
             ("Base", str(rule.base)),
             ("Agents", counts),
             ("Joining", f"{rule.join}, at least {rule.min_agents}"),
-            ("Method", rule.recipe.method),
+            ("Method", methods()[rule.recipe.method].title),
         )
 
     def about(self, rule: AgentRule) -> str:
