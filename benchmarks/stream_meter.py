@@ -35,10 +35,10 @@ from numpy.typing import NDArray
 
 import hubmerge.engine.sink
 from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
-from hubmerge.engine.follower import Follower
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions, merge
+from hubmerge.engine.threads import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare

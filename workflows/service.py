@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from hubmerge.engine.preview import Preview, preview
+from hubmerge.engine.preview import Preview, Tell, preview, untold
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
@@ -115,8 +115,8 @@ class MergeService:
         hub = self._hub(visitor.token if visitor else None)
         return prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
 
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
-        return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None))
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
+        return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None), tell)
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)

@@ -31,9 +31,9 @@ from hubmerge.engine.chunks import (
     with_draws,
 )
 from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
-from hubmerge.engine.in_order import in_order
 from hubmerge.engine.progress import Observer, told_counts
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
+from hubmerge.engine.threads import in_order
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally

@@ -136,7 +136,7 @@ def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     extras = {name for plan in plans for name in get_method(plan.recipe.method).extras}
     measured = 4 * agents if "sensitivity" in extras else 0
     of_inputs = max((_input_bytes(kind, agents) for kind in plans[0].input_kinds), default=0)
-    # two results in flight per thread (in_order.py), and one that is written
+    # two results in flight per thread (threads.py), and one that is written
     of_outputs = sum(3 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) for p in plans)
     if not fused:
         return plain_bytes(agents) + measured + of_outputs - 3 * DTYPE_BYTES["F32"]

@@ -7,7 +7,7 @@ for which the files would have to be read whole: a preview decides nothing that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ _MODULES = ("attention", "mlp")
 _THREADS = 8
 _DECIDES = 0.25  # of what was changed: the share from which one kind decides
 
+Tell = Callable[[int, int], None]  # bytes read, of about how many
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -48,14 +50,19 @@ class Preview:
     bytes_read: int
 
 
-def preview(plan: Plan, hub: Hub) -> Preview:
-    """Count in a few layers what the agents changed.
+def untold(done: int, total: int) -> None:
+    """Tells nobody how many bytes have been read."""
+
+
+def preview(plan: Plan, hub: Hub, tell: Tell = untold) -> Preview:
+    """Count in a few layers what the agents changed. `tell` is called from several threads, after each read.
 
     Raises NonFiniteError, what reading from the Hub raises, and MemoryLimitError past MAX_READ_BYTES.
     """
     tensors = sampled(plan)
     chunks = [_middle(t, _elements_each(tensors)) for t in tensors]
-    store, epsilon = _Ranges(hub), epsilon_of(plan)
+    wanted = sum(c.count * DTYPE_BYTES[i.entry.dtype] for c in chunks for i in c.tensor.inputs)
+    store, epsilon = _Ranges(hub, lambda done: tell(min(done, wanted), wanted)), epsilon_of(plan)
     with TensorReader(plan.models, store) as reader, ThreadPoolExecutor(_THREADS) as pool:
 
         def count(chunk: Chunk) -> Tally:
@@ -107,10 +114,12 @@ def _middle(tensor: PlannedTensor, elements: int) -> Chunk:
 class _Ranges(WholeFiles):
     """A ShardStore that keeps nothing: local files are read where they lie, and those of the Hub by ranges."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, tell: Callable[[int], None]) -> None:
         super().__init__()
-        self.bytes_read = 0
+        self.bytes_read = 0  # or being read
+        self._arrived = 0
         self._hub = hub
+        self._tell = tell
         self._lock = Lock()
 
     def path(self, model: Model, shard: str) -> Path:
@@ -131,6 +140,9 @@ class _Ranges(WholeFiles):
             super().read_into(model, shard, offset, out)
         else:
             self._hub.read_range_into(model.ref.id, model.ref.sha, model.files[shard].path, offset, out)
+        with self._lock:
+            self._arrived += len(out)
+            self._tell(self._arrived)
 
 
 def recommendation(shares: Mapping[str, float], agents: int) -> tuple[str, str]:

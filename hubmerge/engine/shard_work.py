@@ -26,11 +26,11 @@ from hubmerge.engine.chunks import (
 )
 from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
 from hubmerge.engine.definition import Rule
-from hubmerge.engine.in_order import in_order
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.selection import BinCounts
 from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
 from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
+from hubmerge.engine.threads import in_order
 from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.reader import TensorReader

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hubmerge.disk_errors import make_folder, writing, written
-from hubmerge.engine.follower import Follower
+from hubmerge.engine.threads import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError, FolderInUseError
 from hubmerge.machine import cores

@@ -29,7 +29,7 @@ from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch
 from hubmerge.statistics.statistics import Counts, Overlaps
 
-AHEAD = 2  # chunks that are counted ahead, per thread: as many as it has in flight (in_order.py)
+AHEAD = 2  # chunks that are counted ahead, per thread: as many as it has in flight (threads.py)
 
 ChunkOf = Callable[[PlannedTensor], int]  # elements
 # of thresholds, per output, and of the tensor's overlaps

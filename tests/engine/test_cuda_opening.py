@@ -16,7 +16,7 @@ from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge import machine
 from hubmerge.cli import main as cli
-from hubmerge.engine import device, in_order, lanes
+from hubmerge.engine import device, lanes, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import Engine, open_engine
 from hubmerge.engine.distributed import Ranks
@@ -183,7 +183,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
     monkeypatch.setattr(machine, "cores", lambda: 16)
     asked: list[int] = []
-    real = in_order.in_order
+    real = threads.in_order
 
     def counting(items: Any, work: Any, workers: int, abandon: Any) -> Any:
         asked.append(workers)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hubmerge.engine.in_order import in_order
+from hubmerge.engine.threads import in_order
 
 
 def streaming() -> list[threading.Thread]:
@@ -118,7 +118,7 @@ def test_there_are_no_more_threads_than_workers_and_none_without_an_item(items: 
             yield n
 
     for _ in in_order(asking(), lambda n: n, workers):
-        assert len(streaming()) == min(len(asked), workers)
+        assert 1 <= len(streaming()) <= min(len(asked), workers)
 
 
 def test_without_items_there_is_no_thread() -> None:

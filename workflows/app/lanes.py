@@ -20,7 +20,7 @@ import inspect
 import ipaddress
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ SIGNED_IN_AT_ONCE = 16  # with the anonymous ones fewer than the 40 events that 
 SIGNED_IN_EACH = 4
 SIGNED_IN_S = 240.0
 OVERTIME_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S  # of the last request
+TOLD_EVERY_S = 0.5
 # the lanes refuse by themselves, so that nothing waits in gradio's queue
 ASKING: Mapping[str, Any] = {"concurrency_limit": None}
 
@@ -151,6 +152,28 @@ class Lanes:
         asked.__signature__ = signature.replace(parameters=own if takes_request else [first, *own])  # type: ignore[attr-defined]
         asked.__annotations__ = {**inspect.get_annotations(handler, eval_str=True), "request": gr.Request}
         asked.__name__, asked.__doc__ = handler.__name__, handler.__doc__
+        return asked
+
+    def telling(
+        self,
+        make: Callable[[Callable[[int, int], None]], Handler],
+        refused: Callable[[QuotaError], Any],
+        shown: Callable[[int, int], Any],
+    ) -> Handler:
+        """`asking(make(tell), refused)`; while the handler works, its outputs are `shown` of what it last told."""
+
+        async def asked(*given: Any) -> AsyncIterator[Any]:
+            told: list[tuple[int, int]] = []
+            handler = self.asking(make(lambda done, total: told.append((done, total))), refused)
+            answer = asyncio.ensure_future(handler(*given))
+            while not (await asyncio.wait([answer], timeout=TOLD_EVERY_S))[0]:
+                if told:
+                    yield shown(*told[-1])
+            yield answer.result()
+
+        like = self.asking(make(lambda done, total: None), refused)
+        for name in ("__signature__", "__annotations__", "__name__", "__doc__"):
+            setattr(asked, name, getattr(like, name))
         return asked
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
 
-from hubmerge.engine.preview import Preview
+from hubmerge.engine.preview import Preview, Tell
 from hubmerge.errors import HubmergeError
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
@@ -55,7 +56,7 @@ def wire_look(
     """
     outputs = [look.panel, look.take, look.method]
     look.button.click(None, None, look.panel, js=_LOOKING, queue=False, show_progress="hidden", **_PRIVATE).then(
-        lanes.asking(_looking(service, recipe), _failed),
+        lanes.telling(partial(_looking, service, recipe), _failed, _read_so_far),
         form.recipe_inputs,
         outputs,
         show_progress="hidden",
@@ -73,11 +74,11 @@ def wire_look(
     chosen(_forgotten, None, outputs, queue=False, trigger_mode="multiple", **_PRIVATE)
 
 
-def _looking(service: Service, recipe: Callable[[Any], Any]) -> Callable[..., Any]:
+def _looking(service: Service, recipe: Callable[[Any], Any], tell: Tell) -> Callable[..., Any]:
     def look(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, *values: Any) -> list[Any]:
         try:
             wanted = recipe(values)
-            found = service.preview(wanted.to_dict(), visitor_of(profile, token))
+            found = service.preview(wanted.to_dict(), visitor_of(profile, token), tell)
         except HubmergeError as error:
             return _failed(error)
         other = found.method in registry() and found.method != wanted.method
@@ -85,6 +86,11 @@ def _looking(service: Service, recipe: Callable[[Any], Any]) -> Callable[..., An
         return [preview_panel(found), gr.update(value=words, visible=other), found.method]
 
     return look
+
+
+def _read_so_far(done: int, total: int) -> list[Any]:
+    words = f"Read {bytes_text(done)} of about {bytes_text(total)} of the models …"
+    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), ""]
 
 
 def _failed(error: HubmergeError) -> list[Any]:

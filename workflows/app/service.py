@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hubmerge.board.values import Board
-from hubmerge.engine.preview import Preview
+from hubmerge.engine.preview import Preview, Tell, untold
 from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
 
@@ -192,7 +192,7 @@ class Service(Protocol):
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
         chosen already."""
 
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
         """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
-from hubmerge.engine.preview import Preview
+from hubmerge.engine.preview import Preview, Tell, untold
 from hubmerge.errors import (
     HubmergeError,
     LoginError,
@@ -127,6 +128,8 @@ class FakeService:
         self.suites = {"math": "Mathematics", "tool": "Function calling"}
         self.evaluations: list[QueuedEvaluation] = []
         self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
+        self.go_on = Event()  # a look into layers waits for it
+        self.go_on.set()
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
     def visitor(self, name: str | None, token: str) -> Visitor:
@@ -165,8 +168,10 @@ class FakeService:
         parsed = recipe_from_dict(recipe)
         return make_plan(parsed, self._open(parsed.base), [self._open(a.model) for a in parsed.agents])
 
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
         plan = self.inspect(recipe, visitor)
+        tell(2_000_000, 8_257_536)
+        self.go_on.wait(20.0)
         agents = [{**told, "agent": name} for told, name in zip(STATISTICS["agents"], plan.labels, strict=False)]
         reason = "71% of what changed was changed by one agent alone; averaging would divide it by three."
         figures = {**STATISTICS, "elements": 1_376_256, "agents": agents}

@@ -317,7 +317,10 @@ def test_a_look_into_a_few_layers_recommends_a_method_with_its_reason(pages: Pag
     page = open_page(f"{pages.url}{FILLED}&method=linear")
     errors = errors_of(page)
     page.locator("#look:not([disabled])").wait_for()
+    pages.service.go_on.clear()
     page.locator("#look").click()
+    shown(page, "#preview", "Read 2 MB of about 8.26 MB of the models")
+    pages.service.go_on.set()
     told = shown(page, "#preview", "Recommended: RAM+")
     assert "71% of what changed was changed by one agent alone" in told.inner_text()
     assert page.locator("#preview .hm-stack .hm-part").count() == 4

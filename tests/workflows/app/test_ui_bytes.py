@@ -1,0 +1,121 @@
+"""How many bytes each page takes, and when a long board's first rows are there, beside the home page in one run.
+
+What gradio brings along (its scripts, styles and fonts) is the same on every page and is counted apart. Everything else
+is hubmerge's: the HTML, the config of the components, pictures, and what handlers answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pages_fake import FakeService
+from pages_session import CLIENT
+from test_ui_board import FakeBoard
+from test_watch_pages import Source
+
+from benchmarks.board import synthetic
+from hubmerge.board.files import parse_files
+from hubmerge.board.leaderboard import build_board
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
+
+MOST_BYTES = 400_000
+FIRST_ROWS_S = 1.5  # beyond the home page's heading
+ROWS = 10_000
+MODEL = "org50/model-50"
+FORM = "merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&agent=zoo/mem-agent"
+PAGES = {
+    "": "h1",
+    "merge": "#base",
+    FORM: "#verdict:has-text('These models fit')",
+    f"{FORM}&method=sar": "#verdict:not(:has-text('Choose models'))",
+    "leaderboard": "#board tbody tr",
+    "leaderboard?page=7": "#board tbody tr",
+    f"model?model={MODEL}": ".hm-title",
+    f"model?model={MODEL}&tab=changed": ".hm-title",
+    "evaluate": "h1",
+    "activity": "h1",
+    "activity?show=all": "h1",
+    "watchers": "#watchers article",
+    "docs": "h1",
+    "diff?base=zoo/base&agent=zoo/math-agent": "h1",
+}
+_GRADIO = ("/assets/", "/_app/", "/static/", "/theme.css", "/svelte/")
+_INLINE = "/static/data:"  # pictures within gradio's styles
+
+
+@pytest.fixture(scope="module")
+def long_site(gradio_oauth: None) -> Iterator[str]:
+    board = build_board(parse_files(synthetic(ROWS)).results, [])
+    service = FakeService()
+    settings = Settings(endpoint=service.endpoint)
+    with launch_app(service, settings, port=0, oauth=CLIENT, board=FakeBoard(board), watchers=Source()) as running:
+        yield running.url
+
+
+class Traffic:
+    """Bytes that a page received by path: as they came over the wire with their headers, and decoded."""
+
+    def __init__(self, page: Any) -> None:
+        self._urls: dict[str, str] = {}
+        self.wire: dict[str, int] = {}
+        self.decoded: dict[str, int] = {}
+        client = page.context.new_cdp_session(page)
+        client.send("Network.enable")
+        client.on("Network.requestWillBeSent", self._asked)
+        client.on("Network.dataReceived", self._received)
+        client.on("Network.loadingFinished", self._ended)
+
+    def _asked(self, event: dict[str, Any]) -> None:
+        url = urlsplit(event["request"]["url"])
+        self._urls[event["requestId"]] = url.path if url.scheme == "http" else _INLINE
+
+    def _received(self, event: dict[str, Any]) -> None:
+        path = self._urls.get(event["requestId"], "?")
+        self.decoded[path] = self.decoded.get(path, 0) + event["dataLength"]
+
+    def _ended(self, event: dict[str, Any]) -> None:
+        path = self._urls.get(event["requestId"], "?")
+        self.wire[path] = self.wire.get(path, 0) + int(event["encodedDataLength"])
+
+    def own(self) -> dict[str, int]:
+        """Path → decoded bytes, of what is not gradio's."""
+        return {path: n for path, n in self.decoded.items() if not path.startswith(_GRADIO)}
+
+
+def opened(chromium: Any, url: str, selector: str) -> tuple[Traffic, float]:
+    """A page in a fresh profile: its traffic until it is quiet, and the seconds until `selector` was there."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    try:
+        page = context.new_page()
+        traffic = Traffic(page)
+        began = time.monotonic()
+        page.goto(url, wait_until="commit")
+        page.locator(selector).first.wait_for(state="attached", timeout=30_000)
+        seconds = time.monotonic() - began
+        page.wait_for_timeout(1_500)
+        return traffic, seconds
+    finally:
+        context.close()
+
+
+@pytest.mark.slow
+def test_no_page_is_larger_than_400_kb_beside_gradio_s_own_files(long_site: str, chromium: Any) -> None:
+    found = {path: opened(chromium, f"{long_site}/{path}", selector)[0].own() for path, selector in PAGES.items()}
+    large = {path: own for path, own in found.items() if sum(own.values()) > MOST_BYTES}
+    assert not large
+
+
+@pytest.mark.slow
+def test_the_first_rows_of_a_long_board_are_there_soon_after_the_home_page_would_be(
+    long_site: str, chromium: Any
+) -> None:
+    homes, boards = [], []
+    for _ in range(3):  # by turns, since the machine has other work; the least of each says most
+        homes.append(opened(chromium, long_site, "h1")[1])
+        boards.append(opened(chromium, f"{long_site}/leaderboard", "#board tbody tr")[1])
+    assert min(boards) - min(homes) < FIRST_ROWS_S
