@@ -35,10 +35,9 @@ from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, layout_o
 from hubmerge.engine.usage import total, usage_now
 from hubmerge.hub.client import Hub
 from hubmerge.machine import cores
-from hubmerge.output.assemble import write_folder
 from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
-from hubmerge.output.finished import finished_report, publish_folder
+from hubmerge.output.finished import finished_report, publish_folder, write_folder
 from hubmerge.output.publish import Published, Target, check_target, withdrawn_if_refused
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
@@ -335,7 +334,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapp
     )
     figures = render_figures(report)
     card = render_card(report, figures=figures, endpoint=work.hub.endpoint).encode()
-    write_folder(merge.folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
+    write_folder(merge.folder, {**files, **figures, "README.md": card}, report.to_json())
     merge.journal.close(merge.folder)
     return report
 

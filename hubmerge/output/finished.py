@@ -1,14 +1,17 @@
-"""Reads and publishes a finished folder, which is one with a manifest."""
+"""Writes, reads and publishes a finished folder, which is one with a manifest."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
+from hubmerge.disk_errors import writing
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
@@ -18,6 +21,24 @@ from hubmerge.output.publish import Published, Target, Uploaded, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.wording import json_file
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+    """Write all files around the finished shards; the manifest comes last and makes the folder complete."""
+    for name, content in files.items():
+        _replace(folder / name, content)
+    _replace(folder / MANIFEST, json_file(manifest))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
 
 def load_report(folder: Path) -> Report:

@@ -13,9 +13,8 @@ from builders import llama_config, llama_shapes, random_base, sparse_agent, writ
 from report_helpers import report
 
 from hubmerge.hub.client import Hub
-from hubmerge.output.assemble import write_folder
 from hubmerge.output.card import render_card
-from hubmerge.output.finished import _restated
+from hubmerge.output.finished import _restated, write_folder
 from hubmerge.output.report import Report
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan, make_plan
@@ -159,7 +158,7 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", watched)
-    write_folder(tmp_path / "out", (), {"config.json": b"{}", "licenses/a/LICENSE": b"x"}, {"identity": "0"})
+    write_folder(tmp_path / "out", {"config.json": b"{}", "licenses/a/LICENSE": b"x"}, {"identity": "0"})
     assert order == ["config.json", "LICENSE", "hubmerge.json"]
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert json.loads((tmp_path / "out" / "hubmerge.json").read_text()) == {"identity": "0"}
@@ -167,5 +166,5 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path: Path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_folder(tmp_path, (), {"config.json": b"{}"}, {"x": float("nan")})
+        write_folder(tmp_path, {"config.json": b"{}"}, {"x": float("nan")})
     assert not (tmp_path / "hubmerge.json").exists()

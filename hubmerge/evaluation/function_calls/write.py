@@ -1,10 +1,10 @@
 """The text of an answer that an answer key allows: the first allowed value of every parameter.
 
 A parameter whose only allowed value is "", or that the function does not have, is left out unless that is forbidden.
-Values are written as literals of the
-language where such a literal is read back as the value (`match.py`, `java_values.py` and `javascript_values.py` tell
-where it is not: elements of `String[]` stand without quotes, for instance); an answer that the language's syntax
-cannot carry, a map in Java above all, is written as JSON tool calls whose arguments are the same literals.
+Values are written as literals of the language where such a literal is read back as the value (`match.py`,
+`java_values.py` and `javascript_values.py` tell where it is not: elements of `String[]` stand without quotes, for
+instance); an answer that the language's syntax cannot carry, a map in Java above all, is written as JSON tool calls
+whose arguments are the same literals.
 """
 
 from __future__ import annotations
@@ -33,14 +33,11 @@ def write_calls(
     calls: Sequence[tuple[str, Mapping[str, Any]]], functions: Sequence[Function], language: Language
 ) -> str:
     """Calls in the syntax of the language, as a list."""
-    separator = ", "
     texts = []
     for name, arguments in calls:
-        inside = separator.join(
-            f"{k}={literal(v, _schema(name, k, functions), language)}" for k, v in arguments.items()
-        )
+        inside = ", ".join(f"{k}={literal(v, _schema(name, k, functions), language)}" for k, v in arguments.items())
         texts.append(f"{name}({inside})")
-    return f"[{separator.join(texts)}{';' if language == 'java' else ''}]"
+    return f"[{', '.join(texts)}{';' if language == 'java' else ''}]"
 
 
 def write_tagged(
