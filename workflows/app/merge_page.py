@@ -19,6 +19,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from workflows.app.calibration_form import turn
 from workflows.app.format import el, join, link
+from workflows.app.frame import code_box
 from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import address_of, read_address
@@ -70,7 +71,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
             form = build_form(service.suites)
             sweep = build_sweep(form.method.value)
             with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
-                text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
+                text = code_box(label="Recipe", lines=8, interactive=True, elem_id="yaml")
                 with gr.Row():
                     show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
                     load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")

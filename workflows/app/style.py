@@ -185,7 +185,8 @@ footer .divider { display: none; } /* behind the only link */
   .hm-docs td:nth-child(3):not(:empty)::before { content: "Needs a sign-in: "; }
 }
 
-.cm-editor .cm-content span { color: inherit !important; } /* its colours are too pale on white */
+.hm-code [data-testid="block-info"] { padding: .25rem .6rem; }
+.hm-code textarea { font-family: var(--font-mono); font-size: .85rem; }
 
 /* messages */
 .hm-notice { border-left: 4px solid var(--hm-info); background: var(--background-fill-secondary);

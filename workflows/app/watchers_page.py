@@ -15,6 +15,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.settings import Settings
 from workflows.app.format import el, join
+from workflows.app.frame import code_box
 from workflows.app.home_page import example_models
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import DEFAULT_METHOD
@@ -123,7 +124,7 @@ def _wizard(
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
                 attempt = gr.Button("Try it now", variant="primary", interactive=False, elem_id="try")
                 outcome = gr.HTML(empty, elem_id="trial", **card)
-                text = gr.Code("", language="yaml", label="The rule", interactive=False, elem_id="rule", visible=False)
+                text = code_box(label="The rule", elem_id="rule", visible=False)
                 place = gr.HTML("", js_on_load=None, elem_id="place")
     address, kept = gr.Textbox(value="", visible=False), gr.Textbox(value="", visible=False)
     inputs = list(form.inputs)
