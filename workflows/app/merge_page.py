@@ -161,11 +161,10 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
     loaded.then(_shown, [form.method], shown, queue=False, **_QUIET)
     # after the method, whose settings an address may vary
-    loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET).then(
-        None, sweep.inputs, None, js=SWEPT, queue=False, **private
-    )
+    varied = loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET)
+    varied.then(None, sweep.inputs, None, js=SWEPT, queue=False, **private)
     # a click before the form is filled would read it empty, so the buttons come last
-    ready = loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+    ready = varied.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
     ready.then(None, kept, None, js=OPENED, **private)
 
 

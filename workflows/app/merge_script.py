@@ -26,6 +26,8 @@ SWEPT = f"""(methods, ...parts) => {{
   try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
 }}"""
 
+COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
+
 VARIED = """() => { const now = location.search;
   try { const kept = localStorage.getItem("hubmerge-address") || "";
     return [kept.startsWith(now + "&") ? kept : now]; } catch { return [now]; } }"""

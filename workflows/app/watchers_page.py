@@ -73,6 +73,9 @@ _KEEP = """(address) => {
   try { localStorage.setItem("hubmerge-watcher", address); } catch { }
   window.history.replaceState(null, "", window.location.pathname + "?" + address);
 }"""
+_CHANGED = """() => { const hm = (window.hm ??= {});
+  clearTimeout(hm.timer);
+  hm.timer = setTimeout(() => document.querySelector("#write-rule").click(), 100); }"""
 # signing in brings back only the first part of an address
 _KEPT = """() => { try {
   const kept = localStorage.getItem("hubmerge-watcher") || "";
@@ -135,11 +138,12 @@ def _wizard(
     attempt.click(None, None, outcome, js=_TRYING, queue=False, **_QUIET).then(
         trying, inputs, [outcome], **ASKING, **_QUIET
     )
-    opened = demo.load(_opening(source), [kept], inputs, js=_KEPT, queue=False, **_QUIET)
-    ready = opened.then(_writing(service, empty), inputs, written, queue=False, **_QUIET)
-    ready.then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
-    changed = gr.on([box.change for box in inputs], _writing(service, empty), inputs, written, **events)
-    changed.then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
+    demo.load(_opening(source), [kept], inputs, js=_KEPT, queue=False, **_QUIET)  # which changes what it fills
+    writing = _writing(service, empty), [text, *inputs], written
+    # an address fills many boxes at once, and gradio would ask for each, all at the same time
+    gr.on([box.change for box in inputs], None, None, None, js=_CHANGED, queue=False, **_QUIET)
+    changed = gr.Button("Write the rule", visible="hidden", elem_id="write-rule")
+    changed.click(*writing, **events).then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
 
 
 def _which_shown(which: str) -> list[Any]:
@@ -174,8 +178,8 @@ def _known(source: WatcherSource, name: str, visitor: Visitor | None) -> dict[st
 
 
 def _writing(service: Service, empty: Markup) -> Callable[..., Any]:
-    def write(*values: Any) -> list[Any]:
-        hidden = gr.update(visible=False)
+    def write(shown: str | None, *values: Any) -> list[Any]:
+        hidden = gr.update(value="", visible=False)
         if not values[0]:
             return [hidden, empty, gr.update(interactive=False), "", ""]
         try:
@@ -183,9 +187,12 @@ def _writing(service: Service, empty: Markup) -> Callable[..., Any]:
             rule = rule_from_data(proposed(data))
         except HubmergeError as error:
             return [hidden, problems_panel(error, "Not a rule so far"), gr.update(interactive=False), "", ""]
+        text = dump_plain_yaml(rule_data(rule))
+        if text == shown:  # a late answer takes away no trial's result
+            return [gr.skip()] * 5
         about = join(el("p", registry()[rule.watch]().about(rule)), _UNTRIED)
-        text = gr.update(value=dump_plain_yaml(rule_data(rule)), visible=True)
-        return [text, about, gr.update(interactive=True), where_it_belongs(rule.name, rule.owner), address_of(data)]
+        where = where_it_belongs(rule.name, rule.owner)
+        return [gr.update(value=text, visible=True), about, gr.update(interactive=True), where, address_of(data)]
 
     return write
 

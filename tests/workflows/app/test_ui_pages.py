@@ -184,7 +184,7 @@ def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_p
     base, *agents = CATALOGUE[:3]
     page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
     page.locator("#start:not([disabled])").wait_for()
-    shown(page, "#agents", CATALOGUE[2])
+    shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
     field = page.locator("#target-name textarea, #target-name input").first
     for name, what in (("my merge!", "no repo can have this name"), ("", "the result needs a name")):
         field.fill(name)
