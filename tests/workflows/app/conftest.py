@@ -17,7 +17,6 @@ from pages_session import CLIENT, Pages, session_cookie
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 
-
 # seconds that every answer may take longer, each another time: late answers must not undo what came after the question
 LATENCY_S = float(os.environ.get("HUBMERGE_TEST_LATENCY_S", "0"))
 PATIENCE_MS = 60_000  # on a busy machine; what a page shows ends the wait
