@@ -195,18 +195,20 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
     naming.click(_naming(service.endpoint), both, both, queue=False, **_QUIET)
     chosen = gr.Button("Other models", visible="hidden", elem_id="models-chosen").click
     gr.on([form.base.change, form.agents.change], None, both, None, js=CHOSEN, queue=False, **_QUIET)
-    each = {"queue": False, "trigger_mode": "multiple", **_QUIET}
-    chosen(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **each)
+    # the last answer must be about the agents that stand there last; its own event, since gradio repeats the whole one
+    last = {"queue": False, "trigger_mode": "always_last", **_QUIET}
+    weigh = gr.Button("Weigh the models", visible="hidden", elem_id="weigh-models").click
+    weighed = weigh(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **last)
     offered = [form.agents, form.offered, form.suggested]
-    chosen(None, offered[:2], [form.suggested], js=TICKED, **each)
+    chosen(None, offered[:2], [form.suggested], js=TICKED, queue=False, **_QUIET)
     form.suggested.input(None, offered, [form.agents], js=WITH_TICKED, queue=False, **_QUIET)
     shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
     form.pick.input(pick_method, [form.pick], [form.method], queue=False, **_QUIET)
-    form.method.change(_shown, [form.method], shown, **each)
+    form.method.change(_shown, [form.method], shown, trigger_mode="multiple", queue=False, **_QUIET)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
-    turning = gr.on([data.whose.input, chosen], turn, *turned, **each)
-    turning.then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
+    for event in (data.whose.input, weighed.then):
+        event(turn, *turned, **last).then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
     return chosen
 
 

@@ -54,6 +54,7 @@ CHOSEN = """(base, agents) => {
   hm.chosen = now;
   if (![base, ...(agents || [])].every((text) => !text || named(text))) document.querySelector("#name-models").click();
   document.querySelector("#models-chosen").click();
+  document.querySelector("#weigh-models").click();
 }"""
 
 # The offered agents that are chosen. An answer of the server would come after the next click and undo it.

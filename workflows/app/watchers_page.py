@@ -162,7 +162,8 @@ def _opening(source: WatcherSource) -> Callable[..., Any]:
             rule = read_address(query)
         if visitor is not None:
             rule = {"owner": visitor.name, **rule}
-        return fill(rule)
+        # what the rule does not say keeps what was typed meanwhile
+        return [gr.skip() if told == plain else told for told, plain in zip(fill(rule), fill({}), strict=True)]
 
     return opening
 
