@@ -89,6 +89,7 @@ OPENED = f"""(...values) => {{
   try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;
+  else {{ clearTimeout(window.hm.timer); window.hm.timer = setTimeout(window.hm.ask, 50); }}  // nobody is typing
 }}"""
 
 INSPECTING = """() => {
