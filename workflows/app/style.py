@@ -131,7 +131,7 @@ footer .divider { display: none; } /* behind the only link */
 @media (max-width: 640px) {
   .block#job { min-height: 60vh; }
   .block#job-links { min-height: 3.7rem; }
-  .hm-two { min-height: 21rem; }
+  .hm-two { min-height: 15rem; }
   .hm-asks { min-height: 13.2rem; }
 }
 .hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
