@@ -31,7 +31,6 @@ left to write.
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -52,6 +51,7 @@ from hubmerge.engine.distributed import ALONE
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.shard_work import Output, write_shard
 from hubmerge.engine.sink import FinishedShard
+from hubmerge.isolation.confinement import die_with_parent
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings, load_settings
 from hubmerge.sources.base import Model
@@ -65,7 +65,6 @@ _PATIENCE_S = 120.0  # beyond the duration: importing, and the platform's queue,
 _TICK_S = 0.2
 _ENDING_S = 5.0
 _SERVE = "import sys; from hubmerge.engine.bursts import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
-_PR_SET_PDEATHSIG = 1
 
 
 def _read_only(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -187,8 +186,7 @@ class _Failed(Exception):
 
 def run_burst(burst: Burst, asking: int) -> Finished:
     """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
-    if not ends_with(asking, signal.SIGKILL):
-        raise RuntimeError("nobody waits for this burst any more")
+    die_with_parent(asking)
     warnings: list[str] = []
     relay = Relay(lambda: None, lambda: None, warnings.append)
     with (
@@ -201,12 +199,6 @@ def run_burst(burst: Burst, asking: int) -> Finished:
             burst.outputs, burst.number, reader, options, relay, burst.statistics, options.wanted_threads
         )
         return Finished(tuple(shards), options.engine.facts(), tuple(warnings))
-
-
-def ends_with(parent: int, signum: int) -> bool:
-    """Have the kernel signal this process when its parent ends; False when it has ended already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-    return os.getppid() == parent
 
 
 def _takes_wholes(plan: Plan, number: int) -> bool:
@@ -311,8 +303,7 @@ def serve(descriptor: int, job: int) -> None:
             raise EOFError
 
     signal.signal(signal.SIGTERM, end)
-    if not ends_with(job, signal.SIGTERM):
-        return
+    die_with_parent(job, signal.SIGTERM)
     call = None
     while not ending:
         try:

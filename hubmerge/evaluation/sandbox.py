@@ -38,6 +38,7 @@ from typing import IO
 
 from hubmerge.errors import EvaluationError
 from hubmerge.isolation import seccomp
+from hubmerge.isolation.child import how_ended
 from hubmerge.isolation.confinement import Limits
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -193,7 +194,7 @@ def _reason(verdict: bytes, code: int, in_time: bool, timeout_s: float) -> str:
     if code == -signal.SIGXCPU:
         return "stopped at the limit of processor time"
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+        return how_ended(code)
     return f"ended before its tests did, with exit code {code}"
 
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, limit_resources
-from hubmerge.isolation.in_child import WallLimitError
+from hubmerge.isolation.in_child import WallLimitError, write_all
 
 Item = TypeVar("Item")
 
@@ -107,11 +107,10 @@ def _one(render: Callable[[Item], str], item: Item) -> dict[str, str]:
 
 def _say(writing: int, words: dict[str, str]) -> None:
     try:
-        data = memoryview(json.dumps(words).encode() + b"\n")
+        data = json.dumps(words).encode() + b"\n"
     except MemoryError:
-        data = memoryview(b'{"memory": ""}\n')
-    while data:
-        data = data[os.write(writing, data) :]
+        data = b'{"memory": ""}\n'
+    write_all(writing, data)
 
 
 def _data_bytes() -> int:

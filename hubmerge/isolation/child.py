@@ -40,14 +40,14 @@ from hubmerge.errors import (
     MachineFaultError,
     MemoryLimitError,
 )
-from hubmerge.isolation.in_child import WallLimitError
+from hubmerge.isolation.in_child import WallLimitError, write_all
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings, evaluation_environment
 
 MAX_LINE_BYTES = 1024 * 1024
 MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE = 500
-EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
 _QUEUE_LINES = 256
@@ -124,13 +124,13 @@ class ChildProcess:
         """True once the child has ended. It stays unreaped, so that the kernel gives its group's number to no other."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def was_killed_from_outside(self, code: int) -> bool:
-        """True where exit code `code` is a SIGKILL and the kernel has ended nothing for want of memory meanwhile.
-
-        False where the kernel does not count that: then nobody can tell.
-        """
+    def killed(self, code: int) -> type[HubmergeError] | None:
+        """What a SIGKILL as exit code `code` means, None for another code: a fault of the machine where the kernel has
+        ended nothing for want of memory meanwhile, too little memory where it has, or does not count that."""
+        if code not in _EXIT_KILLED:
+            return None
         counted = machine.oom_kills()
-        return code in EXIT_KILLED and counted is not None and counted == self._oom_kills
+        return MachineFaultError if counted is not None and counted == self._oom_kills else MemoryLimitError
 
     def terminate(self) -> None:
         """Ask the whole group to stop and clean up."""
@@ -173,10 +173,8 @@ class ChildProcess:
             self._stdin.close()
 
     def _send(self, data: bytes) -> None:
-        rest = memoryview(data)
         with suppress(OSError):  # a child that died is noticed by its exit
-            while rest:
-                rest = rest[os.write(self._stdin.fileno(), rest) :]
+            write_all(self._stdin.fileno(), data)
 
     def _signal(self, signum: int) -> None:
         with suppress(ProcessLookupError):
@@ -220,7 +218,7 @@ class ChildJob:
     environment: Mapping[str, str]
     log: Path
     wall_s: float
-    what: str  # "the evaluation of org/model@sha": for errors
+    what: str  # "mini on org/model@sha": for errors
 
 
 def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Callable[[], bool]) -> Event:
@@ -250,10 +248,10 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
         while not child.has_ended():
             take(child.lines(_POLL_S))
             if cancelled():
-                raise CancelledError("the evaluation was cancelled")
+                raise CancelledError("the process was cancelled", where=job.what)
             if time.monotonic() > deadline:
                 raise WallLimitError(
-                    "the evaluation did not end within its wall limit",
+                    "the process did not end within its wall limit",
                     where=job.what,
                     expected=f"at most {job.wall_s:g} s",
                     got="more; it was killed",
@@ -264,7 +262,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
         raise
     code, rest = child.close()
     take(rest)
-    return _verdict(job, code, last, from_outside=child.was_killed_from_outside(code))
+    return _verdict(job, code, last, child.killed(code))
 
 
 def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, str]:
@@ -291,51 +289,62 @@ def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, 
 
 def _event(job: ChildJob, line: bytes) -> Event:
     if not line.endswith(b"\n"):
-        raise EvaluationError("the evaluating process said a line without an end", where=job.what)
+        raise EvaluationError("the process said a line without an end", where=job.what)
     try:
         event = json.loads(line)
         if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise ValueError("no event")
     except (ValueError, RecursionError):
         raise EvaluationError(
-            "the evaluating process sent a line that is no event", where=job.what, got=ascii(line[:80])
+            "the process sent a line that is no event", where=job.what, got=ascii(line[:80])
         ) from None
     return event
 
 
-def _verdict(job: ChildJob, code: int, last: list[Event], *, from_outside: bool) -> Event:
+def _verdict(job: ChildJob, code: int, last: list[Event], killed: type[HubmergeError] | None) -> Event:
     if last and last[0]["event"] == "error":
         raise _error(job, last[0])
     if code == 0 and last:
         return last[0]
-    if from_outside:
+    if killed is MachineFaultError:
         raise MachineFaultError(
-            "the evaluating process was killed, which says nothing of the model",
+            "the process was killed, which says nothing of the model",
             where=job.what,
             got="SIGKILL, while the kernel ended nothing for want of memory",
             next_step="Run it again: it goes on where it was.",
         )
-    if code == -signal.SIGKILL:
+    if killed is MemoryLimitError:
         raise MemoryLimitError(
-            "the evaluating process was killed",
+            "the process was killed",
             where=job.what,
             got="SIGKILL, as the kernel does when memory runs out",
             next_step="Lower the batch size, or evaluate it on a machine with more memory.",
         )
-    got = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code} without a result"
-    raise EvaluationError("the evaluating process died", where=job.what, got=got, next_step="Its log says more.")
+    raise EvaluationError(
+        "the process died without a result", where=job.what, got=how_ended(code), next_step="Its log says more."
+    )
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
     named = {error.code: error for error in (MemoryLimitError, HubUnavailableError, DeviceError)}
     kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
-        plain(event.get("what")) or "the evaluation failed",
+        plain(event.get("what")) or "the process failed",
         where=job.what,
         expected=plain(event.get("expected")),
         got=plain(event.get("got")),
         next_step=plain(event.get("next_step")),
     )
+
+
+def how_ended(code: int) -> str:
+    """How a process with this exit code (negative: a signal) ended. Most real-time signals have no name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def plain(text: Any) -> str:

@@ -46,9 +46,7 @@ class Reporter:
         self._send({"event": "error", **problem, "code": error.code, "slow": isinstance(error, WallLimitError)})
 
     def _send(self, event: Mapping[str, Any]) -> None:
-        data = memoryview(json.dumps(event).encode() + b"\n")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        write_all(self._descriptor, json.dumps(event).encode() + b"\n")
 
 
 def run(job: Callable[[Mapping[str, Any], Reporter], Mapping[str, Any]]) -> int:
@@ -85,6 +83,13 @@ def own_pipes() -> tuple[int, int]:
     return commands, events
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`, of which a pipe may take a part at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an error means too little memory. Torch's error for the GPU is known by its name, so that torch need not
     be imported; torch on the CPU has no class for it."""
@@ -96,11 +101,11 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def _named(error: Exception) -> HubmergeError:
     if ran_out_of_memory(error):
         return MemoryLimitError(
-            "the evaluation ran out of memory",
+            "the process ran out of memory",
             got=_first_line(error),
             next_step="Lower the batch size, or evaluate it on a machine with more memory.",
         )
-    return EvaluationError("the evaluation failed", got=f"{type(error).__name__}: {_first_line(error)}")
+    return EvaluationError("the process failed", got=f"{type(error).__name__}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

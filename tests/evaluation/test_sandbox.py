@@ -175,6 +175,7 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("import os; [os.dup(1) for _ in range(99)]", "OSError: [Errno 24]"),
         ("while True: print('x' * 99999)", "OSError: [Errno 27]"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", "killed by signal 40"),
         ("import numpy", "ModuleNotFoundError"),
         ("import hubmerge", "ModuleNotFoundError"),
         ("def f(): f()\nf()", "RecursionError"),

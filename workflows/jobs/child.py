@@ -19,7 +19,6 @@ import errno
 import importlib
 import logging
 import os
-import resource
 import signal
 import sys
 import threading
@@ -31,12 +30,12 @@ from typing import cast
 
 from hubmerge import extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
-from hubmerge.isolation.confinement import die_with_parent, give_way
-from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory
+from hubmerge.isolation.confinement import Limits, die_with_parent, give_way, limit_resources
+from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory, write_all
 from hubmerge.isolation.scrub import Scrubber
 from workflows.jobs.guard import lock_workdir, start_guardian
 from workflows.jobs.logs import set_up_logging
-from workflows.jobs.protocol import Event, Failure, JobSpec, Line, Pipeline, Result, encode
+from workflows.jobs.protocol import Failure, JobSpec, Line, Pipeline, Result, encode
 
 DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
 LOCK_WAIT_S = 20.0
@@ -91,21 +90,17 @@ class EventWriter:
         self._lock = threading.Lock()
         self.has_result = False
 
-    def emit(self, event: Event) -> None:
-        self.send(event)
-
     def send(self, line: Line) -> None:
-        data = memoryview(self._scrubber.text(encode(line)).encode())
+        data = self._scrubber.text(encode(line)).encode()
         with self._cancellation.shield(), self._lock:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            write_all(self._descriptor, data)
             self.has_result |= isinstance(line, Result)
 
 
 def run_job(spec: JobSpec, pipeline: str, events: EventWriter, scrubber: Scrubber) -> int:
     """Run the pipeline and turn however it ends into a line and an exit code."""
     try:
-        _load(pipeline)(spec, events.emit)
+        _load(pipeline)(spec, events.send)
         if not events.has_result:
             raise InternalError("the pipeline ended without a result", where=pipeline)
     except CancelledError:
@@ -130,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     die_with_parent(os.getppid())
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the token
+    limit_resources(Limits())  # no core file, which would hold the token
     commands, descriptor = own_pipes()
     guarded = options.guard_seconds is not None
     with open(commands, "rb", closefd=False) as document:

@@ -27,10 +27,9 @@ from hubmerge.errors import (
     DiskError,
     HubmergeError,
     InternalError,
-    MachineFaultError,
     MemoryLimitError,
 )
-from hubmerge.isolation.child import EXIT_KILLED, ChildProcess
+from hubmerge.isolation.child import ChildProcess, how_ended
 from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State, iso
 from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, Statistics, decoded
 from workflows.jobs.store import Store
@@ -191,20 +190,15 @@ class Supervision:
                 error = error.model_copy(update={"retryable": True})
             lacked_memory = error.code == MemoryLimitError.code and error.retryable
             return store.fail(job_id, fence, error, out_of_memory=lacked_memory)
-        from_outside = self._child.was_killed_from_outside(code)
-        error = JobError.of(_silent_death(code, self._stage, from_outside=from_outside), retryable=True)
-        return store.fail(job_id, fence, error, out_of_memory=code in EXIT_KILLED and not from_outside)
+        killed = self._child.killed(code)
+        error = JobError.of(_silent_death(code, killed, f"stage {self._stage}"), retryable=True)
+        return store.fail(job_id, fence, error, out_of_memory=killed is MemoryLimitError)
 
 
-def _silent_death(code: int, stage: str, *, from_outside: bool) -> HubmergeError:
-    if from_outside:
-        return MachineFaultError("the job's process was killed, and not for its memory", where=f"stage {stage}")
-    if code in EXIT_KILLED:
-        return MemoryLimitError("the job's process was killed, most likely for its memory", where=f"stage {stage}")
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+def _silent_death(code: int, killed: type[HubmergeError] | None, where: str) -> HubmergeError:
+    if killed is not None:
+        reason = "most likely for its memory" if killed is MemoryLimitError else "and not for its memory"
+        return killed(f"the job's process was killed, {reason}", where=where)
     return InternalError(
-        "the job's process died without a message",
-        where=f"stage {stage}",
-        got=how,
-        next_step="See its child.log.",
+        "the job's process died without a message", where=where, got=how_ended(code), next_step="See its child.log."
     )
