@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -88,11 +88,10 @@ class WorkerProcess:
                 self._stop.wait(0.5)
             if self._process.poll() is None:
                 self._process.terminate()
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     self._process.wait(STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
+                self._process.kill()  # nothing happens to one that has ended
+                self._process.wait()
             elif not self._stop.is_set():
                 log.warning("the worker ended with code %s and is started again", self._process.returncode)
                 self._stop.wait(RESTART_AFTER_S)

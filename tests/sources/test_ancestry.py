@@ -64,8 +64,11 @@ def test_what_is_no_list_of_models_names_none(stated: Any) -> None:
     assert ancestors_in(stated) == ()
 
 
-def test_values_that_are_none_are_left_out() -> None:
-    odd = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": float("inf"), "made_from": 1}
+@pytest.mark.parametrize(
+    "weight", [float("inf"), float("nan"), 10**400, -(10**400), "1", None], ids=lambda w: str(w)[:4]
+)
+def test_values_that_are_none_are_left_out(weight: Any) -> None:
+    odd = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": weight, "made_from": 1}
     assert ancestors_in([odd]) == (Ancestor("org/x"),)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
 from hubmerge.errors import InternalError
@@ -172,6 +173,7 @@ def _assemble(
     app.add_middleware(AskedScopes)
     hosts = _space_hosts(settings)
     app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
+    app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
     app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
     return app
 

@@ -110,7 +110,7 @@ def _opening(service: Service, figures: _Figures) -> Callable[..., Any]:
         request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, draft: Any
     ) -> list[Any]:
         base, agent = _asked_for(request.query_params, draft)
-        filled = [gr.update(value=name or None, choices=[name] if name else []) for name in (base, agent)]
+        filled = [gr.update(value=name, choices=[name]) if name else gr.skip() for name in (base, agent)]
         if not request.query_params.get("base") or not agent:
             return [*filled, *_stopped(EMPTY)]
         visitor = visitor_of(profile, token)

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from hubmerge.cli.methods_page import method_section, notation
 from hubmerge.methods import registry
 from workflows.app.format import el, join
+from workflows.app.frame import code_box
 from workflows.app.panels import header
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -36,9 +37,7 @@ def docs_page(host: str | None = None) -> None:
         for found in _CODE.finditer(programs):
             gr.HTML(rendered(programs[at : found.start()]), js_on_load=None, elem_classes="hm-docs")
             call = re.sub(r"^    ", "", found[0], flags=re.MULTILINE).strip()
-            gr.Code(
-                call, language="python", label="A call", lines=call.count("\n") + 1, interactive=False, wrap_lines=True
-            )
+            code_box(call, label="A call", lines=call.count("\n") + 1)
             at = found.end()
         gr.HTML(rendered(programs[at:]), js_on_load=None, elem_classes="hm-docs")
 

@@ -1,4 +1,4 @@
-"""The frame of every page: which pages there are, the bar that leads to them, and the sign-in beside it."""
+"""What all pages share: which there are, the bar that leads to them, the sign-in beside it, and boxes of code."""
 
 from __future__ import annotations
 
@@ -80,3 +80,20 @@ def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign
         return f"Sign out ({visitor.name})" if visitor else value
 
     demo.load(label, None, [button], queue=False, show_progress="hidden", api_visibility="private")
+
+
+def code_box(
+    value: str = "", *, label: str, lines: int = 3, interactive: bool = False, visible: bool = True, elem_id: str = ""
+) -> Any:
+    """Code to copy or to write. gr.Code would bring an editor of 130 KB, compressed, for colours too pale to read."""
+    return gr.Textbox(
+        value,
+        label=label,
+        lines=lines,
+        max_lines=max(lines, 24),
+        interactive=interactive,
+        visible=visible,
+        buttons=["copy"],
+        elem_id=elem_id or None,
+        elem_classes="hm-code",
+    )

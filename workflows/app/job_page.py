@@ -15,6 +15,7 @@ import gradio as gr
 from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
 from workflows.app.format import el, join, link
+from workflows.app.frame import code_box
 from workflows.app.job_panels import job_panel
 from workflows.app.job_steps import is_under_way
 from workflows.app.lanes import ASKING, Lanes
@@ -38,7 +39,7 @@ def job_page(demo: Any, service: Service, lanes: Lanes) -> None:
     statistics = gr.HTML("", js_on_load=None, visible=False, elem_id="statistics", elem_classes="hm-card")
     recipe_card = gr.Accordion("Recipe", open=False, visible=False, elem_classes="hm-card", elem_id="recipe-card")
     with recipe_card:
-        recipe = gr.Code(value="", language="yaml", show_label=False, interactive=False, elem_id="recipe")
+        recipe = code_box(label="As YAML", elem_id="recipe")
     timer = gr.Timer(POLL_S, active=False)
 
     shown = [head, warnings, statistics, cancel, retry, timer]

@@ -19,6 +19,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from workflows.app.calibration_form import turn
 from workflows.app.format import el, join, link
+from workflows.app.frame import code_box
 from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import address_of, read_address
@@ -70,7 +71,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
             form = build_form(service.suites)
             sweep = build_sweep(form.method.value)
             with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
-                text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
+                text = code_box(label="Recipe", lines=8, interactive=True, elem_id="yaml")
                 with gr.Row():
                     show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
                     load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")
@@ -160,11 +161,10 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
     loaded.then(_shown, [form.method], shown, queue=False, **_QUIET)
     # after the method, whose settings an address may vary
-    loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET).then(
-        None, sweep.inputs, None, js=SWEPT, queue=False, **private
-    )
+    varied = loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET)
+    varied.then(None, sweep.inputs, None, js=SWEPT, queue=False, **private)
     # a click before the form is filled would read it empty, so the buttons come last
-    ready = loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+    ready = varied.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
     ready.then(None, kept, None, js=OPENED, **private)
 
 
@@ -195,18 +195,20 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
     naming.click(_naming(service.endpoint), both, both, queue=False, **_QUIET)
     chosen = gr.Button("Other models", visible="hidden", elem_id="models-chosen").click
     gr.on([form.base.change, form.agents.change], None, both, None, js=CHOSEN, queue=False, **_QUIET)
-    each = {"queue": False, "trigger_mode": "multiple", **_QUIET}
-    chosen(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **each)
+    # the last answer must be about the agents that stand there last; its own event, since gradio repeats the whole one
+    last = {"queue": False, "trigger_mode": "always_last", **_QUIET}
+    weigh = gr.Button("Weigh the models", visible="hidden", elem_id="weigh-models").click
+    weighed = weigh(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **last)
     offered = [form.agents, form.offered, form.suggested]
-    chosen(None, offered[:2], [form.suggested], js=TICKED, **each)
+    chosen(None, offered[:2], [form.suggested], js=TICKED, queue=False, **_QUIET)
     form.suggested.input(None, offered, [form.agents], js=WITH_TICKED, queue=False, **_QUIET)
     shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
     form.pick.input(pick_method, [form.pick], [form.method], queue=False, **_QUIET)
-    form.method.change(_shown, [form.method], shown, **each)
+    form.method.change(_shown, [form.method], shown, trigger_mode="multiple", queue=False, **_QUIET)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
-    turning = gr.on([data.whose.input, chosen], turn, *turned, **each)
-    turning.then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
+    for event in (data.whose.input, weighed.then):
+        event(turn, *turned, **last).then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
     return chosen
 
 

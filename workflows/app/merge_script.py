@@ -26,6 +26,8 @@ SWEPT = f"""(methods, ...parts) => {{
   try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
 }}"""
 
+COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
+
 VARIED = """() => { const now = location.search;
   try { const kept = localStorage.getItem("hubmerge-address") || "";
     return [kept.startsWith(now + "&") ? kept : now]; } catch { return [now]; } }"""
@@ -52,6 +54,7 @@ CHOSEN = """(base, agents) => {
   hm.chosen = now;
   if (![base, ...(agents || [])].every((text) => !text || named(text))) document.querySelector("#name-models").click();
   document.querySelector("#models-chosen").click();
+  document.querySelector("#weigh-models").click();
 }"""
 
 # The offered agents that are chosen. An answer of the server would come after the next click and undo it.
@@ -86,6 +89,7 @@ OPENED = f"""(...values) => {{
   try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;
+  else {{ clearTimeout(window.hm.timer); window.hm.timer = setTimeout(window.hm.ask, 50); }}  // nobody is typing
 }}"""
 
 INSPECTING = """() => {

@@ -27,6 +27,10 @@ from workflows.app.session import visitor_of
 
 _PRIVATE = {"api_visibility": "private"}
 _LOOKING = '() => \'<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>\''
+_FORGOTTEN = '() => ["", {__type__: "update", visible: false}, ""]'
+# An answer about models that were replaced meanwhile.
+_STILL_SO = """(about, base, agents) => JSON.stringify(about) === JSON.stringify([base, agents])
+  || !about ? Array(3).fill({__type__: "update"}) : ["", {__type__: "update", visible: false}, ""]"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Look:
     panel: Any
     take: Any  # the recommended method, where the form has another
     method: Any  # hidden: its name
+    about: Any  # hidden: the base and the agents that were looked into
 
 
 def build_look() -> Look:
@@ -44,7 +49,7 @@ def build_look() -> Look:
     button = gr.Button("Look into a few layers", size="sm", interactive=False, elem_id="look")
     panel = gr.HTML("", js_on_load=None, elem_id="preview")
     take = gr.Button("", size="sm", visible=False, elem_id="take")
-    return Look(button, panel, take, gr.Textbox(value="", visible=False))
+    return Look(button, panel, take, gr.Textbox(value="", visible=False), gr.JSON(value=None, visible=False))
 
 
 def wire_look(
@@ -58,11 +63,12 @@ def wire_look(
     look.button.click(None, None, look.panel, js=_LOOKING, queue=False, show_progress="hidden", **_PRIVATE).then(
         lanes.telling(partial(_looking, service, recipe), _failed, _read_so_far),
         form.recipe_inputs,
-        outputs,
+        [*outputs, look.about],
         show_progress="hidden",
+        trigger_mode="multiple",
         **ASKING,
         **_PRIVATE,
-    )
+    ).then(None, [look.about, form.base, form.agents], outputs, js=_STILL_SO, queue=False, **_PRIVATE)
     look.take.click(
         lambda method: [gr.update(value=method), gr.update(visible=False)],
         [look.method],
@@ -70,8 +76,8 @@ def wire_look(
         queue=False,
         **_PRIVATE,
     )
-    # what was seen of other models says nothing
-    chosen(_forgotten, None, outputs, queue=False, trigger_mode="multiple", **_PRIVATE)
+    # what was seen of other models says nothing; the script forgets it before the next click
+    chosen(None, None, outputs, js=_FORGOTTEN, queue=False, **_PRIVATE)
 
 
 def _looking(service: Service, recipe: Callable[[Any], Any], tell: Tell) -> Callable[..., Any]:
@@ -80,25 +86,21 @@ def _looking(service: Service, recipe: Callable[[Any], Any], tell: Tell) -> Call
             wanted = recipe(values)
             found = service.preview(wanted.to_dict(), visitor_of(profile, token), tell)
         except HubmergeError as error:
-            return _failed(error)
+            return [*_failed(error)[:3], list(values[:2])]
         other = found.method in registry() and found.method != wanted.method
         words = f"Take {registry()[found.method].title}" if other else ""
-        return [preview_panel(found), gr.update(value=words, visible=other), found.method]
+        return [preview_panel(found), gr.update(value=words, visible=other), found.method, list(values[:2])]
 
     return look
 
 
 def _read_so_far(done: int, total: int) -> list[Any]:
     words = f"Read {bytes_text(done)} of about {bytes_text(total)} of the models …"
-    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), ""]
+    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), "", gr.skip()]
 
 
 def _failed(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error), gr.update(visible=False), ""]
-
-
-def _forgotten() -> list[Any]:
-    return ["", gr.update(visible=False), ""]
+    return [problems_panel(error), gr.update(visible=False), "", None]
 
 
 def preview_panel(found: Preview) -> Markup:

@@ -131,7 +131,7 @@ footer .divider { display: none; } /* behind the only link */
 @media (max-width: 640px) {
   .block#job { min-height: 60vh; }
   .block#job-links { min-height: 3.7rem; }
-  .hm-two { min-height: 21rem; }
+  .hm-two { min-height: 15rem; }
   .hm-asks { min-height: 13.2rem; }
 }
 .hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
@@ -185,7 +185,8 @@ footer .divider { display: none; } /* behind the only link */
   .hm-docs td:nth-child(3):not(:empty)::before { content: "Needs a sign-in: "; }
 }
 
-.cm-editor .cm-content span { color: inherit !important; } /* its colours are too pale on white */
+.hm-code [data-testid="block-info"] { padding: .25rem .6rem; }
+.hm-code textarea { font-family: var(--font-mono); font-size: .85rem; }
 
 /* messages */
 .hm-notice { border-left: 4px solid var(--hm-info); background: var(--background-fill-secondary);

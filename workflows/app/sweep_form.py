@@ -27,7 +27,7 @@ from workflows.app.forms import fields_of
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import DEFAULT_METHOD, MergeForm
-from workflows.app.merge_script import SWEPT
+from workflows.app.merge_script import COUNT, SWEPT
 from workflows.app.panels import closed_models, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service
 from workflows.app.session import visitor_of, writer_of
@@ -120,17 +120,16 @@ def wire_sweep(
     settings, values = zip(*sweep.pairs, strict=True)
     changes = [box.input for box in (sweep.methods, *settings)]
     changes += [event for box in values for event in (box.submit, box.blur)]
-    gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **_PRIVATE).then(
-        counting, counted, outputs, **ASKING, **quiet
-    )
+    # one count at a time, and the last is of what stands there: an older answer must not come after a newer one
+    count_again = gr.Button("Count the variants", visible="hidden", elem_id="count-variants")
+    count_again.click(counting, counted, outputs, trigger_mode="always_last", **ASKING, **quiet)
+    left = gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **_PRIVATE)
     # another method has other settings
-    form.method.change(
-        *(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs]),
-        queue=False,
-        trigger_mode="multiple",
-        **quiet,
+    resettled = form.method.change(
+        *(_resettled, [form.method, *sweep.inputs], sweep.inputs[1:]), queue=False, trigger_mode="multiple", **quiet
     )
-    inspected.then(counting, counted, outputs, **ASKING, **quiet)
+    for event in (left, resettled, inspected):
+        event.then(None, None, None, js=COUNT, queue=False, **_PRIVATE)
     sweep.start.click(
         lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
         [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],
@@ -164,15 +163,17 @@ def opened_with(address: str | None) -> list[Any]:
             next_step="Choose it here.",
         )
         told = problems_panel(error)
-    elif methods or pairs:
+    elif not methods and not pairs:  # nothing that was chosen meanwhile is taken away
+        return [gr.skip(), *[_choices(listed), gr.skip()] * _SETTINGS, gr.skip(), gr.skip()]
+    else:
         told = el("p", "Leave a field of values to see how many variants these are.", cls="hm-dim")
     left = [*pairs, *[("", "")] * (_SETTINGS - len(pairs))]
-    fields = [part for name, text in left for part in (_setting(listed, name), text)]
+    fields = [part for name, text in left for part in (_choices(listed, value=name), text)]
     return [methods, *fields, told, gr.update(open=bool(methods or pairs or wrong))]
 
 
-def _setting(listed: Sequence[tuple[str, str]], name: str) -> Any:
-    return gr.update(choices=[("–", ""), *listed], value=name)
+def _choices(listed: Sequence[tuple[str, str]], **value: str) -> Any:
+    return gr.update(choices=[("–", ""), *listed], **value)
 
 
 def sweep_of(recipe: Mapping[str, Any], methods: Sequence[str], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -275,12 +276,6 @@ def _not_counted(error: HubmergeError) -> list[Any]:
     return [problems_panel(error), gr.update(interactive=False)]
 
 
-def _uncounted(*values: Any) -> list[Any]:
-    """Other models: what was counted no longer holds."""
-    again = el("p", "The models have changed; leave a field of values to count again.", cls="hm-dim")
-    return [again if _asks(values) else gr.skip(), gr.update(interactive=False)]
-
-
 def _resettled(method: str, *values: Any) -> list[Any]:
     """The fields after the method changed: settings that the new one has keep their values."""
     listed = settings_of(method)
@@ -290,9 +285,9 @@ def _resettled(method: str, *values: Any) -> list[Any]:
     for setting in parts[::2]:
         lost = setting and setting not in names
         # what is as it was is left alone, as an address may be filling it at this moment
-        updates.append(_setting(listed, "") if lost else gr.update(choices=[("–", ""), *listed]))
+        updates.append(_choices(listed, value="") if lost else _choices(listed))
         updates.append("" if lost else gr.skip())
-    return [*updates, *_uncounted(*values)]
+    return updates
 
 
 def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., Any]:

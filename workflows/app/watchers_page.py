@@ -15,6 +15,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.settings import Settings
 from workflows.app.format import el, join
+from workflows.app.frame import code_box
 from workflows.app.home_page import example_models
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import DEFAULT_METHOD
@@ -72,6 +73,9 @@ _KEEP = """(address) => {
   try { localStorage.setItem("hubmerge-watcher", address); } catch { }
   window.history.replaceState(null, "", window.location.pathname + "?" + address);
 }"""
+_CHANGED = """() => { const hm = (window.hm ??= {});
+  clearTimeout(hm.timer);
+  hm.timer = setTimeout(() => document.querySelector("#write-rule").click(), 100); }"""
 # signing in brings back only the first part of an address
 _KEPT = """() => { try {
   const kept = localStorage.getItem("hubmerge-watcher") || "";
@@ -123,7 +127,7 @@ def _wizard(
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
                 attempt = gr.Button("Try it now", variant="primary", interactive=False, elem_id="try")
                 outcome = gr.HTML(empty, elem_id="trial", **card)
-                text = gr.Code("", language="yaml", label="The rule", interactive=False, elem_id="rule", visible=False)
+                text = code_box(label="The rule", elem_id="rule", visible=False)
                 place = gr.HTML("", js_on_load=None, elem_id="place")
     address, kept = gr.Textbox(value="", visible=False), gr.Textbox(value="", visible=False)
     inputs = list(form.inputs)
@@ -134,11 +138,12 @@ def _wizard(
     attempt.click(None, None, outcome, js=_TRYING, queue=False, **_QUIET).then(
         trying, inputs, [outcome], **ASKING, **_QUIET
     )
-    opened = demo.load(_opening(source), [kept], inputs, js=_KEPT, queue=False, **_QUIET)
-    ready = opened.then(_writing(service, empty), inputs, written, queue=False, **_QUIET)
-    ready.then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
-    changed = gr.on([box.change for box in inputs], _writing(service, empty), inputs, written, **events)
-    changed.then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
+    demo.load(_opening(source), [kept], inputs, js=_KEPT, queue=False, **_QUIET)  # which changes what it fills
+    writing = _writing(service, empty), [text, *inputs], written
+    # an address fills many boxes at once, and gradio would ask for each, all at the same time
+    gr.on([box.change for box in inputs], None, None, None, js=_CHANGED, queue=False, **_QUIET)
+    changed = gr.Button("Write the rule", visible="hidden", elem_id="write-rule")
+    changed.click(*writing, **events).then(None, [address], None, js=_KEEP, queue=False, **_QUIET)
 
 
 def _which_shown(which: str) -> list[Any]:
@@ -157,7 +162,8 @@ def _opening(source: WatcherSource) -> Callable[..., Any]:
             rule = read_address(query)
         if visitor is not None:
             rule = {"owner": visitor.name, **rule}
-        return fill(rule)
+        # what the rule does not say keeps what was typed meanwhile
+        return [gr.skip() if told == plain else told for told, plain in zip(fill(rule), fill({}), strict=True)]
 
     return opening
 
@@ -173,8 +179,8 @@ def _known(source: WatcherSource, name: str, visitor: Visitor | None) -> dict[st
 
 
 def _writing(service: Service, empty: Markup) -> Callable[..., Any]:
-    def write(*values: Any) -> list[Any]:
-        hidden = gr.update(visible=False)
+    def write(shown: str | None, *values: Any) -> list[Any]:
+        hidden = gr.update(value="", visible=False)
         if not values[0]:
             return [hidden, empty, gr.update(interactive=False), "", ""]
         try:
@@ -182,9 +188,12 @@ def _writing(service: Service, empty: Markup) -> Callable[..., Any]:
             rule = rule_from_data(proposed(data))
         except HubmergeError as error:
             return [hidden, problems_panel(error, "Not a rule so far"), gr.update(interactive=False), "", ""]
+        text = dump_plain_yaml(rule_data(rule))
+        if text == shown:  # a late answer takes away no trial's result
+            return [gr.skip()] * 5
         about = join(el("p", registry()[rule.watch]().about(rule)), _UNTRIED)
-        text = gr.update(value=dump_plain_yaml(rule_data(rule)), visible=True)
-        return [text, about, gr.update(interactive=True), where_it_belongs(rule.name, rule.owner), address_of(data)]
+        where = where_it_belongs(rule.name, rule.owner)
+        return [gr.update(value=text, visible=True), about, gr.update(interactive=True), where, address_of(data)]
 
     return write
 

@@ -22,13 +22,7 @@ from enum import Enum, auto
 from threading import Event as Flag
 from typing import Any
 
-from hubmerge.errors import (
-    CancelledError,
-    DiskError,
-    HubmergeError,
-    InternalError,
-    MemoryLimitError,
-)
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.child import ChildProcess, how_ended
 from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State, iso
 from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, Statistics, decoded

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import gradio
 import gradio.oauth
 import pytest
 from pages_fake import FakeService
@@ -12,6 +16,28 @@ from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
+
+# seconds that every answer may take longer, each another time: late answers must not undo what came after the question
+LATENCY_S = float(os.environ.get("HUBMERGE_TEST_LATENCY_S", "0"))
+PATIENCE_MS = 60_000  # on a busy machine; what a page shows ends the wait
+
+
+@pytest.fixture(scope="package", autouse=True)
+def latency() -> Iterator[None]:
+    if not LATENCY_S:
+        yield
+        return
+    answered, chance = gradio.Blocks.process_api, random.Random(os.environ.get("HUBMERGE_TEST_SEED", "0"))
+
+    async def late(*args: Any, **named: Any) -> Any:
+        await asyncio.sleep(chance.choice((0, chance.uniform(0, LATENCY_S))))
+        answer = await answered(*args, **named)
+        await asyncio.sleep(chance.choice((0, chance.uniform(0, LATENCY_S))))
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradio.Blocks, "process_api", late)
+        yield
 
 
 @pytest.fixture(scope="package")
@@ -46,7 +72,7 @@ def open_page(chromium: Any) -> Iterator[Any]:
     def opened(url: str, user: str | None = None, width: int = 1280) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(PATIENCE_MS)
         if user:
             cookie = {"name": "session", "value": session_cookie(user), "domain": "127.0.0.1", "path": "/"}
             context.add_cookies([{**cookie, "secure": True, "sameSite": "None", "httpOnly": True}])

@@ -330,3 +330,21 @@ def test_a_look_into_a_few_layers_recommends_a_method_with_its_reason(pages: Pag
     page.locator("#agents .token-remove").first.click()
     page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")  # it was about other models
     assert errors == []
+
+
+def test_a_look_that_ends_after_the_models_were_changed_is_not_shown(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&agent={CATALOGUE[3]}&method=linear")
+    errors = errors_of(page)
+    page.locator("#look:not([disabled])").wait_for()
+    pages.service.go_on.clear()
+    page.locator("#look").click()
+    shown(page, "#preview", "Read 2 MB")
+    page.locator("#agents .token-remove").first.click()
+    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
+    pages.service.go_on.set()
+    shown(page, "#verdict", "These models fit")
+    page.wait_for_timeout(1500)  # the answer would have come, and is gone when it has ended
+    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
+    page.locator("#look:not([disabled])").click()
+    shown(page, "#preview", "Recommended: RAM+")
+    assert errors == []

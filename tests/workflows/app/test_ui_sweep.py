@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gradio as gr
 import pytest
 from pages_fake import CATALOGUE, job_view
 from pages_session import Pages
@@ -12,6 +13,7 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.forms import fields_of
+from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.sweep_form import counted_panel, opened_with, settings_of, started_panel, sweep_of
 
 BASE, MATH, TOOL, _ = CATALOGUE
@@ -74,8 +76,14 @@ def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
     methods, first, _, _, _, told, fold = opened_with("?method=ties&also=nope&vary=gibberish:1")
     assert (methods, first["value"], fold["open"]) == ([], "", True)
     assert "nope, gibberish" in told
-    assert not opened_with("?method=ties")[-1]["open"]
-    assert not opened_with(None)[-1]["open"]
+
+
+@pytest.mark.parametrize("address", ["?method=ties", "", None])
+def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhile(address: str | None) -> None:
+    methods, first, values, second, others, told, fold = opened_with(address)
+    assert [methods, values, others, told, fold] == [gr.skip()] * 5
+    assert "value" not in first | second
+    assert first["choices"][1:] == second["choices"][1:] == settings_of("ties" if address else DEFAULT_METHOD)
 
 
 def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:

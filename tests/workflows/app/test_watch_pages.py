@@ -303,7 +303,7 @@ def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
     page.locator("#watch-authors textarea, #watch-authors input").fill("zoo, ada")
     page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo or ada").wait_for()
     page.wait_for_function("location.search.includes('author=zoo&author=ada')")
-    assert "owner: bob" in page.locator("#rule").inner_text()
+    assert "owner: bob" in page.locator("#rule textarea").input_value()
     page.locator("#try").click()
     page.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
     [(rule, who)] = source.tried
