@@ -17,7 +17,6 @@ lost answer to a commit shows as a result that is already there.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import tempfile
@@ -40,6 +39,7 @@ from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
 from hubmerge.hub.errors import BranchMovedError
+from hubmerge.hub.names import blob_id
 
 DETAILS = "details/"
 BOARD_TABLE = "data/board.parquet"
@@ -335,11 +335,6 @@ def details_of(result: EvaluationResult, workdir: Path) -> dict[str, Path]:
     if result.status != "done":
         return {}
     return {details_folder(result) + path.name: path for path in sorted((workdir / "details").glob("*.parquet"))}
-
-
-def blob_id(data: bytes) -> str:
-    """git's id of a file's content."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _owner(path: str, results: Sequence[EvaluationResult]) -> str:

@@ -6,7 +6,6 @@ load. Decoding is always greedy: a repo's generation_config.json with its penalt
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -100,13 +99,6 @@ def _transformers(spec: Mapping[str, Any]) -> Any:
 
 
 def _vllm(spec: Mapping[str, Any]) -> Any:
-    if importlib.util.find_spec("vllm") is None or not torch.cuda.is_available():
-        raise EvaluationError(
-            "vLLM is not at hand",
-            expected="the package vllm and a CUDA device",
-            got="no package" if importlib.util.find_spec("vllm") is None else "no CUDA device",
-            next_step="Use --backend transformers.",
-        )
     from lighteval.models.vllm.vllm_model import VLLMModel, VLLMModelConfig
 
     return VLLMModel(
@@ -128,17 +120,15 @@ def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
     memory, beside weights, activations and logits. It is computed from the machine's size, not from what is free now,
     so that a resumed run makes the same batches.
     """
-    if spec["backend"] != "transformers":
-        return None
-    per_token = _bytes_of_a_token(model)
+    per_token = _bytes_of_a_token(model, spec)
     if per_token is None:
-        return None  # no transformer as we know it; the number of prompts alone bounds a batch
+        return None  # vLLM, or no transformer as we know it; the number of prompts alone bounds a batch
     return max(1, int(SHARE_OF_CACHE * _memory_bytes(spec) / per_token))
 
 
 def require_room_for(tokens: int, model: Any, spec: Mapping[str, Any], where: str) -> None:
     """DeviceError where the keys and values of one prompt with its answer do not fit beside the weights."""
-    per_token = None if spec["backend"] != "transformers" else _bytes_of_a_token(model)
+    per_token = _bytes_of_a_token(model, spec)
     if per_token is None:
         return
     most = max(0, _memory_bytes(spec) - model.model.get_memory_footprint()) // per_token
@@ -156,8 +146,10 @@ def _memory_bytes(spec: Mapping[str, Any]) -> int:
     return int(torch.cuda.mem_get_info()[1] if spec["device"] == "cuda" else spec["memory_bytes"])
 
 
-def _bytes_of_a_token(model: Any) -> int | None:
-    """Of its keys and values; None for a model whose config does not say it."""
+def _bytes_of_a_token(model: Any, spec: Mapping[str, Any]) -> int | None:
+    """Of its keys and values; None where the backend keeps them itself, or the model's config does not say it."""
+    if spec["backend"] != "transformers":
+        return None
     config = model.model.config.get_text_config()
     layers, width = getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,11 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?"
 def is_hub_id(text: str) -> bool:
     """True for `name` and `namespace/name` as the Hub allows them."""
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
+
+
+def blob_id(content: bytes) -> str:
+    """git's id of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def stated_bases(card: Mapping[str, Any]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from urllib.parse import urljoin, urlsplit
 from hubmerge.disk_errors import written
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub.errors import Patience, TransientHubError, translated
-from hubmerge.hub.names import FileInfo
+from hubmerge.hub.names import FileInfo, blob_id
 from hubmerge.settings import Settings
 
 COPY_BYTES = 1024 * 1024
@@ -281,7 +281,7 @@ def _digest_as(stated: str, content: bytes) -> str:
     """The sha256 where one is stated, else the id of the git blob."""
     if len(stated) == 64:
         return hashlib.sha256(content).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return blob_id(content)
 
 
 def is_as_named(content: bytes, name: str) -> bool:

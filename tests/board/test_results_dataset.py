@@ -16,14 +16,7 @@ from processes import printed_by
 from hubmerge.board.dataset_card import dataset_card
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import results_parquet
-from hubmerge.board.results_dataset import (
-    BOARD_TABLE,
-    CARD,
-    RESULTS_TABLE,
-    ResultsDataset,
-    blob_id,
-    details_folder,
-)
+from hubmerge.board.results_dataset import BOARD_TABLE, CARD, RESULTS_TABLE, ResultsDataset, details_folder
 from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
 from hubmerge.board.values import Flag, Refusal
 from hubmerge.errors import HubUnavailableError, ResultError
@@ -31,6 +24,7 @@ from hubmerge.evaluation.result import result_path
 from hubmerge.evaluation.signing import public_key, signed
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError
+from hubmerge.hub.names import blob_id
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 
