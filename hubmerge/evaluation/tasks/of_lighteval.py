@@ -50,8 +50,8 @@ TASKS = (
         module="lighteval.tasks.tasks.aime",
         asked="\nSolve the following math problem efficiently and clearly.  The last line of your response should be "
         "of the following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without "
-        "quotes) where ANSWER is just the final number or expression that solves the problem. Think step by step before "
-        "answering.\n\n{problem}\n",
+        "quotes) where ANSWER is just the final number or expression that solves the problem. Think step by step "
+        "before answering.\n\n{problem}\n",
         source="https://maa.org/aime-thresholds-are-available/",
     ),
     BuiltinTask(
@@ -77,7 +77,8 @@ TASKS = (
         "matches the specification and passes all tests.\n\nQuestion: {question}\n\nRead the inputs from stdin solve "
         "the problem and write the answer to stdout (do not directly test on the sample inputs). Enclose your code "
         "within delimiters as follows. Ensure that when the python program runs, it reads the inputs, runs the "
-        "algorithm and writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```\n\n",  # other words where a row brings code
+        "algorithm and writes output to STDOUT."
+        "\n```python\n# YOUR CODE HERE\n```\n\n",  # other words where a row brings code
         source="arXiv:2403.07974",
     ),
 )
