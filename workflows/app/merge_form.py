@@ -6,6 +6,7 @@ a recipe may have. So values survive a change of the method, and the server keep
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -84,6 +85,11 @@ class MergeForm:
     def filled(self) -> list[Any]:
         """The components that `fill` gives values for."""
         return [*self.recipe_inputs, self.weighted]
+
+    @property
+    def of_method(self) -> list[Any]:
+        """The components that `show_method` makes updates for."""
+        return [self.about, *self.groups, self.calibration.card]
 
     @property
     def kept(self) -> list[Any]:
@@ -244,6 +250,14 @@ def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
 def picked(method: str) -> str:
     """The entry of the short list that holds a method."""
     return method if method in PICKED else OTHER
+
+
+# A method and its entry in the short list follow each other in the browser, since an answer of the server would come
+# after the next click and undo it. The list of all methods is seen where it is needed.
+SHOW_PICK = f"""(method) => {{ const listed = {json.dumps(list(PICKED))}.includes(method);
+  return [listed ? method : "{OTHER}", {{__type__: "update", visible: listed ? "hidden" : true}}]; }}"""
+PICK_METHOD = f"""(pick) => pick === "{OTHER}" ? {{__type__: "update", visible: true}}
+  : {{__type__: "update", value: pick, visible: "hidden"}}"""
 
 
 def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
@@ -415,14 +429,3 @@ def show_method(name: str) -> list[Any]:
     about = method_panel(methods[name]) if name in methods else ""
     groups = [gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values()]
     return [about, *groups, gr.update(visible=uses_calibration(name))]
-
-
-def show_pick(method: str) -> list[Any]:
-    """The entry of the short list for a method, and the list of all methods where it is needed."""
-    entry = picked(method)
-    return [entry, gr.update(visible=True if entry == OTHER else "hidden")]
-
-
-def pick_method(pick: str | None) -> Any:
-    """The list of all methods, set to an entry of the short list or shown."""
-    return gr.update(visible=True) if pick == OTHER else gr.update(value=pick, visible="hidden")

@@ -24,16 +24,16 @@ from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import address_of, read_address
 from workflows.app.merge_form import (
+    PICK_METHOD,
+    SHOW_PICK,
     VISIBILITIES,
     MergeForm,
     build_form,
     fill,
     fillable,
-    pick_method,
     recipe_of,
     reweight,
     show_method,
-    show_pick,
 )
 from workflows.app.merge_script import (
     CHOSEN,
@@ -134,7 +134,6 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     ).then(None, [go], None, js=GO, **private)
     show.click(_as_yaml, form.recipe_inputs, [text, said], **private)
     kept = form.kept
-    shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
     loading = load.click(_from_yaml, [text], [said, *form.filled], **private)
     loading.then(None, kept, None, js=KEEP, **private)
     for kind, button in zip(TEXTS, copies, strict=True):
@@ -159,7 +158,8 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     opening = lanes.asking(_opening(service), lambda error: _shut_out(error, len(opened)), for_the_signed_in=True)
     # a sign of loading on every field would move them all
     loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
-    loaded.then(_shown, [form.method], shown, queue=False, **_QUIET)
+    loaded.then(None, [form.method], [form.pick, form.method], js=SHOW_PICK, queue=False, **_QUIET)
+    loaded.then(show_method, [form.method], form.of_method, queue=False, **_QUIET)
     # after the method, whose settings an address may vary
     varied = loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET)
     varied.then(None, sweep.inputs, None, js=SWEPT, queue=False, **private)
@@ -176,10 +176,6 @@ def _shut_out(error: HubmergeError, count: int) -> list[Any]:
 def _ready(namespace: str | None) -> list[Any]:
     """Updates of the two buttons: anyone may inspect; starting takes a namespace to write to."""
     return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
-
-
-def _shown(method: str) -> list[Any]:
-    return [*show_pick(method), *show_method(method)]
 
 
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
@@ -202,9 +198,9 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
     offered = [form.agents, form.offered, form.suggested]
     chosen(None, offered[:2], [form.suggested], js=TICKED, queue=False, **_QUIET)
     form.suggested.input(None, offered, [form.agents], js=WITH_TICKED, queue=False, **_QUIET)
-    shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
-    form.pick.input(pick_method, [form.pick], [form.method], queue=False, **_QUIET)
-    form.method.change(_shown, [form.method], shown, trigger_mode="multiple", queue=False, **_QUIET)
+    form.pick.input(None, [form.pick], [form.method], js=PICK_METHOD, queue=False, **_QUIET)
+    form.method.change(None, [form.method], [form.pick, form.method], js=SHOW_PICK, queue=False, **_QUIET)
+    form.method.change(show_method, [form.method], form.of_method, **last)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
     for event in (data.whose.input, weighed.then):
