@@ -57,8 +57,6 @@ MAX_PARENTS = 65  # a base and 64 agents
 _NAME = re.compile(r"[A-Za-z0-9][\w.+\-]{0,99}", re.ASCII)
 _CLOCKS_DIFFER = timedelta(days=1)
 
-_Key = tuple[str, str, str, str, str]  # model, sha, suite, version, split
-
 
 def build_board(
     results: Iterable[EvaluationResult],
@@ -110,7 +108,7 @@ def _accept(
     results: Iterable[EvaluationResult], now: datetime | None, standing: Standing, out: set[Refusal]
 ) -> list[EvaluationResult]:
     """One credible result per run, in an order that does not depend on the input's."""
-    best: dict[_Key, tuple[EvaluationResult, Provenance]] = {}
+    best: dict[tuple[str, ...], tuple[EvaluationResult, Provenance]] = {}
 
     def preference(pair: tuple[EvaluationResult, Provenance]) -> tuple[Any, ...]:
         return (pair[1] == "signed", *_preference(pair[0]))
@@ -122,7 +120,7 @@ def _accept(
         if (found := standing.check(result)) == "forged":
             out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
             continue
-        key = (result.model, result.sha, result.suite, result.suite_version, result.split)
+        key = result.run_key
         known = best.get(key)
         if known is None:
             best[key] = (result, found)

@@ -172,9 +172,7 @@ class ResultsDataset:
         if self._missing():
             return None
         wanted = (model, sha, suite, version, split)
-        return next(
-            (r for r in self.load().believed if (r.model, r.sha, r.suite, r.suite_version, r.split) == wanted), None
-        )
+        return next((r for r in self.load().believed if r.run_key == wanted), None)
 
     def is_private(self) -> bool:
         """False for one that does not exist yet: `publish` makes it public unless it is told otherwise."""

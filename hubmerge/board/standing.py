@@ -16,8 +16,6 @@ from hubmerge.board.values import Refusal, RowProvenance
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
 
-_RunKey = tuple[str, str, str, str, str]
-
 
 class Standing:
     """The provenance of every accepted result, by its run."""
@@ -25,16 +23,16 @@ class Standing:
     def __init__(self, trusted: Collection[str], committed: Committed) -> None:
         self._trusted = frozenset(trusted)
         self._committed = committed
-        self._known: dict[_RunKey, Provenance] = {}
+        self._known: dict[tuple[str, ...], Provenance] = {}
 
     def check(self, result: EvaluationResult) -> Provenance:
         return provenance(result, self._trusted)
 
     def note(self, result: EvaluationResult, found: Provenance) -> None:
-        self._known[_key(result)] = found
+        self._known[result.run_key] = found
 
     def of(self, result: EvaluationResult) -> Provenance:
-        return self._known.get(_key(result), "community")
+        return self._known.get(result.run_key, "community")
 
     def shown(self, result: EvaluationResult) -> RowProvenance:
         """As a row says it: what the dataset's owner committed unsigned is not the community's."""
@@ -101,7 +99,3 @@ class Standing:
             else:
                 kept.append(r)
         return kept
-
-
-def _key(result: EvaluationResult) -> _RunKey:
-    return (result.model, result.sha, result.suite, result.suite_version, result.split)

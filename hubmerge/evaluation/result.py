@@ -216,6 +216,11 @@ class EvaluationResult(_Frozen):
         return self
 
     @property
+    def run_key(self) -> tuple[str, str, str, str, str]:
+        """The run: model, commit, suite, its version, and split."""
+        return (self.model, self.sha, self.suite, self.suite_version, self.split)
+
+    @property
     def domains(self) -> Mapping[str, float]:
         """The mean of its tasks' values, per domain, in the order of the tasks."""
         values: dict[str, list[float]] = {}

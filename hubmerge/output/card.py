@@ -20,13 +20,13 @@ import yaml
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
+from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
 from hubmerge.output.lineage import lineage_tree
 from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED
 from hubmerge.settings import DEFAULT_ENDPOINT
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
@@ -53,7 +53,7 @@ def metadata(report: Report) -> dict[str, Any]:
     data |= {"library_name": task.library, **({"pipeline_tag": task.pipeline_tag} if task.pipeline_tag else {})}
     data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
     name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
-    if HUB_ID.fullmatch(name) and (index := _model_index(name, report)):
+    if HUB_ID.fullmatch(name) and (index := model_index(name, report.evaluations)):
         data["model-index"] = index
     stated = str(report.license.get("id", "unknown"))
     if stated in KNOWN or stated in UNDECIDED - {"other"}:
@@ -69,22 +69,6 @@ def _task(report: Report) -> Task:
         return task_of({"architectures": [report.architecture]})
     task = Task(**report.task)
     return replace(task, pipeline_tag=task.pipeline_tag if task.pipeline_tag in HUB_TAGS else None)
-
-
-def _model_index(name: str, report: Report) -> list[dict[str, Any]]:
-    if not report.evaluations:
-        return []
-    from hubmerge.output.card_scores import model_index  # brings the leaderboard along
-
-    return model_index(name, report.evaluations)
-
-
-def _scores(report: Report) -> dict[str, Any] | None:
-    if not report.evaluations:
-        return None
-    from hubmerge.output.card_scores import scores_view
-
-    return scores_view(report.evaluations, report.parents)
 
 
 def _license_url(report: Report) -> str | None:
@@ -172,7 +156,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "has_local": any(p.kind != "hub" for p in report.parents),
         "weighed": method is not None and "sensitivity" in method.extras,
         "matrix_products": method is not None and method.matrix_products,
-        "evaluation": _scores(report),
+        "evaluation": scores_view(report.evaluations, report.parents),
     }
 
 
