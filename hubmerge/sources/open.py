@@ -90,7 +90,7 @@ def open_models(
     read = HeadersRead()
     errors: list[HubmergeError] = []
     models: list[Model] = []
-    asked = hub.breakable()
+    asked, told = hub.breakable(), False
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
@@ -101,6 +101,7 @@ def open_models(
             ]:
                 while not wait((future,), _TOLD_EVERY_S).done:
                     tell(read.done, read.total)
+                    told = True
                 try:
                     models.append(future.result())
                 except HubmergeError as error:
@@ -108,6 +109,8 @@ def open_models(
         except BaseException:  # interrupted, which the threads that wait for the Hub do not notice
             asked.hang_up()
             raise
+    if told:  # not to leave it at less than all
+        tell(read.done, read.total)
     if errors:
         problems = tuple(dict.fromkeys(p for e in errors for p in e.problems))
         # what a retry cannot mend decides the kind of the whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
@@ -15,6 +16,7 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
+from hubmerge.sources.header import parse_header
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -267,6 +269,23 @@ def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
             if planned.elements > 3:
                 part = reader.raw(1, planned.inputs[1], 2, planned.elements - 3)
                 assert part.tobytes() == agents[0][planned.name].raw.reshape(-1)[2:-1].tobytes()
+
+
+def test_headers_that_took_a_while_are_told_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = random_base(0)
+    folders = [write_model(tmp_path / str(k), base, shards=2) for k in range(3)]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "linear"})
+    told: list[tuple[int, int]] = []
+    waited = Event()
+    monkeypatch.setattr("hubmerge.sources.open._TOLD_EVERY_S", 0.2)
+    monkeypatch.setattr("hubmerge.sources.open.parse_header", lambda *given: waited.wait(20) and parse_header(*given))
+    open_models(
+        recipe,
+        NOWHERE,
+        allow_local=True,
+        tell=lambda *progress: told.append(progress) or waited.set(),  # type: ignore[func-returns-value]
+    )
+    assert (told[0][0], told[-1]) == (0, (6, 6))
 
 
 def test_tensors_of_float64_are_refused_with_the_line_that_keeps_them(tmp_path: Path):
