@@ -74,7 +74,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
                 text = code_box(label="Recipe", lines=8, interactive=True, elem_id="yaml")
                 with gr.Row():
                     show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
-                    load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")
+                    load = gr.Button("Load the YAML into the form", size="sm", interactive=False, elem_id="load-yaml")
         with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
             with gr.Row(elem_classes="hm-bar-start"):
                 told = gr.HTML(verdict("wait", "Choose models to begin"), js_on_load=None, elem_id="verdict")
@@ -164,7 +164,9 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     varied = loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET)
     varied.then(None, sweep.inputs, None, js=SWEPT, queue=False, **private)
     # a click before the form is filled would read it empty, so the buttons come last
-    ready = varied.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+    ready = varied.then(
+        _ready, [form.namespace], [inspect, load, start], queue=False, show_progress="hidden", **private
+    )
     ready.then(None, kept, None, js=OPENED, **private)
 
 
@@ -174,8 +176,8 @@ def _shut_out(error: HubmergeError, count: int) -> list[Any]:
 
 
 def _ready(namespace: str | None) -> list[Any]:
-    """Updates of the two buttons: anyone may inspect; starting takes a namespace to write to."""
-    return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
+    """Updates of the buttons: anyone may inspect and load; starting takes a namespace to write to."""
+    return [gr.update(interactive=True), gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:

@@ -66,10 +66,11 @@ WITH_TICKED = f"""(agents, offered, ticked) => {{
   return [[...kept, ...ticked.filter((name) => !kept.includes(name))].slice(0, {MAX_AGENTS})];
 }}"""
 
+# Nothing is kept before the form is filled with what was kept before: that would be the empty form.
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
-  {_STORE}
   const hm = (window.hm ??= {{}});
+  if (hm.opened) {_STORE}
   hm.wanted = JSON.stringify([values.slice(0, -5), values.at(-1)]);
   hm.ask = () => {{
     clearTimeout(hm.timer);
@@ -84,8 +85,8 @@ KEEP = f"""(...values) => {{
 
 # Nothing is asked for a form without a model, nor before it is filled.
 OPENED = f"""(...values) => {{
+  (window.hm ??= {{}}).opened = true;
   ({KEEP})(...values);
-  window.hm.opened = true;
   try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;

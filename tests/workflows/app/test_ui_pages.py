@@ -15,6 +15,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
+from workflows.app.merge_script import KEEP
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -217,6 +218,19 @@ def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
     shown(page, "#agents", "zoo/tool-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
+
+
+def test_a_form_that_is_not_filled_yet_is_not_kept_in_place_of_the_one_that_is(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge")
+    page.locator("#inspect:not([disabled])").wait_for()
+    page.evaluate("clearTimeout(window.hm.timer)")
+    told = [f"window.hm = {{opened: {opened}}}; ({KEEP})('', [], '', 3, 4, 5, 6, 7)" for opened in ("false", "true")]
+    kept = []
+    for script in told:
+        page.evaluate("localStorage.setItem('hubmerge-form', '[1]')")
+        page.evaluate(f"() => {{ {script}; clearTimeout(window.hm.timer); }}")
+        kept.append(page.evaluate("localStorage.getItem('hubmerge-form')"))
+    assert kept == ["[1]", '["",[],"",3,4,5,6,7]']
 
 
 def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
