@@ -66,11 +66,11 @@ WITH_TICKED = f"""(agents, offered, ticked) => {{
   return [[...kept, ...ticked.filter((name) => !kept.includes(name))].slice(0, {MAX_AGENTS})];
 }}"""
 
-# Nothing is kept before the form is filled with what was kept before: that would be the empty form.
+# The empty form is not kept before it is filled with what was kept before.
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
   const hm = (window.hm ??= {{}});
-  if (hm.opened) {_STORE}
+  if (hm.opened || values[0] || values[1]?.length) {_STORE}
   hm.wanted = JSON.stringify([values.slice(0, -5), values.at(-1)]);
   hm.ask = () => {{
     clearTimeout(hm.timer);

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_no_token_of_a_user_is_left_anywhere_on_the_disk(demo: Demo, open_page: 
     wait_for_state(page, "done")
     app = demo.data / "demo" / "app"
     for path in [*app.rglob("*"), demo.data / "out.txt"]:
-        if path.is_file():
+        with suppress(FileNotFoundError, IsADirectoryError):  # the app goes on working, and what is gone holds nothing
             assert b"hf_oauth_" not in path.read_bytes(), path
 
 
