@@ -131,7 +131,6 @@ def get_suite(name: str) -> Suite:
     if name not in SUITES:
         raise EvaluationError(
             "there is no such suite",
-            where="--suite",
             expected=", ".join(SUITES),
             got=ascii(name)[1:-1][:80],
             next_step=did_you_mean(name, SUITES) or "Choose one of these.",

@@ -406,7 +406,7 @@ def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
 _NEEDED = {
     "base": "Name the model that the agents were trained from.",
     "agents": "List the models to merge.",
-    "method": "Choose one; `hubmerge methods` lists them.",
+    "method": "Choose one, such as ram_plus. `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
 

@@ -3,7 +3,8 @@
 They answer over HTTP, to gradio's client, and as the tools of an MCP server at /gradio_api/mcp. Who calls comes from
 the signed session of a page or from a token of the Hub (session.py), which the Hub is asked about; no endpoint takes a
 user. Without either, what acts for somebody answers E_LOGIN, and E_PERMISSION for a job of somebody else. What asks the
-Hub answers E_QUOTA where lanes.py has no room. An error's text is the message of `gr.Error`.
+Hub answers E_QUOTA where lanes.py has no room. An error's text is the message of `gr.Error`. gradio passes on whatever
+values it is sent, so each is read here as the type that its endpoint states.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -11,13 +12,13 @@ gradio reads return annotations as they stand, so this module does not postpone 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import gradio as gr
+from pydantic import TypeAdapter, ValidationError
 
-from hubmerge.errors import HubmergeError, SourceNotFoundError
-from hubmerge.hub.names import is_hub_id
+from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.output.plan_words import plan_summary
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
@@ -31,8 +32,11 @@ from workflows.app.submission import (
     submission,
     sweep_requests,
 )
+from workflows.app.web_words import on_the_web
 
 SEARCH_AT_MOST = 20
+MAX_NUMBER = 2**53  # the largest whole number that every JSON reader takes
+_TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}
 Endpoint = Callable[..., Any]
 
 
@@ -57,7 +61,8 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     def called(*given: Any) -> Any:
         *values, request, profile, token = given
         with _in_words():
-            return _without_files(function(*values, visitor=caller_of(service, profile, token, request)))
+            read = [_read(parameter, value) for parameter, value in zip(own, values, strict=True)]
+            return _without_files(function(*read, visitor=caller_of(service, profile, token, request)))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
@@ -66,6 +71,20 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     called.__annotations__["return"] = inspect.signature(function).return_annotation
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     return called
+
+
+def _read(parameter: inspect.Parameter, value: Any) -> Any:
+    """`value` as the parameter's type; nothing stands for the parameter's default."""
+    if value is None and parameter.default is not inspect.Parameter.empty:
+        return parameter.default
+    try:
+        read = TypeAdapter(parameter.annotation).validate_python(value)
+    except ValidationError:
+        read = None
+    if read is None or (isinstance(read, int) and abs(read) > MAX_NUMBER):
+        kind = _TYPES[parameter.annotation]
+        raise RecipeError("a value of another type", where=parameter.name, expected=kind, got=repr(value)[:100])
+    return read
 
 
 def _without_files(answer: Any) -> Any:
@@ -77,7 +96,8 @@ def _without_files(answer: Any) -> Any:
 
 
 def _refused(error: HubmergeError) -> Any:
-    raise gr.Error(str(error), print_exception=False)
+    said = (replace(problem, next_step=on_the_web(problem.next_step)) for problem in error.problems)
+    raise gr.Error("\n".join(map(str, said)), print_exception=False) from None
 
 
 @contextmanager
@@ -86,7 +106,7 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except HubmergeError as error:
-        raise gr.Error(str(error), print_exception=False) from None
+        _refused(error)
 
 
 def _reading(service: Service) -> tuple[Endpoint, ...]:
@@ -96,28 +116,26 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         Args:
             text: part of an id, such as "qwen2.5-0.5b".
         """
-        return [asdict(summary) for summary in service.search(str(text)[:100], visitor, SEARCH_AT_MOST)]
+        return [asdict(summary) for summary in service.search(text[:100], visitor, SEARCH_AT_MOST)]
 
     def model_facts(name: str, visitor: Visitor | None) -> dict[str, Any]:
         """What the Hub states of one model: bytes of weights, license, the bases that its card names, whether it is
         gated or private.
 
         Args:
-            name: org/name or org/name@revision.
+            name: org/name, org/name@revision, or the address of the model's page on the Hub.
         """
-        return asdict(service.about(str(name)[:300], visitor))
+        return asdict(service.about(one_model(name, service.endpoint), visitor))
 
     def model_files(id: str, sha: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """A model's card, and the report of its merge with statistics and recipe where hubmerge made it, at one commit.
 
         Args:
-            id: org/name.
+            id: org/name, org/name@revision, or the address of the model's page on the Hub.
             sha: a commit; empty for the newest.
         """
-        name = str(id)[:300]
-        if not is_hub_id(name):
-            raise SourceNotFoundError("no name of a model on the Hub", where=name[:80], expected="org/name")
-        return asdict(service.published(name, str(sha)[:300] or None, visitor))
+        name, _, revision = one_model(id, service.endpoint).partition("@")
+        return asdict(service.published(name, sha[:300] or revision or None, visitor))
 
     def inspect_merge(recipe: dict[str, Any], license: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
@@ -125,7 +143,8 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         A merge that cannot be is refused with every problem listed, as is a license that the parents do not allow.
 
         Args:
-            recipe: base, agents (names, or model with weight), method, parameters, calibration, dtype, seed, ignore, …
+            recipe: such as {"base": "org/base", "agents": ["org/a", {"model": "org/b", "weight": 0.8}],
+                "method": "ram"}, with parameters, calibration, dtype, seed or ignore where they are wanted.
             license: the license that was chosen; empty where the parents' decide it.
         """
         return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
@@ -143,7 +162,9 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
 
         Args:
-            sweep: a recipe's keys, and under `sweep` a list of entries whose lists of parameters are choices.
+            sweep: a recipe whose methods stand in a list, and lists of parameters are choices, such as
+                {"base": "org/base", "agents": ["org/a", "org/b"], "sweep": [{"method": "ties", "parameters":
+                {"density": [0.2, 0.5]}}]}.
         """
         variants = checked_sweep(sweep).variants
         service.inspect(variants[0][1].to_dict(), visitor)
@@ -155,10 +176,10 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         problem listed.
 
         Args:
-            base: org/name or org/name@revision.
+            base: org/name, org/name@revision, or the address of the model's page on the Hub.
             agent: the model that was trained from it.
         """
-        return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
+        return _comparison(service.comparison(*checked_comparison(base, agent, service.endpoint), visitor))
 
     return search_models, model_facts, model_files, inspect_merge, preview_merge, inspect_sweep, inspect_diff
 
@@ -185,9 +206,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             suite: what a public merge and its parents are evaluated with; empty for the usual one of this site.
         """
         writer = with_namespaces(service, signed_in(visitor, "start a merge"))
-        request = submission(
-            recipe, target=str(target), private=bool(private), license=license, visitor=writer, suite=str(suite)[:100]
-        )
+        request = submission(recipe, target=target, private=private, license=license, visitor=writer, suite=suite[:100])
         return _job(service.submit(request, writer))
 
     def start_sweep(
@@ -206,7 +225,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         """
         writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
         checked = checked_sweep(sweep)
-        requests = sweep_requests(checked, str(target), private=bool(private), license=license, visitor=writer)
+        requests = sweep_requests(checked, target, private=private, license=license, visitor=writer)
         return [_job(service.submit(request, writer)) for request in requests]
 
     def start_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
@@ -215,10 +234,12 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Needs a sign-in or a token. job_status tells how far it is.
 
         Args:
-            base: org/name or org/name@revision.
+            base: org/name, org/name@revision, or the address of the model's page on the Hub.
             agent: the model that was trained from it.
         """
-        return _comparison(service.compare(*checked_comparison(base, agent), signed_in(visitor, "compare models")))
+        return _comparison(
+            service.compare(*checked_comparison(base, agent, service.endpoint), signed_in(visitor, "compare models"))
+        )
 
     def retry_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
         """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a sign-in or a token.
@@ -229,7 +250,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             job_id: as start_merge returned it.
         """
         writer = with_namespaces(service, signed_in(visitor, "try a job again"))
-        return _job(service.retry(str(job_id), writer))
+        return _job(service.retry(job_id, writer))
 
     def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """Ask for a public model to be measured. Needs a sign-in or a token.
@@ -242,7 +263,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             suite: what it is measured with, such as "math"; empty for the usual one of this site.
         """
         asker = with_namespaces(service, signed_in(visitor, "ask for an evaluation"))
-        return asdict(service.request_evaluation(one_model(model, service.endpoint), str(suite)[:100], asker))
+        return asdict(service.request_evaluation(one_model(model, service.endpoint), suite[:100], asker))
 
     return start_merge, start_sweep, start_diff, retry_job, request_evaluation
 
@@ -254,7 +275,7 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         Args:
             job_id: as start_merge, start_diff or my_jobs returned it.
         """
-        return _job(service.job(str(job_id), visitor))
+        return _job(service.job(job_id, visitor))
 
     def cancel_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
         """Cancel one of your own jobs and return it. Needs a sign-in or a token.
@@ -262,7 +283,7 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         Args:
             job_id: as start_merge returned it.
         """
-        return _job(service.cancel(str(job_id), signed_in(visitor, "cancel a job")))
+        return _job(service.cancel(job_id, signed_in(visitor, "cancel a job")))
 
     def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
         """Your own jobs and the evaluations that you asked for, newest first, a page of them. Needs a sign-in or a
@@ -271,7 +292,7 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.
         """
-        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"), int(before) or None)]
+        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"), before or None)]
 
     def recent_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
         """Everybody's merges and comparisons with public results, newest first, a page of them.
@@ -279,7 +300,7 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.
         """
-        return [_job(view) for view in service.public_jobs(int(before) or None)]
+        return [_job(view) for view in service.public_jobs(before or None)]
 
     def jobs_under_way(visitor: Visitor | None = None) -> dict[str, int]:
         """How many jobs with public results are merging, are evaluating, and wait."""

@@ -36,7 +36,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
     ) -> dict[str, Any]:
         """The leaderboard of a suite, best first: its version, its domains, how many rows match, and a page of them.
 
-        Rows are as in docs/leaderboard.md: rank, scores with intervals, skills kept, parents, method, license.
+        A row has the rank, scores between 0 and 1 with their 95 % intervals, skills kept, parents, method and license.
 
         Args:
             suite: its name; empty for the first.
@@ -52,16 +52,18 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             sort: a column of the page's table, such as "overall", with - in front from the highest down; empty: by
                 rank.
         """
+        if not suite and not source.board().suites:
+            return {"suite": "", "version": "", "split": "", "suites": [], "domains": [], "total": 0, "rows": []}
         found = _suite(source, suite)
         kind = "merges" if merges_only else ""
         filters = {"base": base, "method": method, "size": size, "license": license, "sort": sort, "kind": kind}
-        values = {"suite": found.suite, "q": search, "skills": int(skills) or "", **filters}
+        values = {"suite": found.suite, "q": search, "skills": skills or "", **filters}
         wanted = asked(source.board(), urlencode({name: value for name, value in values.items() if value}))
         if wanted.wrong:
             raise ResultError("the leaderboard cannot be asked this", got=" ".join(wanted.wrong)[:500])
         rows = matching(found, wanted.query)
-        start = max(int(offset), 0)
-        page = rows[start : start + min(max(int(limit), 0), MAX_LINES)]
+        start = max(offset, 0)
+        page = rows[start : start + min(max(limit, 0), MAX_LINES)]
         return {
             "suite": found.suite,
             "version": found.version,
@@ -79,7 +81,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             id: org/name.
             sha: a commit; empty for the newest that has a result.
         """
-        rows = [(s, r) for s in source.board().suites if (r := s.find(str(id), str(sha) or None)) is not None]
+        rows = [(s, r) for s in source.board().suites if (r := s.find(id, sha or None)) is not None]
         if not rows:
             raise _not_found(id, sha)
         return [_with_suite(suite, row) for suite, row in rows]
@@ -93,7 +95,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             sha: a commit; empty for the newest that has a result.
         """
         found = _suite(source, suite)
-        row = found.find(str(id), str(sha) or None)
+        row = found.find(id, sha or None)
         if row is None:
             raise _not_found(id, sha)
         return _with_suite(found, row)
@@ -110,7 +112,8 @@ def trial_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
         It looks as whoever calls: without a token only at public models.
 
         Args:
-            rule: the keys of a rule's file: name, owner, base, agents, recipe, join, target, budget, …
+            rule: such as {"name": "mine", "owner": "me", "base": "org/base", "agents": {"authors": ["org"]}, "recipe":
+                {"method": "ram"}, "join": "all", "target": "me/merge-{set}", "budget": 1}.
         """
         return asdict(source.try_watcher(rule, visitor))
 
@@ -128,7 +131,7 @@ def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.pause_watcher(str(name), signed_in(visitor, "pause a watcher")))
+        return asdict(source.pause_watcher(name, signed_in(visitor, "pause a watcher")))
 
     def resume_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
         """Let one of your own watchers that is paused look again. Needs a sign-in or a token.
@@ -136,7 +139,7 @@ def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.resume_watcher(str(name), signed_in(visitor, "resume a watcher")))
+        return asdict(source.resume_watcher(name, signed_in(visitor, "resume a watcher")))
 
     def run_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
         """Let one of your own watchers look within seconds. Needs a sign-in or a token.
@@ -144,19 +147,19 @@ def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.run_watcher(str(name), signed_in(visitor, "let a watcher look")))
+        return asdict(source.run_watcher(name, signed_in(visitor, "let a watcher look")))
 
     return watchers, pause_watcher, resume_watcher, run_watcher
 
 
 def _suite(source: BoardSource, name: str) -> SuiteBoard:
     board = source.board()
-    found = board.suite(str(name)) if name else next(iter(board.suites), None)
+    found = board.suite(name) if name else next(iter(board.suites), None)
     if found is None:
         known = ", ".join(s.suite for s in board.suites)
         if not known:
             raise ResultError("the leaderboard has no results yet")
-        raise ResultError("no such suite on the leaderboard", expected=known, got=str(name)[:100])
+        raise ResultError("no such suite on the leaderboard", expected=known, got=name[:100])
     return found
 
 
@@ -165,4 +168,5 @@ def _with_suite(suite: SuiteBoard, row: Row) -> dict[str, Any]:
 
 
 def _not_found(model: str, sha: str) -> ResultError:
-    return ResultError("no result of this model", where=f"{str(model)[:200]}{'@' * bool(sha)}{str(sha)[:40]}")
+    named = f"{model[:200]}{'@' * bool(sha)}{sha[:40]}"
+    return ResultError("no result of this model", where=named, next_step="request_evaluation asks for one.")

@@ -1,7 +1,8 @@
 """Score against density as an SVG of our own: no script, no foreign markup, the page's colours.
 
-A point per merge that carries no flag, with its 95 % interval as a whisker, linked to the merge's page; hover or
-focus tells its name. The density axis is logarithmic where the densities span more than a factor of 20.
+A point per merge that carries no flag, linked to the merge's page; hover or focus tells its name. Where there are few,
+each has its 95 % interval as a whisker. The density axis is logarithmic where the densities span more than a factor
+of 20.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from workflows.app.format import el, percent_text
 from workflows.app.panels import method_title, table
 
 WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 60
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 72
 MAX_POINTS = 300
-LISTED = 50  # of them in the table below the chart
+LISTED = 50  # of them in the table below the chart, and at most so many have their interval drawn
 _LOG_FROM = 20.0
 _HUES = 7  # methods with a colour of their own; the rarer ones share a grey
 
@@ -52,7 +53,8 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
     named = sorted(sorted(counts, key=lambda m: (-counts[m], m))[:_HUES])
     hues = {method: k for k, method in enumerate(named)}
     parts = [*_grid(low, high, down), *_ticks(points, across)]
-    parts += [_mark(p, across, down, hues.get(_method(p), _HUES)) for p in points]
+    whiskers = len(points) <= LISTED  # more would hide the points
+    parts += [_mark(p, across, down, hues.get(_method(p), _HUES), whiskers=whiskers) for p in points]
     svg = el(
         "svg",
         *parts,
@@ -63,7 +65,8 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
     )
     entries = [(m[:40], hues[m]) for m in named] + ([("other methods", _HUES)] if len(counts) > _HUES else [])
     legend = el("ul", *(el("li", el("i", cls=f"hm-hue-{hue}"), text) for text, hue in entries), cls="hm-legend")
-    return el("figure", svg, el("figcaption", legend), cls="hm-chart-frame")
+    said = el("p", f"The best {MAX_POINTS} merges.", cls="hm-dim") if len(points) == MAX_POINTS else None
+    return el("figure", svg, el("figcaption", said, legend), cls="hm-chart-frame")
 
 
 def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
@@ -127,19 +130,21 @@ def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[M
     values = (
         [low * (high / low) ** (k / 4) if log else low + (high - low) * k / 4 for k in range(5)] if count else [low]
     )
-    y = f"{HEIGHT - BOTTOM + 22}"
+    y = f"{HEIGHT - BOTTOM + 34}"
     marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle") for v in values]
     center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"
     return [*marks, el("text", "Weights that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]
 
 
-def _mark(point: _Point, across: Callable[[float], float], down: Callable[[float], float], hue: int) -> Markup:
+def _mark(
+    point: _Point, across: Callable[[float], float], down: Callable[[float], float], hue: int, *, whiskers: bool
+) -> Markup:
     x, y = f"{across(point.density):.1f}", f"{down(point.score.value):.1f}"
     y1, y2 = f"{down(point.score.high):.1f}", f"{down(point.score.low):.1f}"
     facts = f"{point.row.model}: {interval_text(point.score)}, {percent_text(point.density)} of the weights changed"
     shapes = (
         el("title", facts),
-        el("line", x1=x, x2=x, y1=y1, y2=y2, cls="hm-whisker"),
+        el("line", x1=x, x2=x, y1=y1, y2=y2, cls="hm-whisker") if whiskers else None,
         el("circle", cx=x, cy=y, r="5"),
     )
     cls = f"hm-point hm-hue-{hue}"

@@ -12,12 +12,13 @@ from markupsafe import Markup
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.evaluation.result import ParentFacts
+from hubmerge.evaluation.suites import SUITES
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.output.domains import ParentLine
 from hubmerge.sources.ancestry import Ancestor
 from workflows.app.board_query import COMPARED
-from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text, task_title
+from workflows.app.board_table import NOTHING, domain_title, interval_text, model_link, skills_text, task_title
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from workflows.app.panels import facts_grid, method_title, notice, section, table
 
@@ -27,7 +28,9 @@ MAX_DEPTH = 8
 
 
 def suite_title(suite: SuiteBoard) -> str:
-    return "All domains" if suite.suite == COMBINED else f"{suite.suite} · {suite.version}"
+    """What a suite asks, in words; its name where this version of hubmerge does not know it."""
+    known = SUITES.get(suite.suite)
+    return "All domains" if suite.suite == COMBINED else known.title if known else suite.suite
 
 
 def refused_panel(refused: Sequence[Refusal]) -> Markup:
@@ -47,7 +50,7 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
     for name in suite.domains if len(suite.domains) > 1 else ():
         found = [r.domain(name) for r in rows]
         values = [None if d is None else d.score.value for d in found]
-        lines.append((name, *_best(values, [interval_text(d.score if d else None) for d in found])))
+        lines.append((domain_title(name), *_best(values, [interval_text(d.score if d else None) for d in found])))
     lines.append(("Skills kept", *(skills_text(r) for r in rows)))
     lines.append(("Synergy", *(", ".join(r.synergy) or NOTHING for r in rows)))
     change = [interval_text(r.instruction_change, sign=True) for r in rows]

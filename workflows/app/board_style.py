@@ -12,6 +12,9 @@ BOARD_CSS = """
 .hm-board input:not([type=checkbox]), .hm-board select { display: block; width: 100%; font-size: .9rem;
   margin-top: .15rem; padding: .4rem .55rem; color: var(--body-text-color); background: var(--input-background-fill);
   border: 1px solid var(--hm-info); border-radius: var(--radius-md); }
+.hm-board select { appearance: auto; height: 2.3rem; }
+.hm-board input[type=search] { height: 2.3rem; }
+.hm-board ::placeholder { color: var(--body-text-color-subdued); opacity: 1; }
 .hm-board button { padding: .42rem .9rem; border: 1px solid var(--hm-busy); border-radius: var(--radius-md);
   color: var(--hm-busy); background: none; font-size: .9rem; font-weight: 550; cursor: pointer; }
 .hm-board button:hover { background: var(--background-fill-secondary); }

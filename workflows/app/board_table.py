@@ -57,9 +57,9 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
         Column("model", "Model", lambda r: r.model.lower(), lambda r: _model_cell(r, is_signed), is_number=False),
         Column("kept", "Skills kept", lambda r: (s := r.skills) and s.order, skills_text),
-        *(_estimate(f"score-{d}", _heading(d), _domain_score(d)) for d in suite.domains if several),
+        *(_estimate(f"score-{d}", domain_title(d), _domain_score(d)) for d in suite.domains if several),
         _estimate("overall", "Overall", lambda r: r.overall),
-        Column("best", "Best first", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
+        Column("best", "Rank by skills", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
         *(Column(f"gain-{t}", f"{task_title(t)[:40]} kept", _gain_kept(t), _gain_text(t)) for t in _skills_of(suite)),
         _text("synergy", "Synergy", lambda r: ", ".join(_synergy(r))),
         _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
@@ -137,8 +137,8 @@ def _gain_text(task: str) -> Callable[[Row], str]:
     return lambda row: skill.text if (skill := _gain_of(row, task)) else NOTHING
 
 
-def _heading(domain: str) -> str:
-    return domain[:40]
+def domain_title(domain: str) -> str:
+    return domain[:1].upper() + domain[1:40]
 
 
 def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
@@ -195,8 +195,11 @@ def scales_text(scales: Sequence[float | None]) -> str:
 
 
 def skills_text(row: Row) -> str:
-    """3 of 3 skills: 88 · 99 · 95 %; nothing for what is no merge or has a parent without a score."""
-    return row.skills.text if row.skills else NOTHING
+    """3 of 3 skills: 88 · 99 · 95 %; before that how many parents are scored, and nothing for what is no merge."""
+    if row.skills:
+        return row.skills.text.replace(" %", "\u00a0%")  # a line may not begin with the sign
+    is_awaited = row.status == "done" and any(p.status != "scored" for p in row.parents)
+    return f"{_parents(row)} parents scored" if is_awaited else NOTHING
 
 
 def _share(value: float) -> str:

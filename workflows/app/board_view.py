@@ -24,7 +24,7 @@ from workflows.app.board_query import (
     label_of,
     matching,
 )
-from workflows.app.board_table import VIEWS, Column, default_columns
+from workflows.app.board_table import VIEWS, Column, default_columns, domain_title
 from workflows.app.format import el, join, link
 from workflows.app.panels import method_title, notice
 
@@ -36,10 +36,10 @@ _GUIDE = (
     ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
     (
         "Skills kept",
-        "a skill is a task at which a parent is above the base beyond chance. Kept of it is (merge − base) ÷ (best "
-        "parent − base), with its 95 % interval; it counts as kept from one half, where the merge, too, is above the "
-        "base beyond chance. Told once every parent is scored. Best first: those that keep skills of several parents, "
-        "by the number of skills kept, then by the mean.",
+        "a skill is a task at which a parent is above the base beyond chance. The percent say how much of the best "
+        "parent's gain over the base the merge has, with the 95 % interval. A skill counts as kept from one half, "
+        "where the merge, too, is above the base beyond chance. Told once every parent is scored. First by skills come "
+        "those that keep skills of several parents, by the number of skills kept, then by the mean.",
     ),
     ("Synergy", "domains in which the merge is above every parent; within chance where a difference's interval has 0."),
     ("Failed, flagged", "listed without a rank. A flag passes on to everything that was merged from the model."),
@@ -68,10 +68,15 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
         _pager(query, page, pages),
         _compared(suite, query),
         _chart(suite, query),
-        _folded("How to read this", el("dl", *(join(el("dt", t), el("dd", d)) for t, d in _GUIDE), cls="hm-guide")),
+        _folded("How to read this", _guide(suite)),
         _folded(f"Left out: {len(board.refused)}", refused_panel(board.refused), "refused") if board.refused else None,
         _exports(suite, query, url),
     )
+
+
+def _guide(suite: SuiteBoard) -> Markup:
+    data = ("Data", f"{suite.suite}, version {suite.version}, {suite.split} split.")
+    return el("dl", *(join(el("dt", term), el("dd", text)) for term, text in (*_GUIDE, data)), cls="hm-guide")
 
 
 def _folded(title: str, content: object, name: str = "", opened: bool = False) -> Markup:
@@ -84,7 +89,7 @@ def _views(query: BoardQuery) -> Markup:
         el(
             "a",
             title,
-            href=query.href(view=view, cols=(), sort=""),
+            href=query.href(view=view, cols=(), sort="best" if view == "skills" else ""),
             id=f"view-{view}",
             **({"aria_current": "true"} if view == query.view else {}),
         )
@@ -192,7 +197,7 @@ def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Map
         )
         cells = (_cell(column, row) for column in shown)
         lines.append(el("tr", el("td", box, cls="hm-box", data_label="Compare"), *cells))
-    caption = el("caption", f"{suite_title(suite)}, best first", cls="hm-unseen")
+    caption = el("caption", f"Models and their scores: {suite_title(suite)}", cls="hm-unseen")
     content = el("table", caption, el("thead", el("tr", *heads)), el("tbody", *lines))
     others = [label for label in query.compare if label not in {label_of(r) for r in rows}]
     kept = (el("input", type="hidden", name="compare", value=label, form=_FORM) for label in others)
@@ -252,7 +257,7 @@ def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
     choices = (
         el("a", name, href=query.href(chart=value, page=query.page), id=f"chart-{value}",
            **({"aria_current": "true"} if value == query.chart else {}))
-        for name, value in ((OVERALL, ""), *((d, d) for d in several))
+        for name, value in ((OVERALL, ""), *((domain_title(d), d) for d in several))
     )  # fmt: skip
     pick = el("nav", *choices, cls="hm-views", aria_label="Score in the chart") if several else None
     domain = query.chart or None

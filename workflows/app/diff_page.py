@@ -56,7 +56,7 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
                 choices=[], value=None, allow_custom_value=True, label=label, info=info, elem_id=name, min_width=240
             )
             for name, label, info in (
-                ("diff-base", "Base", "The model before: org/name, or org/name@revision."),
+                ("diff-base", "Base", "The model before: org/name, or the address of its page on the Hub."),
                 ("diff-agent", "Agent", "The model after; a LoRA adapter on the base will do."),
             )
         )
@@ -115,7 +115,7 @@ def _opening(service: Service, figures: _Figures) -> Callable[..., Any]:
             return [*filled, *_stopped(EMPTY)]
         visitor = visitor_of(profile, token)
         try:
-            found = service.comparison(*checked_comparison(base, agent), visitor)
+            found = service.comparison(*checked_comparison(base, agent, service.endpoint), visitor)
             return [*filled, *_of_comparison(found, visitor, service, figures)]
         except HubmergeError as error:
             return [*filled, *_stopped(_shut(error, visitor, service, base, agent))]
@@ -138,7 +138,7 @@ def _comparing(service: Service, figures: _Figures) -> Callable[..., Any]:
     ) -> list[Any]:
         visitor = visitor_of(profile, token)
         try:
-            before, after = checked_comparison(base or "", agent or "")
+            before, after = checked_comparison(base or "", agent or "", service.endpoint)
             if visitor is None:
                 found = service.comparison(before, after, None)
             else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import gradio as gr
 from markdown_it import MarkdownIt
@@ -19,7 +21,7 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
 _TO_PAGE = re.compile(r"\[([^\]]+)\]\([\w./]+\.md[^)]*\)")  # pages that the app does not show
 _ANYWHERE = "http://127.0.0.1:7860"  # of an app that was started by hand
-_CODE = re.compile(r"(?:^    .+\n+)+", re.MULTILINE)
+_CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 
 
 def docs_page(host: str | None = None) -> None:
@@ -30,16 +32,13 @@ def docs_page(host: str | None = None) -> None:
     gr.HTML(join(header("Docs", about), el("div", contents, cls="hm-contents")), js_on_load=None)
     gr.HTML(_methods(), js_on_load=None, elem_id="methods", elem_classes="hm-card hm-docs", padding=True)
     gr.HTML(_words(), js_on_load=None, elem_id="words", elem_classes="hm-card hm-docs", padding=True)
-    _, _, programs = programs_of(host).partition("\n")
+    _, _, programs = programs_of(host).replace("\n## ", "\n### ").partition("\n")
     with gr.Column(elem_id="programs"):
         gr.HTML(el("h2", "Programs and tools"), js_on_load=None)
-        at = 0
-        for found in _CODE.finditer(programs):
-            gr.HTML(rendered(programs[at : found.start()]), js_on_load=None, elem_classes="hm-docs")
-            call = re.sub(r"^    ", "", found[0], flags=re.MULTILINE).strip()
-            code_box(call, label="A call", lines=call.count("\n") + 1)
-            at = found.end()
-        gr.HTML(rendered(programs[at:]), js_on_load=None, elem_classes="hm-docs")
+        for text, call in _with_calls(programs):
+            gr.HTML(rendered(text), js_on_load=None, elem_classes="hm-docs")
+            if call:
+                code_box(call, label="To copy", lines=call.count("\n") + 1)
 
 
 def _methods() -> Markup:
@@ -71,6 +70,18 @@ def rendered(text: str) -> Markup:
 def programs_of(host: str | None) -> str:
     """The page about programs, with the address of this very app in its calls where that is known."""
     return _page("api.md") if host is None else _page("api.md").replace(_ANYWHERE, f"https://{host}")
+
+
+def calls_of(host: str | None) -> list[str]:
+    """The code on that page, in order."""
+    return [call for _, call in _with_calls(programs_of(host)) if call]
+
+
+def _with_calls(text: str) -> Iterator[tuple[str, str]]:
+    """Pieces of a page, each with the code that follows it; nothing follows the last."""
+    pieces = [*_CODE.split(text), ""]
+    for before, code in zip(pieces[::2], pieces[1::2], strict=True):
+        yield before, dedent(code).strip()
 
 
 def _page(name: str) -> str:

@@ -3,10 +3,14 @@
 gradio answers a tool's call by calling its own endpoint as a client would, at the address that the request's Host
 header names, with this machine's token of the Hub and the caller's headers. Whoever forges that header would get both.
 So it calls this server at its own address here, and without a token.
+
+It also writes answers as Python does, and reads the file that an answer names. Here they are JSON, and nothing else.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,7 +22,7 @@ from hubmerge.errors import InternalError
 def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     """Let the tools' calls go to `app.state.own_url`, which the server sets once it answers."""
     server: Any = getattr(demo, "mcp_server_obj", None)
-    if not hasattr(server, "_get_or_create_client"):
+    if not all(hasattr(server, name) for name in ("_get_or_create_client", "postprocess_output_data")):
         raise InternalError("this gradio's MCP server works in another way", where="gradio.mcp")
     clients: list[Client] = []
 
@@ -38,4 +42,8 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
             )
         return clients[0]
 
+    def as_json(answers: Sequence[Any], root_url: str) -> list[Any]:
+        return [server.types.TextContent(type="text", text=json.dumps(each, ensure_ascii=False)) for each in answers]
+
     server._get_or_create_client = client
+    server.postprocess_output_data = as_json

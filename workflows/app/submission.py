@@ -8,7 +8,6 @@ from typing import Any
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.hub.names import is_hub_id
-from hubmerge.output.diff import comparison_recipe
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Visitor
@@ -26,7 +25,14 @@ def checked_recipe(content: Mapping[str, Any]) -> Recipe:
 
 
 def _refuse_local(recipe: Recipe) -> None:
-    _refuse_folders(recipe, "the recipe")
+    folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
+    if folders:
+        raise RecipeError(
+            "a folder, where only models on the Hub can be used",
+            where="the recipe",
+            expected="org/name or org/name@revision",
+            got=", ".join(folders)[:200],
+        )
     specs = {"the recipe": recipe.calibration, **{str(a.model): a.calibration for a in recipe.agents}}
     files = [f"calibration data of {name}: {spec.data}" for name, spec in specs.items() if spec and spec.is_file]
     files += [f"sensitivity of {a.model}: {a.sensitivity}" for a in recipe.agents if a.sensitivity]
@@ -49,42 +55,36 @@ def checked_sweep(content: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
-def checked_comparison(base: str, agent: str) -> tuple[str, str]:
-    """The names of two models on the Hub."""
-    before, after = (str(name or "").strip()[:_MOST_CHARACTERS] for name in (base, agent))
-    _refuse_folders(comparison_recipe(before, after), "the comparison")
-    return before, after
+def checked_comparison(base: str, agent: str, endpoint: str) -> tuple[str, str]:
+    """The names of two models on the Hub, given by ids or by their pages' addresses."""
+    return one_model(base, endpoint, "base"), one_model(agent, endpoint, "agent")
 
 
-def one_model(text: str, endpoint: str) -> str:
+def one_model(text: str, endpoint: str, where: str = "model") -> str:
     """The one model on the Hub that somebody named by its id or its page's address."""
     names = names_in([str(text or "")[:_MOST_CHARACTERS]], endpoint)
     if len(names) != 1 or not is_hub_id(names[0].partition("@")[0]):
         raise RecipeError(
-            "several models, where one is measured at a time" if len(names) > 1 else "no model of the Hub is named",
-            where="model",
+            "several models, where one is needed" if len(names) > 1 else "no model of the Hub is named",
+            where=where,
             expected="org/name, or the address of its page on the Hub",
             got=", ".join(names)[:200] or "nothing",
         )
     return names[0]
 
 
-def _refuse_folders(recipe: Recipe, where: str) -> None:
-    folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
-    if folders:
-        raise RecipeError(
-            "a folder, where only models on the Hub can be used",
-            where=where,
-            expected="org/name or org/name@revision",
-            got=", ".join(folders)[:200],
-        )
-
-
 def submission(
     recipe: Mapping[str, Any], *, target: str, private: bool, license: str | None, visitor: Visitor, suite: str = ""
 ) -> MergeRequest:
     """A request to start; RecipeError or PermissionDeniedError where the target cannot be the visitor's."""
-    namespace, _, name = target.partition("/")
+    namespace, slash, name = target.partition("/")
+    if not slash:
+        raise RecipeError(
+            "the result needs an owner and a name",
+            where="target",
+            expected=f"owner/name, such as {visitor.name}/my-merge",
+            got=target[:200] or "nothing",
+        )
     if not _REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".git", ".", "-")):
         raise RecipeError(
             "no repo can have this name" if name else "the result needs a name",

@@ -11,15 +11,15 @@ import re
 _OF_A_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|`(?:hubmerge|hf) |\b(?:HF|HUBMERGE)_[A-Z]")
 _SENTENCE = re.compile(r"(?<=[.;])\s+")
 _PUT = (
-    ("state a license", "Read the parents' terms and choose a license under Publish."),
-    ("hubmerge init", "Choose a base and agents above."),
-    ("Publish with --private", "Choose private under Visibility, or public if all of them may be known."),
-    ("Sign in", "Sign in, at the top of the page."),
+    ("state a license", "Read the parents' terms and choose a license."),
+    ("hubmerge init", "Choose a base and agents."),
+    ("Publish with --private", "Make it private, or public if all of them may be known."),
+    ("Sign in", "Sign in."),
     ("Whoever keeps this app", "Whoever keeps this app gives it a token of the Hub with write access."),
     ("Check the connection", "Try again in a minute; if it stays, the Hub is away."),
-    ("Take a part: --split", "Take a part of the split, such as train[:10000], beside the dataset."),
+    ("Take a part: --split", "Take a part of the split, such as train[:10000]."),
     ("--ignore", "Compare it with the model that it was trained from."),
-    ("Lower --max-tokens", "Lower the number of tokens beside the dataset."),
+    ("Lower --max-tokens", "Lower the number of tokens."),
 )
 
 

@@ -30,7 +30,7 @@ from workflows.app.board_panels import (
 )
 from workflows.app.board_query import ROWS_A_PAGE, BoardQuery, asked, matching
 from workflows.app.board_routes import MAX_LINES
-from workflows.app.board_table import VIEWS, columns
+from workflows.app.board_table import VIEWS, columns, skills_text
 from workflows.app.board_view import board_view
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -439,6 +439,33 @@ def test_a_chart_of_nothing_is_a_sentence() -> None:
     assert "<svg" not in score_chart(trio(build_board(family()[:3])))
     assert score_chart(trio(build_board(family())), "math").count("<circle") == 1
     assert "<circle" not in score_chart(trio(build_board(family())), "no such domain")
+
+
+def test_a_chart_of_many_merges_says_which_and_leaves_out_their_intervals() -> None:
+    def chart_of(count: int) -> str:
+        domains = {"math": 0.5, "instruction": 0.5, "code": 0.5}
+        merges = (result(f"org/m{k}", "a", domains, facts={"density": 0.1 + k / 1000}) for k in range(count))
+        return str(score_chart(trio(build_board(merges))))
+
+    few, many = chart_of(50), chart_of(305)
+    assert (few.count("hm-whisker"), "The best" in few) == (50, False)
+    assert ("hm-whisker" in many, many.count("<circle"), "The best 300 merges." in many) == (False, 300, True)
+
+
+def test_a_board_speaks_of_its_suite_in_words_and_of_the_version_only_in_its_definitions() -> None:
+    measured = [
+        result("org/m", "a", {"math": 0.5}, suite=suite, suite_version="12eb9478") for suite in ("code", "mine")
+    ]
+    above, _, definitions = view_of(build_board(measured), "suite=code").partition("How to read this")
+    assert "Models and their scores: Code</caption>" in above
+    assert (">Code</option>" in above, ">mine</option>" in above, "12eb9478" in above) == (True, True, False)
+    assert "code, version 12eb9478, test split." in definitions
+
+
+def test_a_merge_whose_parents_wait_says_how_many_are_scored() -> None:
+    [row] = trio(build_board(family()[-1:])).rows
+    assert skills_text(row) == "0 of 3 parents scored"
+    assert "\u00a0%" in skills_text(next(r for r in trio(build_board(family())).rows if r.skills))
 
 
 def test_the_joined_suites_share_one_section() -> None:

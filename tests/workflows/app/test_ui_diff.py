@@ -108,8 +108,8 @@ def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
     [
         ("/diff", "Choose a model"),
         (f"/diff?base={BASE}&agent=zoo/nothing", "no such repo"),
-        (f"/diff?base={BASE}&agent=/etc", "only models on the Hub can be used"),
-        (f"/diff?base={BASE}&agent={HOSTILE}", "is no Hub id"),
+        (f"/diff?base={BASE}&agent=/etc", "no model of the Hub is named"),
+        (f"/diff?base={BASE}&agent={HOSTILE}", "no model of the Hub is named"),
         (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
     ],
 )
@@ -207,7 +207,7 @@ def test_programs_inspect_start_and_follow_a_comparison(pages: Pages, zoo_diff: 
 def test_names_in_an_address_are_cut_and_only_so_many_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(name) for name in diff_page._asked_for({"base": "b" * 500, "agent": "a"}, None)] == [400, 1]
     with pytest.raises(RecipeError):
-        checked_comparison("org/" + "b" * 500, "org/a")
+        checked_comparison("org/" + "b" * 500, "org/a", "https://huggingface.co")
     drawn: list[object] = []
     monkeypatch.setattr(diff_page, "draw", lambda diff: drawn.append(diff) or b"")
     figures = diff_page._Figures()

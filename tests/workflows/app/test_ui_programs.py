@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 from collections.abc import Iterator
@@ -96,9 +95,10 @@ OPEN, OWN = WatcherView("open"), WatcherView("own", "ada", private=True)
 
 class Boards:
     url = ""
+    results = family()
 
     def board(self) -> Board:
-        return build_board(family())
+        return build_board(self.results)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,50 @@ def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: Simp
     harmless = {"file": "README.md", "meta": {"_type": "gradio.FileData"}}
     assert told == {**harmless, "statistics": {"agents": [harmless]}}
     called = tool(app, "tools/call", name="model_files", arguments={"id": "zoo/trap"})
-    assert ast.literal_eval(called["content"][0]["text"])["report"] == told  # gradio writes answers as Python does
+    assert json.loads(called["content"][0]["text"])["report"] == told
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "arguments", "told"),
+    [
+        ("leaderboard", {"skills": "many"}, "in skills: expected a whole number, got 'many'"),
+        ("leaderboard", {"suite": ["zoo"]}, "in suite: expected text"),
+        ("recent_jobs", {"before": 10**30}, "in before: expected a whole number"),
+        ("start_merge", {"recipe": RECIPE, "target": "ada/x", "private": ""}, "in private: expected true or false"),
+        (
+            "start_merge",
+            {"recipe": RECIPE, "target": "merged"},
+            "expected owner/name, such as ada/my-merge, got merged",
+        ),
+        ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
+        ("model_facts", {"name": ""}, "no model of the Hub is named"),
+        ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(
+    app: SimpleNamespace, endpoint: str, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(AppError, match=f"E_RECIPE.*{told}"):
+        app.client(oauth_token="token-of-ada").predict(**arguments, api_name=f"/{endpoint}")
+    assert app.service.requests == []
+
+
+def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNamespace) -> None:
+    """A whole number as 2.0, no value as null, a switch as text, a model by its page's address."""
+    ada = app.client(oauth_token="token-of-ada")
+    page = ada.predict(suite=None, limit=2.0, api_name="/leaderboard")
+    assert (page["suite"], len(page["rows"])) == ("trio", 2)
+    assert ada.predict(RECIPE, "ada/open", "false", api_name="/start_merge")["private"] is False
+    address = f"{app.service.endpoint}/{CATALOGUE[0]}"
+    assert ada.predict(address, api_name="/model_facts")["id"] == CATALOGUE[0]
+    assert ada.predict(address, CATALOGUE[1], api_name="/inspect_diff")["base"].startswith(CATALOGUE[0])
+
+
+def test_no_program_is_told_to_use_the_command_line(app: SimpleNamespace) -> None:
+    without = {key: value for key, value in RECIPE.items() if key != "method"}
+    with pytest.raises(AppError) as refused:
+        app.client().predict(without, api_name="/inspect_merge")
+    assert str(refused.value).endswith("Choose one, such as ram_plus.")
 
 
 def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
@@ -231,6 +274,13 @@ def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
         ada.predict({**SWEEP, "base": "/etc"}, "ada/swept", api_name="/start_sweep")
     with pytest.raises(AppError, match="this is no sweep"):
         ada.predict(RECIPE, "ada/swept", api_name="/start_sweep")
+
+
+def test_a_board_without_results_is_empty(app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Boards, "results", [])
+    assert app.client().predict(merges_only=True, api_name="/leaderboard")["rows"] == []
+    with pytest.raises(AppError, match="no results yet"):
+        app.client().predict("zoo", api_name="/leaderboard")
 
 
 def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:

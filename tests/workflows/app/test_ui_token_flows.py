@@ -1,8 +1,8 @@
-"""Programs with a token drive whole merges, sweeps and evaluations: gradio's client, and an MCP client."""
+"""Programs with a token drive whole merges, sweeps and evaluations: gradio's client, an MCP client, the docs' calls."""
 
 from __future__ import annotations
 
-import ast
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from gradio_client import Client
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
 from test_ui_demo import Demo, free_port
 
 from localhub.users import default_users
+from workflows.app.docs_page import calls_of
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +53,7 @@ def by_mcp(demo: Demo, token: str) -> Call:
         told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
         result = json.loads(told.removeprefix("data: "))["result"]
         assert not result["isError"], result
-        return ast.literal_eval(result["content"][0]["text"])  # gradio writes answers as Python does
+        return json.loads(result["content"][0]["text"])
 
     return call
 
@@ -99,3 +102,34 @@ def test_a_program_merges_sweeps_and_has_a_model_evaluated(demo: Demo, program: 
         time.sleep(1)
     assert rows[0]["overall"]["value"] > 0
     assert call("request_evaluation", model="zoo/math-agent")["outcome"] == "scored"
+
+
+def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
+    """Line by line, with this demo's address and the token that the page names."""
+    token = default_users().first_tokens()["ada"]
+    *calls, settings = (
+        call.replace("http://127.0.0.1:7860", demo.url).replace("hf_...", token) for call in calls_of(None)
+    )
+    done: dict[str, Any] = {}
+    for call in calls:
+        exec(call, done)
+    assert done["job"]["state"] == "done"
+    assert done["jobs"][0]["target"] == "ada/my-sweep-ram"
+    assert done["asked"]["outcome"] in ("queued", "under way", "scored")
+    assert {"suite", "rows"} < done["board"].keys()
+    assert done["changed"]["agent"].startswith("zoo/math-agent@")
+    assert len(done["trial"]["agents"]) == 3
+    server = json.loads(settings)["mcpServers"]["hubmerge"]
+
+    async def merge_as_a_tool() -> dict[str, Any]:
+        async with (
+            httpx.AsyncClient(headers=server["headers"], timeout=60) as http,
+            streamable_http_client(server["url"], http_client=http) as (read, write, _),
+            ClientSession(read, write) as session,
+        ):
+            await session.initialize()
+            assert "start_merge" in {tool.name for tool in (await session.list_tools()).tools}
+            answer = await session.call_tool("inspect_merge", {"recipe": done["recipe"]})
+            return dict(json.loads(answer.content[0].text))
+
+    assert asyncio.run(merge_as_a_tool())["identity"] == done["plan"]["identity"]
