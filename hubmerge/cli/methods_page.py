@@ -11,7 +11,8 @@ from hubmerge.methods import Method, registry
 _HEAD = """\
 # Merge methods
 
-Generated from the registry; `make docs` writes it again and a test holds it current.
+Generated from the registry; `make docs` writes it again and a test holds it current. Another method is one file:
+[architecture.md](architecture.md#to-add-a-merge-method) says how.
 
 """
 _NOTATION = """\

@@ -11,8 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512VBMI2__
+#ifdef __AVX2__
 #include <immintrin.h>
+#endif
+#ifdef __AVX512VBMI2__
 #define WIDTH 16
 #elif defined __AVX2__
 #define WIDTH 8
@@ -360,6 +362,28 @@ static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_
             at = _mm512_add_epi16(at, _mm512_set1_epi16(32));
         }
         found += __builtin_popcount(filled);
+    }
+#elif WIDTH == 8
+    static const uint64_t chosen[16] = { /* bytes of those of four elements that a mask has, in their order */
+        0x0000000000000000, 0x0000000000000100, 0x0000000000000302, 0x0000000003020100,
+        0x0000000000000504, 0x0000000005040100, 0x0000000005040302, 0x0000050403020100,
+        0x0000000000000706, 0x0000000007060100, 0x0000000007060302, 0x0000070603020100,
+        0x0000000007060504, 0x0000070605040100, 0x0000070605040302, 0x0706050403020100,
+    };
+    const __m128i zero = _mm_setzero_si128();
+    uint64_t at = 0x0003000200010000;
+    for (int64_t i = 0; i < n; i += 8) {
+        __m128i eight = _mm_loadu_si128((const __m128i *)(values + i));
+        int filled = ~_mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(eight, zero), zero)) & 0xFF;
+        for (int half = 0; half < 2; half++, eight = _mm_srli_si128(eight, 8), filled >>= 4) {
+            __m128i order = _mm_loadl_epi64((const __m128i *)(chosen + (filled & 15)));
+            _mm_storel_epi64((__m128i *)(packed + found), _mm_shuffle_epi8(eight, order));
+            if (places) {
+                _mm_storel_epi64((__m128i *)(places + found), _mm_shuffle_epi8(_mm_cvtsi64_si128((int64_t)at), order));
+                at += 0x0004000400040004;
+            }
+            found += __builtin_popcount((unsigned)filled & 15);
+        }
     }
 #else
     for (int64_t i = 0; i < n; i++) {
