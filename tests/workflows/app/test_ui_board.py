@@ -234,6 +234,8 @@ def test_a_phone_shows_the_scores_beside_their_names(url: str, open_page: Any) -
     box = cell.bounding_box()
     assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
     assert "61.0" in cell.inner_text()
+    name = "getComputedStyle(document.querySelector('#board td.hm-number'), '::before').whiteSpace"
+    assert page.evaluate(name) == "normal"  # a long one does not run into its value
 
 
 @pytest.mark.browser
