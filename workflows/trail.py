@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import pairwise
 
@@ -51,6 +51,7 @@ class Trail:
         warnings = dict.fromkeys(job.payload.get("warnings", []))
         warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
         ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
+        evaluations, scoring_s = self._evaluations(job, in_full=bool(events))
         return JobView(
             id=job.id,
             user=job.user,
@@ -76,10 +77,11 @@ class Trail:
             license=job.payload.get("license") if own else None,
             log=tuple(map(_line, events)),
             typical_s=self._usual(job, ahead) if events else None,
-            evaluations=self._evaluations(job),
+            evaluations=evaluations,
             ticket=job.ticket,
             after_s=self._typical_of(job.kind)[1].get(job.stage) if events and job.state is State.RUNNING else None,
             predicted_s=_number(job.payload.get("predicted_s")),
+            scoring_s=scoring_s,
         )
 
     def _usual(self, job: Job, ahead: int | None) -> float | None:
@@ -105,10 +107,13 @@ class Trail:
                 self._typical[kind] = kept
         return kept[1], kept[2]
 
-    def _evaluations(self, job: Job) -> tuple[Scoring, ...]:
-        """The evaluations of a published merge and of its parents, where it is to have any."""
+    def _evaluations(self, job: Job, *, in_full: bool) -> tuple[tuple[Scoring, ...], float | None]:
+        """The evaluations of a published merge and of its parents, where it is to have any; seconds that one takes.
+
+        `in_full`: with the places in the queue and the time.
+        """
         if job.kind != "merge" or job.state is not State.DONE or not job.result:
-            return ()
+            return (), None
         pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
         pins += pinned_models(job.payload.get("recipe") or {})
         found: dict[tuple[str, str], Job] = {}
@@ -117,15 +122,39 @@ class Trail:
         merged = found.get(pins[0][1:])
         expected = self._suite is not None and not job.payload.get("private")
         if merged is None and not expected and not job.payload.get("suite"):
-            return ()
-        return tuple(_scoring(pin, found.get(pin[1:])) for pin in pins)
+            return (), None
+        queued = [e for e in found.values() if in_full and e.state is State.QUEUED]
+        places = {e.id: self._store.waiting_before(e) + 1 for e in queued}
+        scorings = tuple(_scoring(pin, found.get(pin[1:]), places) for pin in pins)
+        nobody_between = sorted(places.values()) == list(range(1, len(places) + 1))
+        return scorings, scoring_time(tuple(found.values())) if in_full and nobody_between else None
 
 
-def _scoring(pin: tuple[str, str, str], job: Job | None) -> Scoring:
+def scoring_time(evaluations: Collection[Job]) -> float | None:
+    """Seconds that each evaluation left takes: the median of those done; a merge and its parents are of one size.
+
+    None where there is nothing to go by: none is done in one attempt, those left are of two suites, or one begins
+    again.
+    """
+    under_way = [e for e in evaluations if e.state in (State.QUEUED, State.RUNNING)]
+    suites = {(e.payload.get("suite"), e.payload.get("suite_version")) for e in under_way}
+    if len(suites) != 1 or any(e.attempt > (e.state is State.RUNNING) for e in under_way):
+        return None
+    times = [
+        (datetime.fromisoformat(e.finished) - datetime.fromisoformat(e.started)).total_seconds()
+        for e in evaluations
+        if e.state is State.DONE and e.attempt == 1 and e.started and e.finished
+        if (e.payload.get("suite"), e.payload.get("suite_version")) in suites
+    ]
+    return statistics.median(times) if times else None
+
+
+def _scoring(pin: tuple[str, str, str], job: Job | None, places: Mapping[str, int]) -> Scoring:
     role, model, sha = pin
     if job is None:
         return Scoring(model, sha, role)
-    return Scoring(model, sha, role, job.id, job.state.value, job.stage)
+    state = job.state.value
+    return Scoring(model, sha, role, job.id, state, job.stage, job.started, job.finished, places.get(job.id))
 
 
 def _line(event: JobEvent) -> LogLine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from job_helpers import FakeClock, claim, job_id
+from job_helpers import RETRYABLE, FakeClock, claim, job_id
 
 from hubmerge.settings import Settings
 from workflows.app.service import Visitor
@@ -122,3 +122,48 @@ def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
     view = service_of(store).job(job.id, None)
     assert [line.kind for line in view.log] == ["submitted", "claimed", "stage"]
     assert view.statistics == {"elements": 1199}
+
+
+def evaluate_first(store: Store, clock: FakeClock, *, suite: str = "zoo") -> list[NewJob]:
+    """A merge whose own evaluation took 40 s, while those of its parents wait."""
+    publish(store, "made")
+    pins = (("ann/made", SHA), ("zoo/base", "b" * 40), ("zoo/math", "c" * 40))
+    first, *parents = [evaluation_job(*pin, suite, "test", "bot") for pin in pins]
+    store.submit(first)
+    job = claim(store)
+    clock.pass_time(40)
+    store.finish(job.id, job.fence, {})
+    return parents
+
+
+def test_evaluations_left_take_as_long_as_those_of_the_same_merge_that_are_done(store: Store, clock: FakeClock) -> None:
+    parents = evaluate_first(store, clock)
+    assert service_of(store).job(job_id("made"), None).scoring_s is None  # nothing is under way
+    for parent in parents:
+        store.submit(parent)
+    view = service_of(store).job(job_id("made"), None)
+    assert view.scoring_s == 40.0
+    assert [s.place for s in view.evaluations] == [None, 1, 2]
+
+
+def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_others(
+    store: Store, clock: FakeClock
+) -> None:
+    parents = evaluate_first(store, clock, suite="math")
+    other = [evaluation_job(p.payload["model"], p.payload["sha"], "zoo", "test", "bot") for p in parents]
+    store.submit(other[0])
+    assert service_of(store).job(job_id("made"), None).scoring_s is None
+    store.request_cancel(other[0].id, "bot")
+    store.submit(evaluation_job("bob/model", SHA, "math", "test", "bot"))
+    store.submit(parents[1])
+    view = service_of(store).job(job_id("made"), None)
+    assert (view.scoring_s, view.evaluations[2].place) == (None, 2)
+
+
+def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock: FakeClock) -> None:
+    parents = evaluate_first(store, clock)
+    store.submit(parents[0])
+    job = claim(store)
+    assert service_of(store).job(job_id("made"), None).scoring_s == 40.0
+    store.fail(job.id, job.fence, RETRYABLE)
+    assert service_of(store).job(job_id("made"), None).scoring_s is None

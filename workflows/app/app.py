@@ -78,7 +78,7 @@ def build_app(
         "docs": lambda: docs_page(next(iter(_space_hosts(settings)), None)),
         "diff": lambda: diff_page(demo, service, lanes),
         "evaluate": lambda: evaluate_page(demo, service, lanes),
-        "job": lambda: job_page(demo, service, lanes),
+        "job": lambda: job_page(demo, service, lanes, board),
         "model": lambda: model_page(demo, service, lanes, board),
         "watchers": lambda: watchers_page(demo, service, lanes, settings, watchers),
     }

@@ -1,32 +1,37 @@
 """A job's page, `/job?id=ID`: state, stages, progress, statistics, outcome, recipe and the way to cancel.
 
-Everything shown is read from the service at every tick, so a reload or a restart of the app brings the same page
-back. The timer stops once the job has ended, or when the job cannot be shown at all.
+Everything shown is read from the service, and a merge's verdict from the board, at every tick, so a reload or a restart
+of the app brings the same page back. The timer stops once the job has ended and its scores are there, or when the job
+cannot be shown at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
+from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
-from workflows.app.format import el, join, link
+from workflows.app.format import el, join, link, moment
 from workflows.app.frame import code_box
 from workflows.app.job_panels import job_panel
 from workflows.app.job_steps import is_under_way
 from workflows.app.lanes import ASKING, Lanes
+from workflows.app.model_panels import found_rows, verdict_panel
 from workflows.app.panels import notice, problems_panel
-from workflows.app.service import JobView, Service, Visitor
+from workflows.app.service import BoardSource, JobView, Service, Visitor
 from workflows.app.session import require_visitor, visitor_of, writer_of
 
 POLL_S = 2.0
+BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 
 
-def job_page(demo: Any, service: Service, lanes: Lanes) -> None:
+def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
     job_id = gr.Textbox(value="", visible=False)
     head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
@@ -44,14 +49,14 @@ def job_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
     shown = [head, warnings, statistics, cancel, retry, timer]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(service), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
-    timer.tick(_ticking(service), [job_id], shown, queue=False, **quiet)
+    demo.load(_opening(service, board), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
+    timer.tick(_ticking(service, board), [job_id], shown, queue=False, **quiet)
     retrying = lanes.asking(_retrying(service), _not_tried)
     cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
     retry.click(retrying, [job_id], [answer, *shown], **ASKING, api_visibility="private")
 
 
-def _opening(service: Service) -> Callable[..., Any]:
+def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
     def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         job_id = str(request.query_params.get("id") or "")[:200]
         nothing = ["", gr.skip(), gr.update(visible=False)]
@@ -64,21 +69,21 @@ def _opening(service: Service) -> Callable[..., Any]:
         except HubmergeError as error:
             return [job_id, *nothing, *_refused(error)]
         if not view.recipe:  # an evaluation
-            return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint)]
+            return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint, board)]
         text = dump_plain_yaml(dict(view.recipe))
         again = link(f"merge?job={quote(job_id, safe='')}", "Use this recipe again")
-        return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]
+        return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint, board)]
 
     return opening
 
 
-def _ticking(service: Service) -> Callable[..., Any]:
+def _ticking(service: Service, board: BoardSource | None) -> Callable[..., Any]:
     def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         if not job_id:
             return [*[gr.skip()] * 5, gr.update(active=False)]
         visitor = visitor_of(profile, token)
         try:
-            return _shown(service.job(job_id, visitor), visitor, service.endpoint)
+            return _shown(service.job(job_id, visitor), visitor, service.endpoint, board)
         except HubmergeError as error:
             return [gr.skip()] * 6 if error.retryable else _refused(error)
 
@@ -111,8 +116,29 @@ def _not_tried(error: HubmergeError) -> list[Any]:
     return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
 
 
-def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
-    head, warnings, statistics = job_panel(view, endpoint)
+def _verdict(view: JobView, board: BoardSource | None) -> Markup | None:
+    """What the board says of a published merge, once it is evaluated."""
+    if board is None or not view.result or not view.evaluations or view.evaluations[0].state != "done":
+        return None
+    merge = view.evaluations[0]
+    try:
+        rows = found_rows(board.board(), merge.model, merge.sha)
+    except HubmergeError:  # the page is of use without
+        return None
+    return verdict_panel(rows[0][1]) if rows else None
+
+
+def _awaits_verdict(view: JobView) -> bool:
+    """Whether the last score is so new that the board may not have it yet."""
+    if any(scoring.state != "done" for scoring in view.evaluations):
+        return False
+    ends = [end for scoring in view.evaluations if (end := moment(scoring.finished))]
+    return bool(ends) and (datetime.now(UTC) - max(ends)).total_seconds() < BOARD_LAG_S
+
+
+def _shown(view: JobView, visitor: Visitor | None, endpoint: str, board: BoardSource | None = None) -> list[Any]:
+    verdict = _verdict(view, board)
+    head, warnings, statistics = job_panel(view, endpoint, verdict)
     owner = visitor is not None and visitor.name == view.user
     return [
         head,
@@ -120,7 +146,7 @@ def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
         gr.update(value=statistics, visible=bool(statistics)),
         gr.update(visible=owner and view.state in ("queued", "running")),
         gr.update(visible=owner and view.state in ("failed", "cancelled")),
-        gr.update(active=is_under_way(view)),
+        gr.update(active=is_under_way(view) or (verdict is None and _awaits_verdict(view))),
     ]
 
 

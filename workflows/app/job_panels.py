@@ -36,6 +36,7 @@ from workflows.app.job_steps import (
     TERMINAL,
     log_panel,
     progress_panel,
+    scores_left,
     stage_of,
     stage_track,
 )
@@ -103,8 +104,8 @@ def _method_title(recipe: Mapping[str, Any]) -> str:
     return method_title(str(recipe.get("method", "unknown")))
 
 
-def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
-    """How the job ended: the repo, or the reason why there is none; or that it cannot begin."""
+def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:
+    """How the job ended: the repo with its verdict, or the reason why there is none; or that it cannot begin."""
     if view.state == "queued" and needs_login(view):
         again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
         sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
@@ -120,6 +121,7 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
             "good",
             "Published",
             el("p", link(model_href(repo, commit), repo), cls="hm-result"),
+            verdict,
             where_next(endpoint, repo, commit),
             _run_facts(view.result.get("run")),
             scorings_panel(view),
@@ -163,12 +165,14 @@ def scorings_panel(view: JobView) -> Markup | None:
     rows = []
     for scoring in view.evaluations:
         words = _SCORING_WORDS.get(scoring.state, scoring.state)
+        if scoring.place is not None:
+            words += f", number {scoring.place} in the queue"
         shown = link(job_href(scoring.job), words) if scoring.job else words
         name = "This merge" if scoring.role == "merge" else f"{scoring.model}, {scoring.role}"
         rows.append(el("li", f"{name}: ", shown))
     done = all(scoring.state == "done" for scoring in view.evaluations)
     title = "Evaluated, and so are its parents" if done else "Evaluation, beside its parents"
-    return el("div", el("h2", title), el("ul", *rows), cls="hm-scorings")
+    return el("div", el("h2", title), el("ul", *rows), scores_left(view), cls="hm-scorings")
 
 
 def _run_facts(run: object) -> Markup | None:
@@ -200,10 +204,10 @@ def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
     )
 
 
-def job_panel(view: JobView, endpoint: str) -> tuple[Markup, Markup, Markup]:
+def job_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> tuple[Markup, Markup, Markup]:
     """The three parts of a job's page: head with progress and outcome, warnings, statistics."""
-    parts = (job_header(view), stage_track(view), progress_panel(view), outcome_panel(view, endpoint), log_panel(view))
-    head = join(*parts)
+    outcome = outcome_panel(view, endpoint, verdict)
+    head = join(job_header(view), stage_track(view), progress_panel(view), outcome, log_panel(view))
     return head, join(warnings_panel(view.warnings)), join(statistics_panel(view))
 
 

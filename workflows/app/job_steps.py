@@ -155,6 +155,22 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     return el("div", said, amount, _bar(share), whole)
 
 
+def scores_left(view: JobView, now: datetime | None = None) -> Markup | None:
+    """What is left of a merge's evaluations, one after another; nothing while one takes longer than it usually does."""
+    running = [s for s in view.evaluations if s.state == "running"]
+    begun = moment(running[0].started) if len(running) == 1 else None
+    if view.scoring_s is None or begun is None:
+        return None
+    left = view.scoring_s - ((now or datetime.now(UTC)) - begun).total_seconds()
+    if left < 0:
+        return None
+    states = [s.state for s in view.evaluations]
+    left += view.scoring_s * states.count("queued")
+    later = states.count("waiting")
+    until = f"for the evaluations under way; {later} more will follow" if later else "until all are evaluated"
+    return el("p", f"About {_about(left)} left {until}.", cls="hm-left")
+
+
 # before the weights are read; what the plan predicts is still to come
 _BEFORE_THE_PASSES = ("resolve", "calibration", "plan", "verify", "compile", "download")
 _UNTIL = {"merge": "until it is published", "evaluate": "until its scores are recorded", "diff": "until it is done"}

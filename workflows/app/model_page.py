@@ -27,7 +27,7 @@ from workflows.app.board_panels import (
 )
 from workflows.app.format import el, join, link, repo_link
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
+from workflows.app.model_panels import found_rows, scores_picture, use_it, verdict_panel, ways_on
 from workflows.app.model_tabs import TABS, card_tab, changed_tab, reproduce_tab, tab_links, unscored_tab
 from workflows.app.panels import facts_grid, notice, problems_panel, section
 from workflows.app.service import BoardSource, Published, Service, Visitor
@@ -175,11 +175,3 @@ def _lineage(model: Published, board: Board) -> Markup | None:
         return None
     stated = ancestors_in(model.report.get("parents"))
     return section("Lineage", lineage_tree(model.id, model.sha, model.license, parents, board, stated))
-
-
-def found_rows(board: Board, model: str, sha: str | None) -> list[tuple[SuiteBoard, Row]]:
-    """The model's rows, all of one commit: the asked one, else the one that no newer supersedes."""
-    rows = [(s, r) for s in board.suites for r in s.rows if r.model == model]
-    if sha is None and rows:
-        sha = max((r for _, r in rows), key=lambda r: (not r.superseded, r.created, r.sha)).sha
-    return [(s, r) for s, r in rows if r.sha == sha]

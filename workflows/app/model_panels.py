@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.board.values import Row, TaskLine
+from hubmerge.board.values import Board, Row, SuiteBoard, TaskLine
 from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.card_scores import way_of_asking
@@ -18,6 +18,14 @@ from workflows.app.format import diff_href, el, join, link
 from workflows.app.panels import section
 
 MOST_DRAWN = 12  # parents beside one score
+
+
+def found_rows(board: Board, model: str, sha: str | None) -> list[tuple[SuiteBoard, Row]]:
+    """The model's rows, all of one commit: the asked one, else the one that no newer supersedes."""
+    rows = [(s, r) for s in board.suites for r in s.rows if r.model == model]
+    if sha is None and rows:
+        sha = max((r for _, r in rows), key=lambda r: (not r.superseded, r.created, r.sha)).sha
+    return [(s, r) for s, r in rows if r.sha == sha]
 
 
 def verdict_panel(row: Row) -> Markup | None:

@@ -86,6 +86,9 @@ class Scoring:
     job: str = ""  # its job; nothing before it is asked for
     state: str = "waiting"  # or the job's
     stage: str = ""
+    started: str | None = None
+    finished: str | None = None
+    place: int | None = None  # in the queue, 1: next; None when not queued, and in lists
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class JobView:
     ticket: int = 0  # grows with every submission
     after_s: float | None = None  # what followed the present stage in earlier jobs, until their end
     predicted_s: float | None = None  # of the passes over the weights, from the plan, without the network
+    scoring_s: float | None = None  # one evaluation of the merge or a parent; None where what is left cannot be told
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from board_helpers import HOSTILE
-from pages_fake import FakeService
+from pages_fake import FakeService, job_view
 from pages_session import Pages
 from report_helpers import report_data
 from test_ui_board import ENDPOINT, FakeBoard, full_board
@@ -16,9 +18,11 @@ from hubmerge.board.values import Board
 from hubmerge.errors import HubUnavailableError
 from hubmerge.evaluation.result import ParentFacts
 from workflows.app.board_table import task_title
+from workflows.app.job_page import _shown as job_shown
 from workflows.app.model_page import _lineage, _shown, parents_of
+from workflows.app.model_panels import verdict_panel
 from workflows.app.model_tabs import card_tab, changed_tab, reproduce_tab
-from workflows.app.service import Published, Visitor
+from workflows.app.service import Published, Scoring, Visitor
 
 SHA = "7" * 40
 ADA = Visitor("ada", "token-of-ada")
@@ -204,3 +208,23 @@ def test_the_tabs_are_addresses(pages: Pages, open_page: Any) -> None:
     assert page.evaluate("window.hacked") is None
     page.go_back()
     page.locator("#model-tab").get_by_text("recipe.yaml").first.wait_for()
+
+
+def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_one() -> None:
+    board = FakeBoard(full_board())
+    row = next(r for s in board.content.suites for r in s.rows if verdict_panel(r))
+    said = str(verdict_panel(row))
+    assert said in _shown(FakeService(ENDPOINT), board, None, row.model, row.sha, "scores")[0]
+    own = Scoring(row.model, row.sha, "merge", "2" * 64, "done", finished=datetime.now(UTC).isoformat())
+    view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own,))
+    head, *_, timer = job_shown(view, None, ENDPOINT, board)
+    assert (said in head, timer["active"]) == (True, False)
+
+    head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
+    assert ("hm-verdict" in head, timer["active"]) == (False, True)  # the board lags behind
+    old = replace(own, finished=(datetime.now(UTC) - timedelta(minutes=5)).isoformat())
+    away = FakeBoard(failure=HubUnavailableError("away"))
+    head, *_, timer = job_shown(replace(view, evaluations=(old,)), None, ENDPOINT, away)
+    assert ("Published" in head, "hm-verdict" in head, timer["active"]) == (True, False, False)
+    running = replace(view, evaluations=(replace(own, state="running"),))
+    assert "hm-verdict" not in job_shown(running, None, ENDPOINT, board)[0]

@@ -19,7 +19,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
 from workflows.app.job_panels import job_list, job_panel
 from workflows.app.job_statistics import statistics_panel
-from workflows.app.job_steps import is_under_way, progress_panel, stage_track
+from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring, Visitor
@@ -361,6 +361,20 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
     assert "not asked for yet" in head
     marked = stages(stage_track(view))
     assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
+
+
+def test_what_is_left_of_the_evaluations_is_told_while_it_holds() -> None:
+    begun = replace(SCORINGS[1], started="2026-01-31T14:05:00+00:00")
+    agent = replace(SCORINGS[2], job="4" * 64, state="queued", place=1)
+    view = job_view(state="done", result={"repo": "a/b"}, evaluations=(SCORINGS[0], begun, agent), scoring_s=60.0)
+    at = datetime(2026, 1, 31, 14, 5, 20, tzinfo=UTC)
+    assert "About 2 min left until all are evaluated." in str(scores_left(view, at))  # 40 s and 60 s, rounded up
+    waiting = replace(view, evaluations=(SCORINGS[0], begun, SCORINGS[2]))
+    assert "About 40 s left for the evaluations under way; 1 more will follow." in str(scores_left(waiting, at))
+    assert scores_left(view, at + timedelta(seconds=41)) is None  # it takes longer than the others did
+    assert scores_left(replace(view, scoring_s=None), at) is None
+    assert scores_left(replace(view, evaluations=(SCORINGS[0], agent)), at) is None
+    assert "number 1 in the queue" in job_panel(view, "https://hub.example")[0]
 
 
 def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alone_to_go_on() -> None:
