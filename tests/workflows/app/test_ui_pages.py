@@ -253,7 +253,7 @@ def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/job?id={JOB}")
     page.get_by_text("Use this recipe again").click()
     shown(page, "#agents", "zoo/mem-agent")
-    page.wait_for_url("**/merge?base=zoo/base&agent=*")  # the job stays as it is, and the form may change
+    page.wait_for_function("location.search.startsWith('?base=zoo/base&agent=')")  # which a visitor may change
     assert page.locator("#base input").input_value() == "zoo/base"
 
 
