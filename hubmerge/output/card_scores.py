@@ -80,7 +80,7 @@ def _score(row: Mapping[str, Any]) -> str:
         return factor(value)
     cut = row.get("truncated")
     told = f", {cut:,} prompts cut" if isinstance(cut, int) and cut > 0 else ""
-    return f"{factor(value)} ({factor(estimate.low)} to {factor(estimate.high)}, n = {samples:,}{told})"
+    return f"{_range(estimate)[:-1]}, n = {samples:,}{told})"
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate | None:
@@ -134,7 +134,8 @@ def _parent(
 
 
 def _range(estimate: Estimate) -> Markdown:
-    return Markdown(f"{factor(estimate.value)} ({factor(estimate.low)} to {factor(estimate.high)})")
+    value, low, high = (f"{100 * share:.1f}" for share in (estimate.value, estimate.low, estimate.high))
+    return Markdown(f"{value} ({low} to {high})")
 
 
 def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

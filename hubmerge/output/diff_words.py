@@ -34,6 +34,16 @@ def compared(diff: Diff) -> str:
     return f"{diff.architecture}: {parameters} compared"
 
 
+def verdict(diff: Diff) -> str:
+    """How much changed, and where most of it; for a diff in which something did."""
+    said = f"{percent(diff.total.density)} of the parameters changed"
+    cells = {(depth, name): cell["density"] or 0.0 for depth, row in diff.grid.items() for name, cell in row.items()}
+    if not cells:
+        return f"{said}."
+    depth, name = max(cells, key=lambda at: cells[at])
+    return f"{said}; most of all {name} in layer {depth}, with {percent(cells[depth, name])}."
+
+
 def side(model: Side) -> str:
     """The model's name, where it is pinned, and how its weights are stored."""
     dtypes = ", ".join(model.dtypes)

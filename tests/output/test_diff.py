@@ -21,7 +21,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.output import diff as diff_module
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
-from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds
+from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds, verdict
 from hubmerge.statistics.statistics import layer_of, module_of
 
 NOWHERE = Hub("http://127.0.0.1:9")
@@ -547,6 +547,11 @@ def test_wrong_options_are_said_before_anything_is_read(
         found = error.code
     assert found == code
     assert words in capsys.readouterr().err
+
+
+def test_a_difference_is_told_first_in_one_sentence(example: Diff) -> None:
+    assert verdict(example) == "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%."
+    assert verdict(replace(example, grid={})) == "9.97% of the parameters changed."
 
 
 def test_the_two_thresholds_are_told_apart_in_one_sentence(example: Diff) -> None:

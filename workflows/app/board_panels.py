@@ -59,6 +59,7 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
     lines.append(("Weights changed", *(_share(r.facts.density) for r in rows)))
     lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
     heads = [model_link(r.model, r.sha) for r in rows]
+    lines = [line for line in lines if any(value != NOTHING for value in line[1:])]
     return el("div", _wide_table(("", *heads), lines), cls="hm-compare")
 
 

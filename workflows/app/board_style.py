@@ -121,7 +121,7 @@ BOARD_CSS = """
   #board .hm-box { grid-column: 1; grid-row: 1; } #board .hm-box::before { content: none; }
   #board tbody th { grid-column: 2; grid-row: 1; justify-content: start; font-size: 1rem; }
   #board td:not(.hm-box) { text-align: right; max-width: none; min-width: 0; }
-  #board td::before { text-align: left; flex: none; max-width: 50%; }
+  #board td::before { text-align: left; flex: none; max-width: 50%; white-space: normal; }
   .hm-fields label { flex-basis: 45%; }
   #model-tab .hm-table td { white-space: normal; overflow-wrap: anywhere;
     text-align: right; }

@@ -17,6 +17,7 @@ from hubmerge.output.diff_words import (
     module_table,
     thresholds,
     top_table,
+    verdict,
 )
 from hubmerge.plan.plan import Plan
 from workflows.app.format import bytes_text, el, join, repo_link
@@ -62,15 +63,16 @@ def diff_panel(diff: Diff, figure: bytes) -> Markup:
     picture = el("img", src=source, alt="What changed by layer and module type, and how large single changes are")
     tops = [_section(top_table(diff, by, LISTED), folded=by != TOP[0]) for by in TOP_TITLES]
     layers = _section(layer_table(diff), folded=True) if diff.layers else None
+    pairs = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs")
     return join(
+        el("p", el("strong", verdict(diff))),
         told,
         warnings_panel(diff.warnings),
         el("figure", picture, cls="hm-figure", tabindex="0"),
-        el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs"),
-        el("p", thresholds(diff), cls="hm-dim"),
         _section(module_table(diff)),
         layers,
         *tops,
+        _folded("The update in numbers", join(pairs, el("p", thresholds(diff), cls="hm-dim"))),
     )
 
 
@@ -78,4 +80,8 @@ def _section(content: Table, *, folded: bool = False) -> Markup:
     shown = table(content.head, content.rows)
     if not folded:
         return section(content.title, shown)
-    return el("details", el("summary", content.title), shown, cls="hm-section")
+    return _folded(content.title, shown)
+
+
+def _folded(title: str, content: object) -> Markup:
+    return el("details", el("summary", title), content, cls="hm-section")

@@ -44,6 +44,8 @@ root.addEventListener('submit', (event) => {
   event.preventDefault();
   const url = new URL(event.target.action), values = new URLSearchParams();
   for (const [name, value] of new FormData(event.target)) if (value) values.append(name, value);
+  const same = [...event.target.querySelectorAll('[name=cols]')].every((box) => box.checked === box.defaultChecked);
+  if (same && !new URLSearchParams(location.search).has('cols')) values.delete('cols'); // the view's own
   url.search = values;
   go(url);
 });

@@ -73,8 +73,9 @@ def _shown(
     row = found[0][1] if found else None
     own: Published | HubmergeError | None = None
     if tab != "scores" or row is None:
+        newest = tab == "card" and row is not None and not row.superseded  # its scores came with a later commit
         try:
-            own = _published(service, model, row.sha if row else sha, visitor)
+            own = _published(service, model, None if newest else row.sha if row else sha, visitor)
         except HubmergeError as error:
             own = error
     if row is None and not isinstance(own, Published):

@@ -68,16 +68,17 @@ def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: D
     shown(page, "#diff .hm-amount", "25.0 %")
     shown(page, "#diff .hm-current", "Measure")
     job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
-    shown(page, "#diff dd", "9.97% (17,124 parameters)")
+    shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
     assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
     assert not page.locator("#cancel").is_visible()
     anybody = open_page(f"{pages.url}{ADDRESS}")  # what is public was compared for everybody
-    shown(anybody, "#diff dd", "9.97% (17,124 parameters)")
-    details = anybody.locator("#diff details").first
-    details.locator("summary").click()
+    shown(anybody, "#diff strong", "9.97% of the parameters changed")
+    for fold in anybody.locator("#diff summary").all():
+        fold.click()
     shown(anybody, "#diff details th", "layer")
+    shown(anybody, "#diff details dd", "9.97% (17,124 parameters)")
 
 
 @pytest.mark.browser
@@ -156,6 +157,7 @@ def test_a_phone_shows_it_without_scrolling_sideways_and_asks_nobody_else(
     page.goto(f"{pages.url}{ADDRESS}", wait_until="domcontentloaded")
     page.locator("#diff figure img").wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    page.locator("#diff summary").last.click()
     value = page.locator("#diff dd").last.bounding_box()
     assert value["x"] + value["width"] <= 360  # no figure waits to be scrolled to
     assert all(url.startswith((pages.url, "data:", "about:")) for url in asked)

@@ -93,6 +93,18 @@ def test_a_scored_model_whose_files_are_away_keeps_its_scores(service: FakeServi
     assert "method: linear" in shown(service, "bob/grandchild", "reproduce", board)
 
 
+def test_a_scored_merge_shows_the_card_that_has_its_scores_and_the_numbers_of_the_commit_that_was_scored(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores are written into the card by a later commit."""
+    asked: list[str | None] = []
+    monkeypatch.setattr(service, "published", lambda name, sha, visitor: asked.append(sha) or published(name))
+    board = FakeBoard(full_board())
+    for tab in ("card", "changed"):
+        shown(service, "org/merge", tab, board)
+    assert asked == [None, "e" * 40]
+
+
 def test_a_card_is_a_stranger_s_text_and_its_pictures_are_the_repo_s_own() -> None:
     card = str(card_tab(published(), ENDPOINT))
     assert "&lt;script&gt;" in card
