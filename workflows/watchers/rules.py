@@ -65,12 +65,16 @@ def rule_data(rule: RuleHead) -> dict[str, Any]:
     return {key: data[key] for key in order}
 
 
+_PLAIN = {"missing": "this is missing", "extra_forbidden": "a rule has no such key"}  # of pydantic's kinds of error
+
+
 def _problem(where: str, issue: Any) -> Problem:
     message = issue["msg"].removeprefix("Value error, ")
     field, colon, rest = message.partition(": ")
     location = [str(part) for part in issue["loc"]]
     if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
         location, message = [field], rest
+    message = _PLAIN.get(issue["type"], message)
     got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
     return Problem(RuleError.code, message, where=" → ".join([where, *location]), got=got)
 
