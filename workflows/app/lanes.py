@@ -160,7 +160,7 @@ class Lanes:
         refused: Callable[[QuotaError], Any],
         shown: Callable[[int, int], Any],
     ) -> Handler:
-        """`asking(make(tell), refused)`; while the handler works, its outputs are `shown` of what it last told."""
+        """`asking(make(tell), refused)` for a list of outputs, which are `shown` of what was last told meanwhile."""
 
         async def asked(*given: Any) -> AsyncIterator[Any]:
             told: list[tuple[int, int]] = []
@@ -170,6 +170,8 @@ class Lanes:
                 if told:
                     yield shown(*told[-1])
             yield answer.result()
+            # gradio sends the last answer twice, and the second one may come after what a visitor did upon the first
+            yield [gr.skip()] * len(answer.result())
 
         like = self.asking(make(lambda done, total: None), refused)
         for name in ("__signature__", "__annotations__", "__name__", "__doc__"):

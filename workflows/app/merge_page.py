@@ -1,13 +1,15 @@
 """The merge page: choose models and a method, see by itself whether and how they fit, start the merge.
 
-The page opens with the form as it was left in this browser, with `?job=ID` with the recipe of a job, and else with what
-the address says (merge_address.py), which follows the form. Signing in leaves the page, so the browser keeps the form
-meanwhile. A moment after each change the page inspects what is chosen, one inspection at a time.
+The page opens with `?job=ID` with the recipe of a job, else with what the address says (merge_address.py), else empty.
+The address follows the form, and with its last address the browser keeps the whole form, also while a visitor signs in
+elsewhere; `_opening` alone decides between them. A moment after each change the page inspects what is chosen, one
+inspection at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import gradio as gr
@@ -24,6 +26,7 @@ from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import address_of, read_address
 from workflows.app.merge_form import (
+    DEFAULT_METHOD,
     PICK_METHOD,
     SHOW_PICK,
     VISIBILITIES,
@@ -45,16 +48,14 @@ from workflows.app.merge_script import (
     KEEP,
     KEPT,
     OPENED,
-    SWEPT,
     TICKED,
-    VARIED,
     WITH_TICKED,
 )
 from workflows.app.panels import access_offer, closed_models, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.recipe_texts import TEXTS, text_of
 from workflows.app.search import suggest_models
-from workflows.app.service import Service
+from workflows.app.service import Service, Visitor
 from workflows.app.session import visitor_of, writer_of
 from workflows.app.submission import checked_recipe, submission
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
@@ -154,30 +155,15 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
         queue=False,
         **private,
     )
-    opened = [hint, *form.target_inputs, said, *form.filled]
-    opening = lanes.asking(_opening(service), lambda error: _shut_out(error, len(opened)), for_the_signed_in=True)
-    # a sign of loading on every field would move them all
-    loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
-    loaded.then(None, [form.method], [form.pick, form.method], js=SHOW_PICK, queue=False, **_QUIET)
-    loaded.then(show_method, [form.method], form.of_method, queue=False, **_QUIET)
-    # after the method, whose settings an address may vary
-    varied = loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET)
-    varied.then(None, sweep.inputs, None, js=SWEPT, queue=False, **private)
-    # a click before the form is filled would read it empty, so the buttons come last
-    ready = varied.then(
-        _ready, [form.namespace], [inspect, load, start], queue=False, show_progress="hidden", **private
+    # One answer fills all of the form, without a question to the Hub, so that nobody can be faster. A click before it
+    # would read the form empty, so the buttons wait for it, and the one that starts for the owners.
+    opened = [inspect, load, said, address, *form.target_inputs, *form.filled, *sweep.opened]
+    loaded = demo.load(_opening(service), [draft], opened, js=KEPT, queue=False, **_QUIET)
+    loaded.then(None, [address, *kept], None, js=OPENED, queue=False, **private)
+    owners = lanes.asking(
+        _owners(service), lambda error: [*[gr.skip()] * 3, problems_panel(error)], for_the_signed_in=True
     )
-    ready.then(None, kept, None, js=OPENED, **private)
-
-
-def _shut_out(error: HubmergeError, count: int) -> list[Any]:
-    """The form as it stands, with the reason why it was not filled."""
-    return [gr.skip()] * 6 + [problems_panel(error)] + [gr.skip()] * (count - 7)
-
-
-def _ready(namespace: str | None) -> list[Any]:
-    """Updates of the buttons: anyone may inspect and load; starting takes a namespace to write to."""
-    return [gr.update(interactive=True), gr.update(interactive=True), gr.update(interactive=bool(namespace))]
+    loaded.then(owners, [form.namespace], [hint, form.namespace, start, said], queue=False, **_QUIET)
 
 
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
@@ -352,68 +338,73 @@ def _opening(service: Service) -> Callable[..., Any]:
     def opening(
         request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, draft: Any
     ) -> list[Any]:
-        namespaces: tuple[str, ...] = ()
-        problem: Any = None
-        if visitor_of(profile, token) is not None:
-            try:
-                namespaces = writer_of(service, profile, token).namespaces
-            except HubmergeError as error:
-                problem = problems_panel(error)
+        query = request.query_params
         try:
-            recipe, target, wrong = _asked_for(service, request, profile, token, draft)
+            recipe, target, wrong = _asked_for(service, query, visitor_of(profile, token), draft)
         except HubmergeError as error:
             recipe, target, wrong = {}, {}, error
-        if wrong is not None:
-            problem = problems_panel(wrong, "Part of this address cannot be used" if recipe else "")
-        signed_in = bool(namespaces)
+        said = problems_panel(wrong, "Part of this address cannot be used" if recipe else "") if wrong else gr.skip()
         owner = target.get("namespace")
         return [
-            "" if signed_in else el("p", "Checking needs no account. Sign in to start a merge.", cls="hm-dim"),
+            gr.update(interactive=True),
+            gr.update(interactive=True),
+            said,
+            f"?{address_of(recipe, target['name'])}" if recipe and query.get("job") else "",
             gr.update(value=target["suite"]) if target.get("suite") in service.suites else gr.skip(),
-            gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
+            gr.update(value=owner, choices=[owner]) if owner else gr.skip(),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
             gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),
-            gr.skip() if problem is None else problem,
             *(fill(recipe) if recipe else [gr.skip()] * len(fill({}))),
+            *opened_with(query, str(recipe.get("method") or DEFAULT_METHOD)),
         ]
 
     return opening
 
 
+def _owners(service: Service) -> Callable[..., Any]:
+    def owners(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, owner: str | None) -> list[Any]:
+        namespaces: tuple[str, ...] = ()
+        problem: Any = gr.skip()
+        if visitor_of(profile, token) is not None:
+            try:
+                namespaces = writer_of(service, profile, token).namespaces
+            except HubmergeError as error:
+                problem = problems_panel(error)
+        return [
+            "" if namespaces else el("p", "Checking needs no account. Sign in to start a merge.", cls="hm-dim"),
+            gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
+            gr.update(interactive=bool(namespaces)),
+            problem,
+        ]
+
+    return owners
+
+
 def _asked_for(
-    service: Service, request: Any, profile: Any, token: Any, draft: Any
+    service: Service, query: Any, visitor: Visitor | None, kept: Any
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], HubmergeError | None]:
-    """The recipe and target to open with, and what is wrong with the address: the address's unless this browser kept
-    the very form that it stands for, else what it kept, else nothing."""
-    query = request.query_params
+    """The recipe and target to open with, and what is wrong with the address.
+
+    `kept`: the values that the browser kept for this very address.
+    """
     if job_id := str(query.get("job") or ""):
-        visitor = visitor_of(profile, token)
         job = service.job(job_id, visitor)
         if visitor is None or visitor.name != job.user:
-            return fillable(job.recipe), {}, None
+            return fillable(job.recipe), {"name": ""}, None
         namespace, _, name = job.target.partition("/")  # the same target again is the same job, which goes on
         visibility = "private" if job.private else "public"
         target = {"namespace": namespace, "name": name, "visibility": visibility, "license": job.license}
         return fillable(job.recipe), target, None
-    kept = draft if isinstance(draft, dict) else {}
-    if [key for key in query if not key.startswith("__")] and not kept.get("same"):
-        recipe, name, problems = read_address(query)
-        wrong = RecipeError("part of the address cannot be used", problems=problems) if problems else None
-        recipe["agents"] = (
-            names_in(recipe["agents"], service.endpoint) if _plain(recipe["agents"]) else recipe["agents"]
-        )
-        recipe["base"] = next(iter(names_in([recipe["base"]], service.endpoint)), "")
-        return recipe, {"name": name}, wrong
-    values = kept.get("values")
-    if not isinstance(values, list) or len(values) < len(_TARGET):
+    if isinstance(kept, list) and len(kept) > len(_TARGET):
+        # what another version of the form kept may be anything
+        with suppress(RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
+            return recipe_of(kept[: -len(_TARGET)]), dict(zip(_TARGET, kept[-len(_TARGET) :], strict=True)), None
+    if all(key.startswith("__") for key in query):
         return {}, {}, None
-    try:
-        recipe = recipe_of(values[: -len(_TARGET)])
-    except (RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
-        return {}, {}, None  # kept by another version of the form
-    return recipe, dict(zip(_TARGET, values[-len(_TARGET) :], strict=True)), None
-
-
-def _plain(agents: Any) -> bool:
-    return all(isinstance(agent, str) for agent in agents)
+    recipe, name, problems = read_address(query)
+    wrong = RecipeError("part of the address cannot be used", problems=problems) if problems else None
+    if all(isinstance(agent, str) for agent in recipe["agents"]):
+        recipe["agents"] = names_in(recipe["agents"], service.endpoint)
+    recipe["base"] = next(iter(names_in([recipe["base"]], service.endpoint)), "")
+    return recipe, {"name": name}, wrong

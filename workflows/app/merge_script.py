@@ -1,7 +1,8 @@
 """The merge page's own script: it keeps the form in the browser and asks for an inspection a moment after a change.
 
 All of it stands in gradio's `js=`; what one function leaves for the next is in `window.hm`. The values are those of
-`MergeForm.kept`: the recipe's, then suite, owner, name, visibility and license.
+`MergeForm.kept`: the recipe's, then suite, owner, name, visibility and license. The browser keeps them in one entry
+with the address that stands for them, and nothing before the page has filled its form.
 """
 
 from __future__ import annotations
@@ -15,34 +16,36 @@ _VARIANTS = """const variants = () => { const own = new URLSearchParams(location
     return ["also", "vary"].flatMap((key) => own.getAll(key).map((value) => `&${key}=${written(value)}`)).join(""); };
   const written = (value) => encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":");"""
 
+# A browser may refuse storage inside a frame; the form then works without memory. One without a model is not kept:
+# it would empty what a quick visitor chooses.
+_STORE = """const store = () => { const {opened, values} = (window.hm ??= {});
+    const entry = JSON.stringify({address: location.search, values});
+    try { if (!opened) return;
+      if (values[0] || values[1]?.length) localStorage.setItem("hubmerge-form", entry);
+      else localStorage.removeItem("hubmerge-form"); } catch { } };"""
+
 # Methods, then each setting with its values, as they stand in the form.
 SWEPT = f"""(methods, ...parts) => {{
   {_VARIANTS}
+  {_STORE}
   let now = (methods || []).map((name) => `&also=${{written(name)}}`).join("");
   for (let k = 0; k < parts.length; k += 2)
     if (parts[k] && parts[k + 1]) now += `&vary=${{written(parts[k] + ":" + parts[k + 1])}}`;
   const rest = location.search.replace(/[?&](also|vary)=[^&]*/g, "").replace(/^&/, "?");
   history.replaceState(history.state, "", location.pathname + (rest ? rest + now : now.replace("&", "?")));
-  try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
+  store();
 }}"""
 
 COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
 
-VARIED = """() => { const now = location.search;
-  try { const kept = localStorage.getItem("hubmerge-address") || "";
-    return [kept.startsWith(now + "&") ? kept : now]; } catch { return [now]; } }"""
-
 GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
 
-# A browser may refuse storage inside a frame; the form then works without memory.
+# What was kept, where the page opens with the address that it was kept for, or with none, and then takes that one.
 KEPT = """() => { try {
-  const values = JSON.parse(localStorage.getItem("hubmerge-form"));
-  const [now, kept] = [location.search, localStorage.getItem("hubmerge-address") || ""].map(decodeURIComponent);
-  // signing in brings back only the first part of an address
-  return [{values, same: now === kept || (now !== "" && kept.startsWith(now + "&"))}];
+  const {address, values} = JSON.parse(localStorage.getItem("hubmerge-form"));
+  if (!location.search) history.replaceState(history.state, "", location.pathname + address);
+  return [address === location.search ? values : null];
 } catch { return [null]; } }"""
-
-_STORE = """try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { }"""
 
 # What follows from other models, once for each; before it, names for a text that is no name of a model alone.
 CHOSEN = """(base, agents) => {
@@ -66,11 +69,12 @@ WITH_TICKED = f"""(agents, offered, ticked) => {{
   return [[...kept, ...ticked.filter((name) => !kept.includes(name))].slice(0, {MAX_AGENTS})];
 }}"""
 
-# The empty form is not kept before it is filled with what was kept before.
 # Suite, owner, name and visibility change nothing of what is inspected. A second inspection waits for the first.
 KEEP = f"""(...values) => {{
+  {_STORE}
   const hm = (window.hm ??= {{}});
-  if (hm.opened || values[0] || values[1]?.length) {_STORE}
+  hm.values = values;
+  store();
   hm.wanted = JSON.stringify([values.slice(0, -5), values.at(-1)]);
   hm.ask = () => {{
     clearTimeout(hm.timer);
@@ -83,11 +87,12 @@ KEEP = f"""(...values) => {{
   hm.timer = setTimeout(hm.ask, {PAUSE_MS});
 }}"""
 
-# Nothing is asked for a form without a model, nor before it is filled.
-OPENED = f"""(...values) => {{
+# Nothing is asked for a form without a model, nor before it is filled. An address that names a job becomes the form's
+# own, since the form may change.
+OPENED = f"""(address, ...values) => {{
+  if (address) history.replaceState(history.state, "", location.pathname + (address === "?" ? "" : address));
   (window.hm ??= {{}}).opened = true;
   ({KEEP})(...values);
-  try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;
   else {{ clearTimeout(window.hm.timer); window.hm.timer = setTimeout(window.hm.ask, 50); }}  // nobody is typing
@@ -108,9 +113,10 @@ INSPECTED = """() => { window.hm.busy = false; }"""
 CORRECT_NAME = f"""(proposed, name, address) => {{
   const hm = window.hm;
   {_VARIANTS}
+  {_STORE}
   if (address) {{
     history.replaceState(history.state, "", location.pathname + "?" + address + variants());
-    try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
+    store();
   }}
   if (!proposed || (name && name !== hm.proposed)) return name;
   hm.proposed = proposed;

@@ -38,6 +38,7 @@ GATED, PRIVATE = "gated-repos", "read-repos"
 # to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
+BACK_MAX_CHARACTERS = 600  # of a page's query, to which a sign-in leads back; a browser keeps 4096 of a cookie
 _LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
 
 
@@ -94,6 +95,8 @@ class AskedScopes:
         if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK):
             await self._app(scope, receive, send)
             return
+        if scope["path"] == _LOGIN:
+            scope = {**scope, "query_string": _whole(scope["query_string"])}
         query = parse_qs(scope["query_string"].decode("latin-1"))
         back = _here(query.get("_target_url", ["/"])[-1])
         if scope["path"] == _CALLBACK and "error" in query:
@@ -120,6 +123,19 @@ class AskedScopes:
             return
         for message in held:
             await send(message)
+
+
+def _whole(query: bytes) -> bytes:
+    """The query of a sign-in, with all of the page's own, which gradio's button appends as it is.
+
+    A longer one is left out: the cookie that holds it during the sign-in would be lost, and the sign-in with it.
+    """
+    before, found, target = query.partition(b"_target_url=")
+    page, _, own = target.partition(b"?")
+    if not own:
+        return query
+    back = target if len(own) <= BACK_MAX_CHARACTERS else page
+    return before + found + quote(back, safe="").encode()
 
 
 def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLResponse:

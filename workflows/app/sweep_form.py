@@ -14,7 +14,6 @@ from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
-from starlette.datastructures import QueryParams
 
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.methods import registry
@@ -26,7 +25,7 @@ from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
-from workflows.app.merge_form import DEFAULT_METHOD, MergeForm
+from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT
 from workflows.app.panels import closed_models, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service
@@ -139,10 +138,9 @@ def wire_sweep(
     )
 
 
-def opened_with(address: str | None) -> list[Any]:
-    """Updates for `SweepForm.opened`: what an address says, without what cannot be."""
-    query = QueryParams((address or "").removeprefix("?"))
-    listed = settings_of(next(iter(values_at(query, "method")), DEFAULT_METHOD))
+def opened_with(query: Any, method: str) -> list[Any]:
+    """Updates for `SweepForm.opened`: what an address says, without what cannot be; `method` is the form's."""
+    listed = settings_of(method)
     known = {name for _, name in listed}
     methods: list[str] = []
     pairs: list[tuple[str, str]] = []

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import httpx
 import pytest
 from pages_session import CLIENT, session_cookie
@@ -170,3 +171,15 @@ def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_
     assert len(asked) == 1
     assert asked[0] >= began
     assert Patience().until is None  # nobody else has an end to keep
+
+
+def test_what_is_sent_once_more_at_the_end_of_a_told_answer_changes_nothing() -> None:
+    def handler(profile: Any, token: Any) -> list[Any]:
+        return ["the answer", gr.update(visible=True)]
+
+    told = Lanes().telling(lambda tell: handler, lambda error: [str(error), gr.skip()], lambda done, total: [])
+
+    async def yielded() -> list[Any]:
+        return [answer async for answer in told(None, None, None)]
+
+    assert asyncio.run(yielded()) == [["the answer", gr.update(visible=True)], [gr.skip(), gr.skip()]]

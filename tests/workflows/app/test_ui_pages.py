@@ -15,7 +15,6 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
-from workflows.app.merge_script import KEEP
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -220,17 +219,33 @@ def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
 
 
-def test_a_form_that_is_not_filled_yet_is_not_kept_in_place_of_the_one_that_is(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge")
+def test_a_page_that_is_left_before_its_form_is_filled_leaves_the_kept_one_as_it_was(
+    pages: Pages, open_page: Any
+) -> None:
+    whole = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram_plus"
+    page = open_page(whole)
+    shown(page, "#verdict", "These models fit")
+    page.locator("#target-name textarea, #target-name input").first.fill("kept")
+    page.wait_for_function("localStorage.getItem('hubmerge-form').includes('\"kept\"')")
+    page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
+    page.goto(whole, wait_until="domcontentloaded")
+    choose_models(page)
+    page.wait_for_timeout(300)
+    page.unroute("**/gradio_api/run/**")
+    page.goto(f"{pages.url}/merge", wait_until="domcontentloaded")
+    shown(page, "#agents", CATALOGUE[2])
+    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
+    assert "agent=" in page.url  # with its address
+
+
+def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(pages: Pages, open_page: Any) -> None:
+    short = f"{pages.url}/merge?base={CATALOGUE[0]}"
+    page = open_page(f"{short}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    shown(page, "#verdict", "These models fit")
+    page.goto(short, wait_until="domcontentloaded")
+    page.wait_for_function(f"document.querySelector('#base input')?.value === '{CATALOGUE[0]}'")
     page.locator("#inspect:not([disabled])").wait_for()
-    page.evaluate("clearTimeout(window.hm.timer)")
-    told = [f"window.hm = {{opened: {opened}}}; ({KEEP})('', [], '', 3, 4, 5, 6, 7)" for opened in ("false", "true")]
-    kept = []
-    for script in told:
-        page.evaluate("localStorage.setItem('hubmerge-form', '[1]')")
-        page.evaluate(f"() => {{ {script}; clearTimeout(window.hm.timer); }}")
-        kept.append(page.evaluate("localStorage.getItem('hubmerge-form')"))
-    assert kept == ["[1]", '["",[],"",3,4,5,6,7]']
+    assert page.locator("#agents").filter(has_text=CATALOGUE[1]).count() == 0
 
 
 def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
@@ -238,6 +253,7 @@ def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/job?id={JOB}")
     page.get_by_text("Use this recipe again").click()
     shown(page, "#agents", "zoo/mem-agent")
+    page.wait_for_function("location.search.startsWith('?base=zoo/base&agent=')")  # which a visitor may change
     assert page.locator("#base input").input_value() == "zoo/base"
 
 

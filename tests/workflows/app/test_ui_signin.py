@@ -26,6 +26,7 @@ from workflows.app.app import build_web_app, launch_app
 from workflows.app.panels import access_offer
 from workflows.app.service import Visitor
 from workflows.app.signin import (
+    BACK_MAX_CHARACTERS,
     SCOPES,
     SIGN_IN_SCOPES,
     AskedScopes,
@@ -111,6 +112,43 @@ def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, op
         assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
         assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
         assert "also=ram&vary=density:0.2,0.5" in page.url
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.usefixtures("gradio_oauth")
+def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: LocalHubProcess, open_page: Any) -> None:
+    service = FakeService(local_hub.endpoint)
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+        page = open_page(f"{running.url}/")
+        page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
+        page.goto(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
+        page.get_by_role("button", name="Sign in to the local Hub").click()
+        page.get_by_role("button", name="Ada (local)").wait_for()
+        page.unroute("**/gradio_api/run/**")
+        page.get_by_role("button", name="Ada (local)").click()
+        page.locator("#start:not([disabled])").wait_for()
+        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
+    local_hub: LocalHubProcess, more: int
+) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    own = "base=a/b&agent=c%20d&agent=%7B"
+    own += "&agent=" + "%2B" * ((BACK_MAX_CHARACTERS - len(own) - 7) // 3)
+    own += "x" * (BACK_MAX_CHARACTERS - len(own) + more)
+    with TestClient(app, base_url="https://127.0.0.1") as client:
+        start = client.get(f"/login/huggingface?_target_url=/merge?{own}", follow_redirects=False)
+        assert len(start.headers["set-cookie"]) < 4096  # which browsers keep
+        ada = {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
+        back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
+        done = client.get(back, follow_redirects=False)
+    assert done.headers["location"] == ("/merge" if more else f"/merge?{own}")
 
 
 @pytest.mark.usefixtures("gradio_oauth")

@@ -8,12 +8,12 @@ import gradio as gr
 import pytest
 from pages_fake import CATALOGUE, job_view
 from pages_session import Pages
+from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.forms import fields_of
-from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.sweep_form import counted_panel, opened_with, settings_of, started_panel, sweep_of
 
 BASE, MATH, TOOL, _ = CATALOGUE
@@ -67,23 +67,22 @@ def test_a_value_that_the_setting_cannot_have_is_refused_in_the_words_of_recipes
 
 def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
     methods, first, values, second, none, told, fold = opened_with(
-        f"?method=ties&also=linear&vary=density:0.2,0.5&vary=lambda:{'1,' * 400}"
+        QueryParams(f"method=ties&also=linear&vary=density:0.2,0.5&vary=lambda:{'1,' * 400}"), "ties"
     )
     assert (methods, first["value"], values, second["value"]) == (["linear"], "density", "0.2,0.5", "lambda")
     assert len(none) == 500
     assert fold["open"]
     assert "Leave a field" in told
-    methods, first, _, _, _, told, fold = opened_with("?method=ties&also=nope&vary=gibberish:1")
+    methods, first, _, _, _, told, fold = opened_with(QueryParams("also=nope&vary=gibberish:1"), "ties")
     assert (methods, first["value"], fold["open"]) == ([], "", True)
     assert "nope, gibberish" in told
 
 
-@pytest.mark.parametrize("address", ["?method=ties", "", None])
-def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhile(address: str | None) -> None:
-    methods, first, values, second, others, told, fold = opened_with(address)
+def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhile() -> None:
+    methods, first, values, second, others, told, fold = opened_with(QueryParams("method=ties"), "ties")
     assert [methods, values, others, told, fold] == [gr.skip()] * 5
     assert "value" not in first | second
-    assert first["choices"][1:] == second["choices"][1:] == settings_of("ties" if address else DEFAULT_METHOD)
+    assert first["choices"][1:] == second["choices"][1:] == settings_of("ties")
 
 
 def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
