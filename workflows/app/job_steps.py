@@ -166,8 +166,7 @@ def scores_left(view: JobView, now: datetime | None = None) -> Markup | None:
         return None
     states = [s.state for s in view.evaluations]
     left += view.scoring_s * states.count("queued")
-    later = states.count("waiting")
-    until = f"for the evaluations under way; {later} more will follow" if later else "until all are evaluated"
+    until = "for the evaluations asked for so far" if "waiting" in states else "until all are evaluated"
     return el("p", f"About {_about(left)} left {until}.", cls="hm-left")
 
 

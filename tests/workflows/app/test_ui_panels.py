@@ -370,7 +370,7 @@ def test_what_is_left_of_the_evaluations_is_told_while_it_holds() -> None:
     at = datetime(2026, 1, 31, 14, 5, 20, tzinfo=UTC)
     assert "About 2 min left until all are evaluated." in str(scores_left(view, at))  # 40 s and 60 s, rounded up
     waiting = replace(view, evaluations=(SCORINGS[0], begun, SCORINGS[2]))
-    assert "About 40 s left for the evaluations under way; 1 more will follow." in str(scores_left(waiting, at))
+    assert "About 40 s left for the evaluations asked for so far." in str(scores_left(waiting, at))
     assert scores_left(view, at + timedelta(seconds=41)) is None  # it takes longer than the others did
     assert scores_left(replace(view, scoring_s=None), at) is None
     assert scores_left(replace(view, evaluations=(SCORINGS[0], agent)), at) is None
