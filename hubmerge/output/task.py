@@ -185,7 +185,10 @@ model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map=
 prompt = "What is 17 + 25?"
 if tokenizer.chat_template:
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        [{"role": "user", "content": prompt}],
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
     )
 else:
     inputs = tokenizer(prompt, return_tensors="pt")

@@ -266,6 +266,9 @@ def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent
     open_part, folded = scores.split("<details><summary>Every task, beside every parent</summary>\n\n")
     assert "| GSM8K | math | 80 % (" in open_part
     assert "| math | 60.0 (" in open_part
+    assert "| This merge | Best parent |" in open_part
+    waiting = render_card(report(evaluations=rows[:-1]))  # a parent that has no score may be the best
+    assert ("| This merge | Best scored parent |" in waiting, "Kept of its gain" in waiting) == (True, False)
     assert folded.startswith("| Task | Metric | this merge | base | math | `tool_use` |\n|---|")
     assert folded.rstrip().endswith("|\n\n</details>")
 

@@ -172,7 +172,8 @@ def _check(label: object, name: str, value: str, on: bool, **more: str) -> Marku
 def _summary(suite: SuiteBoard, rows: Sequence[Row], page: int, query: BoardQuery) -> Markup:
     ranked = sum(r.rank is not None for r in suite.rows)
     merges = sum(r.facts.is_merge for r in suite.rows)
-    counts = f"{len(suite.rows):,} models, {merges:,} of them merges; {ranked:,} ranked."
+    models = f"{len(suite.rows):,} model{'s' * (len(suite.rows) != 1)}"
+    counts = f"{models}, merges among them: {merges:,}; {ranked:,} ranked."
     first = (page - 1) * ROWS_A_PAGE + 1
     last = min(page * ROWS_A_PAGE, len(rows))
     seen = f" Shown: {first:,} to {last:,} of {len(rows):,}." if rows else " No model fits what you ask for."
