@@ -318,10 +318,11 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
             if agent.sensitivity is None and agent.calibration is None and recipe.calibration is None:
                 yield Problem(
                     IncompatibleError.code,
-                    f"{method.name} needs the sensitivity of every agent",
+                    f"{method.title} needs the sensitivity of every agent",
                     where=str(agent.model),
-                    expected="`calibration` of the recipe or the agent, or a `sensitivity` file",
-                    next_step="Name calibration data (data, prompt, answer), or choose a method without.",
+                    expected="calibration data of the recipe or the agent, or a file of sensitivities",
+                    next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "
+                    "(answer). Or choose a method without.",
                 )
 
 

@@ -17,6 +17,7 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import IncompatibleError
+from hubmerge.methods import registry
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
@@ -71,7 +72,9 @@ def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: 
     write_family(tmp_path)
     with pytest.raises(IncompatibleError) as caught:
         plan_of(tmp_path, method)
-    assert len([p for p in caught.value.problems if "needs the sensitivity" in p.what]) == 3
+    told = f"{registry()[method].title} needs the sensitivity of every agent"
+    assert [p.what for p in caught.value.problems] == [told] * 3
+    assert "columns of questions" in caught.value.problems[0].next_step  # as a form names them
 
 
 def zoo_recipe(tmp_path: Path, **changes: str) -> str:

@@ -51,8 +51,9 @@ h3 { font-size: 1rem; font-weight: 650; margin: 1rem 0 .3rem; }
 .hm-did li > * { margin: 0; overflow-wrap: anywhere; }
 .hm-did a { font-weight: 550; }
 .hm-acts { display: flex; flex-wrap: wrap; gap: .5rem; margin: .7rem 0; }
-.hm-acts button { padding: .35rem .9rem; border: 1px solid var(--hm-busy); border-radius: var(--radius-md);
-  color: var(--hm-busy); background: none; font-size: .9rem; font-weight: 550; cursor: pointer; }
+.hm-acts button { margin: 0 !important; padding: .35rem .9rem; border: 1px solid var(--hm-busy);
+  border-radius: var(--radius-md); color: var(--hm-busy); background: none; font-size: .9rem; font-weight: 550;
+  cursor: pointer; }
 .hm-acts button:hover { background: var(--background-fill-secondary); }
 .hm-acts button:focus-visible { outline: 2px solid var(--hm-busy); outline-offset: 2px; }
 .hm-reasons { margin: 0 0 .5rem; }

@@ -277,6 +277,9 @@ def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(
     url, source = site
     page = open_page(url, "ada", width)
     rule = page.locator("article[data-rule='zoo-watch']")
+    rule.get_by_role("button", name="Look now").wait_for()
+    heights = rule.locator(".hm-acts button").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert len(set(heights)) == 1
     rule.get_by_role("button", name="Pause").click()
     told = page.locator("#said").get_by_text("Paused: it starts nothing more")
     told.wait_for()
