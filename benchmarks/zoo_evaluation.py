@@ -22,8 +22,10 @@ from examples.zoo.evaluate import evaluate_model
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
+from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folders, prepare_variants
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.sweep import load_sweep
 from localhub.process import LocalHubProcess
 
@@ -79,11 +81,11 @@ def _row(name: str, folder: Path, hub: Hub, out: Path, limit: int | None) -> dic
         result = EvaluationResult.model_validate_json(kept.read_bytes())
     else:
         result = evaluate(
-            str(folder.resolve()),
-            "zoo",
+            ModelName(id=str(folder.resolve()), local=True),
+            pin("zoo", hub, limit=limit),
             hub=hub,
             workdir=out / "runs" / name.replace("/", "_"),
-            options=EvaluateOptions(limit=limit, batch_size=250, dtype="float32", device="cpu"),
+            options=EvaluateOptions(batch_size=250, dtype="float32", device="cpu"),
             allow_local=True,
         )
         assert result.status == "done", result.error

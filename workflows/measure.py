@@ -16,8 +16,8 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
-from workflows.jobs.evaluations import ASKED, KIND, EvaluationRequests, evaluation_id
-from workflows.jobs.jobs import ACTIVE, Job, State
+from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
+from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
 from workflows.jobs.store import Store
 from workflows.jobs.transitions import MAX_WAITING
 
@@ -119,7 +119,7 @@ class Measuring:
 
     def queue(self) -> EvaluationQueue:
         """What is measured now and what waits, in its order; nothing private."""
-        jobs = self._store.list_jobs(states=ACTIVE, kinds=(KIND,), limit=MAX_WAITING)
+        jobs = self._store.list_jobs(states=ACTIVE, kinds=(EVALUATION,), limit=MAX_WAITING)
         waiting = sorted((j for j in jobs if j.state is State.QUEUED), key=lambda j: (-j.priority, j.ticket))
         shown = [_queued(job, place) for place, job in enumerate(waiting, 1) if not job.payload.get("private")]
         running = [_queued(j, None) for j in jobs if j.state is not State.QUEUED and not j.payload.get("private")]

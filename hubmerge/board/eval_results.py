@@ -22,7 +22,7 @@ from jinja2 import TemplateError
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.evaluation.tasks import Task, registry
+from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub, RepoState, eval_results
 from hubmerge.hub.errors import BranchMovedError
 from hubmerge.output.card import render_card
@@ -130,7 +130,7 @@ def _how_asked(name: str) -> dict[str, Any]:
     task = registry().get(name)
     if task is None:
         return {}
-    return {"title": task.title, "prompt": task.asked, "chat": task.chat if isinstance(task, Task) else True}
+    return {"title": task.title, "prompt": task.asked, "chat": task.chat}
 
 
 def benchmark_files(rows: Iterable[Mapping[str, Any]], source_url: str = "") -> dict[str, bytes]:

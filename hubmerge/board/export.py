@@ -10,7 +10,6 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
@@ -23,51 +22,32 @@ _A_PART = 100
 _FORMULA = "=+-@\t\r\n＝＋－＠"
 
 
-def board_data(board: Board) -> dict[str, Any]:
-    """The board as plain JSON values."""
-    return {
-        "schema_version": SCHEMA,
-        "suites": [suite_data(s) for s in board.suites],
-        "flags": [
-            {"kind": f.kind, "model": f.model, "sha": f.sha, "reason": f.reason, "community": f.community}
-            for f in board.flags
-        ],
-        "refused": [{"where": r.where, "reason": r.reason} for r in board.refused],
-    }
-
-
 def board_json(board: Board) -> str:
     return "".join(json_parts(board))
 
 
 def json_parts(board: Board) -> Iterator[str]:
-    """The JSON of `board_data` in parts of some rows each, so that it need not be in memory as a whole."""
+    """The JSON of a board in parts of some rows each, so that it need not be in memory as a whole."""
     # without indentation: that would take Python's slow encoder, seconds for ten thousand rows
     yield f'{{"schema_version": {SCHEMA}, "suites": ['
     for place, suite in enumerate(board.suites):
-        head = _json(suite_data(replace(suite, rows=())))
-        yield f"{', ' if place else ''}{head.removesuffix(']}')}"
+        head: dict[str, Any] = {"suite": suite.suite, "version": suite.version, "split": suite.split}
+        head |= {"versions": suite.versions, "domains": suite.domains}
+        yield f'{", " if place else ""}{_json(head).removesuffix("}")}, "rows": ['
         for first in range(0, len(suite.rows), _A_PART):
             rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
             yield (", " if first else "") + ", ".join(rows)
         yield "]}"
-    rest = board_data(replace(board, suites=()))
-    yield f'], "flags": {_json(rest["flags"])}, "refused": {_json(rest["refused"])}}}\n'
+    flags = [
+        {"kind": f.kind, "model": f.model, "sha": f.sha, "reason": f.reason, "community": f.community}
+        for f in board.flags
+    ]
+    refused = [{"where": r.where, "reason": r.reason} for r in board.refused]
+    yield f'], "flags": {_json(flags)}, "refused": {_json(refused)}}}\n'
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def suite_data(suite: SuiteBoard) -> dict[str, Any]:
-    return {
-        "suite": suite.suite,
-        "version": suite.version,
-        "split": suite.split,
-        "versions": list(suite.versions),
-        "domains": list(suite.domains),
-        "rows": [row_data(r) for r in suite.rows],
-    }
 
 
 def row_data(row: Row) -> dict[str, Any]:
@@ -170,7 +150,7 @@ def suite_csv(suite: SuiteBoard) -> str:
 
 def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
     """The CSV of `rows` of a suite in parts of some rows each."""
-    heads = list(_line(rows[0], suite)) if rows else list(_line_of_nothing(suite))
+    heads = list(_line(rows[0], suite)) if rows else [*_head(suite), "rank", "model", "sha", "status"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(h) for h in heads])
@@ -184,13 +164,14 @@ def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
-    facts = row.facts
+    data = row_data(row)
+
+    def as_told(*names: str) -> dict[str, Any]:
+        return {name: data[name] for name in names}
+
     return {
         **_head(suite),
-        "rank": row.rank,
-        "model": row.model,
-        "sha": row.sha,
-        "status": row.status,
+        **as_told("rank", "model", "sha", "status"),
         "error": f"{row.error.code}: {row.error.message}" if row.error else None,
         "flags": "; ".join(map(flag_text, row.flags)),
         **_three("overall", row.overall),
@@ -201,22 +182,11 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         **_three("gain_kept", row.skills.mean if row.skills else None),
         "synergy": "; ".join(row.synergy),
         **_three("instruction_change", row.instruction_change),
-        "method": facts.method,
-        "method_parameters": compact(facts.method_parameters),
-        "parameters": facts.parameters,
-        "agents": row.agents,
-        "density": facts.density,
-        "overlap": facts.overlap,
-        "conflict": facts.conflict,
-        "effective_scales": "; ".join("" if s is None else f"{s:g}" for s in facts.effective_scales),
-        "size_bytes": facts.size_bytes,
-        "license": facts.license,
-        "author": facts.author,
-        "committed": facts.created,
-        "evaluated": row.created,
-        "dtype": row.environment.dtype,
-        "narrowed": row.narrowed,
-        "run_by": row.run_by,
+        "method": data["method"],
+        "method_parameters": compact(row.facts.method_parameters),
+        **as_told("parameters", "agents", "density", "overlap", "conflict"),
+        "effective_scales": "; ".join("" if s is None else f"{s:g}" for s in row.facts.effective_scales),
+        **as_told("size_bytes", "license", "author", "committed", "evaluated", "dtype", "narrowed", "run_by"),
         "signed": {True: "yes", False: "no", None: ""}[row.signed],
         "committed_by": row.committed_by,
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
@@ -226,10 +196,6 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
 
 def _head(suite: SuiteBoard) -> dict[str, Any]:
     return {"suite": suite.suite, "suite_version": suite.version, "split": suite.split}
-
-
-def _line_of_nothing(suite: SuiteBoard) -> Sequence[str]:
-    return [*_head(suite), "rank", "model", "sha", "status"]
 
 
 def _domain_columns(suite: SuiteBoard, row: Row) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hubmerge.board.committers import UNKNOWN, Committed
 from hubmerge.board.keepers import (
     FLAGS,
     KEEPERS_FILES,
@@ -32,13 +33,15 @@ MAX_FILES = 200_000
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """The results and flags that were read, and the refusals."""
+    """The results and flags that were read, the refusals, and what says whose they are."""
 
     results: tuple[EvaluationResult, ...]
     flags: tuple[Flag, ...] = ()
     refused: tuple[Refusal, ...] = ()
     versions: Versions = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # of the results' files, in the results' order
+    trusted: frozenset[str] = frozenset()  # the public keys that are believed
+    committed: Committed = UNKNOWN  # who committed the results that none of them signed
 
 
 def is_result_path(path: str) -> bool:
@@ -75,7 +78,7 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
             continue
         results.append(result)
         paths.append(path)
-    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, tuple(paths))
+    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, tuple(paths), frozenset(trusted))
 
 
 def renamed(results: Iterable[EvaluationResult], versions: Versions) -> tuple[EvaluationResult, ...]:

@@ -30,9 +30,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from hubmerge.board.committers import UNKNOWN, Committed
+from hubmerge.board.files import ResultFiles
 from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.standing import Standing
 from hubmerge.board.values import (
@@ -46,7 +48,7 @@ from hubmerge.board.values import (
     TaskLine,
 )
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
-from hubmerge.evaluation.signing import Provenance
+from hubmerge.evaluation.signing import Provenance, provenance
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
 from hubmerge.output.intervals import Estimate, difference, mean, score_interval
@@ -77,8 +79,9 @@ def build_board(
     """
     flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason, f.community)))
     out = set(refused)
-    standing = Standing(trusted, committed)
-    accepted = _accept(results, now, standing, out)
+    decided = _accept(results, now, frozenset(trusted), out)
+    accepted = [result for result, _ in decided.values()]
+    standing = Standing({key: found for key, (_, found) in decided.items()}, committed)
     lineage = Lineage(standing.ancestry(accepted))
     marks = lineage.flagged(flags)
     suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
@@ -104,10 +107,24 @@ def build_board(
     return Board(tuple(boards), flags, tuple(sorted(out, key=lambda r: (r.where, r.reason))))
 
 
+def board_of(read: ResultFiles, *, suite_versions: Mapping[str, str] | None = None, split: Split = "test") -> Board:
+    """The board of what was read, as of now."""
+    return build_board(
+        read.results,
+        read.flags,
+        suite_versions=suite_versions,
+        split=split,
+        refused=read.refused,
+        now=datetime.now(UTC),
+        trusted=read.trusted,
+        committed=read.committed,
+    )
+
+
 def _accept(
-    results: Iterable[EvaluationResult], now: datetime | None, standing: Standing, out: set[Refusal]
-) -> list[EvaluationResult]:
-    """One credible result per run, in an order that does not depend on the input's."""
+    results: Iterable[EvaluationResult], now: datetime | None, trusted: Collection[str], out: set[Refusal]
+) -> dict[tuple[str, ...], tuple[EvaluationResult, Provenance]]:
+    """Per run one credible result and its provenance, in an order that does not depend on the input's."""
     best: dict[tuple[str, ...], tuple[EvaluationResult, Provenance]] = {}
 
     def preference(pair: tuple[EvaluationResult, Provenance]) -> tuple[Any, ...]:
@@ -117,7 +134,7 @@ def _accept(
         if reason := _doubt(result, now):
             out.add(Refusal(result_path(result)[:300], reason))
             continue
-        if (found := standing.check(result)) == "forged":
+        if (found := provenance(result, trusted)) == "forged":
             out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
             continue
         key = result.run_key
@@ -129,9 +146,7 @@ def _accept(
             out.add(
                 Refusal(result_path(other), f"another result of the same run is preferred to that of {other.created}")
             )
-    for result, found in best.values():
-        standing.note(result, found)
-    return [best[key][0] for key in sorted(best)]
+    return dict(sorted(best.items(), key=itemgetter(0)))
 
 
 def _preference(result: EvaluationResult) -> tuple[bool, datetime, str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubmerge.board.committers import UNKNOWN
-from hubmerge.board.files import read_folder
-from hubmerge.board.leaderboard import build_board
+from hubmerge.board.files import ResultFiles, read_folder
+from hubmerge.board.leaderboard import board_of
 from hubmerge.board.trust import folder_keys, named_keys, reader_trust
 from hubmerge.board.values import Board
 from hubmerge.errors import ResultError
@@ -36,29 +34,16 @@ def leaderboard(
     Raises ResultError where no result is of this suite, and the Hub's errors.
     """
     settings = load_settings()
-    committed = UNKNOWN
     named = str(results or settings.results_repo or settings.data_dir / "results-dataset")
     if named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1:
         folder = Path(named).expanduser()
-        trusted = named_keys(settings) or folder_keys(folder)
-        files = read_folder(folder, trusted)
+        read: ResultFiles = read_folder(folder, named_keys(settings) or folder_keys(folder))
     else:
         from hubmerge.board.results_dataset import ResultsDataset
         from hubmerge.hub.login import hub_of_user
 
-        cache, trust = settings.data_dir / "results-cache", reader_trust(settings, named)
-        loaded = ResultsDataset(hub or hub_of_user(settings), named, cache=cache, trust=trust).load()
-        files, trusted, committed = loaded.files, loaded.trusted, loaded.committed
-    board = build_board(
-        files.results,
-        files.flags,
-        suite_versions={suite: suite_version} if suite and suite_version else None,
-        split=split,
-        refused=files.refused,
-        now=datetime.now(UTC),
-        trusted=trusted,
-        committed=committed,
-    )
+        read = ResultsDataset(hub or hub_of_user(settings), named, trust=reader_trust(settings, named)).load()
+    board = board_of(read, suite_versions={suite: suite_version} if suite and suite_version else None, split=split)
     if suite is None:
         return board
     if (found := board.suite(suite)) is None:

@@ -8,32 +8,29 @@
     data/board.parquet                            the board built from them
     README.md                                     tells `datasets.load_dataset` about the three tables
 
-Loading lists the tree of one commit and takes each result file by its git blob id from memory, from a folder of
-blobs, out of results.parquet (whose lines are believed only where content and blob id fit), and only then by a
-request of its own. Publishing writes result, details and both rebuilt tables in one commit on the commit that was
-read; when main has moved meanwhile everything is read and rebuilt again, so nothing that others wrote is dropped. A
-lost answer to a commit shows as a result that is already there.
+Loading lists the tree of one commit and takes each result file by its git blob id from memory, out of results.parquet
+(whose lines are believed only where content and blob id fit), and only then by a request of its own. Publishing writes
+result, details and both rebuilt tables in one commit on the commit that was read; when main has moved meanwhile
+everything is read and rebuilt again, so nothing that others wrote is dropped. A lost answer to a commit shows as a
+result that is already there.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from hubmerge.board.committers import UNKNOWN, Committed, Committers
+from hubmerge.board.committers import Committed, Committers
 from hubmerge.board.dataset_card import dataset_card
 from hubmerge.board.files import MAX_FILES, RESULTS, ResultFiles, is_result_path, parse_files, renamed
 from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
-from hubmerge.board.leaderboard import build_board
+from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
-from hubmerge.board.values import Flag, Refusal
+from hubmerge.board.values import Refusal
 from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance
@@ -52,35 +49,20 @@ _CARD_BYTES = 1024 * 1024
 _DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
 
 
-@dataclass(frozen=True)
-class LoadedResults:
+@dataclass(frozen=True, kw_only=True)
+class LoadedResults(ResultFiles):
     """The dataset at one commit."""
 
     sha: str
-    files: ResultFiles
-    contents: Mapping[str, tuple[str, bytes]]  # path → (blob id, bytes)
-    tree: Mapping[str, TreeFile]
+    contents: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)  # path → (blob id, bytes)
+    tree: Mapping[str, TreeFile] = field(default_factory=dict)
     published: tuple[str, ...] = ()  # public keys in keys.json, which anyone who may write there can change
-    trusted: frozenset[str] = frozenset()  # those that are believed
-    committed: Committed = UNKNOWN  # who committed the results that none of them signed
     knows_committers: bool = True  # False: some are still to be asked for
-
-    @property
-    def results(self) -> tuple[EvaluationResult, ...]:
-        return self.files.results
 
     @cached_property
     def believed(self) -> tuple[EvaluationResult, ...]:
         """The results that may decide something: those signed by a trusted key, where there is one."""
-        return believed(self.files.results, self.trusted)
-
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        return self.files.flags
-
-    @property
-    def refused(self) -> tuple[Refusal, ...]:
-        return self.files.refused
+        return believed(self.results, self.trusted)
 
 
 @dataclass(frozen=True)
@@ -93,15 +75,11 @@ class Recorded:
 
 
 class ResultsDataset:
-    """A results dataset on a Hub. `cache`: a folder for result files by blob id; None keeps them in memory only.
+    """A results dataset on a Hub. `trust`: whose signatures are believed; without it all results count alike."""
 
-    `trust`: whose signatures are believed; without it all results count alike.
-    """
-
-    def __init__(self, hub: Hub, repo: str, *, cache: Path | None = None, trust: Trust | None = None) -> None:
+    def __init__(self, hub: Hub, repo: str, *, trust: Trust | None = None) -> None:
         self._hub = hub.datasets
         self.repo = repo
-        self._cache = cache
         self._trust = trust or Trust()
         self._loaded: LoadedResults | None = None
         self._committers = Committers(self._hub, repo)
@@ -124,15 +102,14 @@ class ResultsDataset:
         results: Sequence[EvaluationResult],
         details: Mapping[str, Path] | None = None,
         *,
-        force: bool = False,
         private: bool = False,
     ) -> Recorded:
         """Add results and their details in one commit; nothing is committed when all of them are there.
 
         `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
-        that is done in the dataset is kept unless `force`; a failed one is replaced by a later result. What a trusted
-        key signed replaces what none did, and is replaced by signed results only. `private`
-        counts for a dataset that does not exist yet.
+        that is done in the dataset is kept; a failed one is replaced by a later result. What a trusted key signed
+        replaces what none did, and is replaced by signed results only. `private` counts for a dataset that does not
+        exist yet.
         """
         contents = {result_path(r): r.to_json().encode() for r in results}
         for path, data in contents.items():
@@ -144,9 +121,7 @@ class ResultsDataset:
         failures = 0
         while True:
             loaded = self.load()
-            new = {
-                p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted, force)
-            }
+            new = {p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted)}
             kept = tuple(sorted(set(contents) - set(new)))
             if not new:
                 return Recorded(loaded.sha, (), kept)
@@ -186,7 +161,7 @@ class ResultsDataset:
         return False
 
     @staticmethod
-    def _replaces(new: bytes, old: tuple[str, bytes] | None, path: str, trusted: frozenset[str], force: bool) -> bool:
+    def _replaces(new: bytes, old: tuple[str, bytes] | None, path: str, trusted: frozenset[str]) -> bool:
         if old is None:
             return True
         if old[1] == new:
@@ -199,23 +174,18 @@ class ResultsDataset:
         mine, theirs = (provenance(r, trusted) == "signed" for r in (own, known))
         if mine != theirs:
             return mine
-        return force or (known.status == "failed" and own.created > known.created)
+        return known.status == "failed" and own.created > known.created
 
     def _files(self, loaded: LoadedResults, new: Mapping[str, bytes]) -> dict[str, bytes]:
         """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
         contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
-        now = datetime.now(UTC)
-        results = renamed(parsed.results, loaded.files.versions)
-        boards = [
-            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted, committed=loaded.committed)
-            for split in ("test", "dev")
-        ]
+        read = replace(loaded, results=renamed(parsed.results, loaded.versions))
         files = dict(new)
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
-        files[BOARD_TABLE] = board_parquet(*boards)
+        files[BOARD_TABLE] = board_parquet(board_of(read), board_of(read, split="dev"))
         known = loaded.tree.get(CARD)
         if known is None or known.size <= _CARD_BYTES:
             text = self._hub.read_file(self.repo, loaded.sha, CARD, _CARD_BYTES) if known else None
@@ -243,15 +213,17 @@ class ResultsDataset:
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
-        parsed = parse_files(files, trusted)
-        read = replace(parsed, refused=(*parsed.refused, *refused))
-        return self._with_committers(LoadedResults(sha, read, contents, tree, published, trusted))
+        read = parse_files(files, trusted)
+        refused = [*read.refused, *refused]
+        found = {**vars(read), "refused": tuple(refused)}
+        loaded = LoadedResults(**found, sha=sha, contents=contents, tree=tree, published=published)
+        return self._with_committers(loaded)
 
     def _with_committers(self, loaded: LoadedResults) -> LoadedResults:
         """With who committed each result that no trusted key claims to have signed, as far as the Hub says now."""
         files = {
             path: result
-            for path, result in zip(loaded.files.paths, loaded.results, strict=True)
+            for path, result in zip(loaded.paths, loaded.results, strict=True)
             if result.signature is None or result.signature.key not in loaded.trusted
         }
         known, is_all = self._committers.look(loaded.sha, {path: loaded.contents[path][0] for path in files})
@@ -277,9 +249,6 @@ class ResultsDataset:
         """Every result file's bytes, each from the nearest place that has them."""
         known = dict(self._loaded.contents.values()) if self._loaded else {}
         missing = [f for f in wanted.values() if f.oid not in known]
-        if self._cache is not None:
-            known |= {f.oid: data for f in missing if (data := self._cached(f.oid)) is not None}
-            missing = [f for f in missing if f.oid not in known]
         if len(missing) >= _WORTH_THE_TABLE and RESULTS_TABLE in tree:
             known |= self._from_table(sha, {f.oid for f in missing})
             missing = [f for f in missing if f.oid not in known]
@@ -289,7 +258,6 @@ class ResultsDataset:
                 raise HubUnavailableError(
                     "the Hub sends another file than it lists", where=f"{file.path} in {self.repo}@{sha[:12]}"
                 )
-            self._keep(file.oid, data)
         return {path: (file.oid, data) for path, file in wanted.items() if (data := known[file.oid])}
 
     def _from_table(self, sha: str, oids: set[str]) -> dict[str, bytes]:
@@ -305,22 +273,6 @@ class ResultsDataset:
         except FormatError as error:
             refused.append(Refusal(path, error.what))
             return b""
-
-    def _cached(self, oid: str) -> bytes | None:
-        assert self._cache is not None
-        try:
-            data = (self._cache / oid).read_bytes()
-        except OSError:
-            return None
-        return data if blob_id(data) == oid else None
-
-    def _keep(self, oid: str, data: bytes) -> None:
-        if self._cache is None or blob_id(data) != oid:
-            return
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as out:
-            out.write(data)
-        os.replace(out.name, self._cache / oid)
 
 
 def details_folder(result: EvaluationResult) -> str:

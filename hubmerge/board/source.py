@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
-from hubmerge.board.leaderboard import build_board
+from hubmerge.board.leaderboard import board_of
 from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
 from hubmerge.board.values import Board
 from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
@@ -74,16 +73,6 @@ class DatasetBoard:
             self._failure = None if self._is_known else error
             return
         if loaded is not self._loaded:
-            board = Board()
-            if loaded is not None:
-                now = datetime.now(UTC)
-                board = build_board(
-                    loaded.results,
-                    loaded.flags,
-                    refused=loaded.refused,
-                    now=now,
-                    trusted=loaded.trusted,
-                    committed=loaded.committed,
-                )
-            self._loaded, self._board = loaded, board
+            self._board = Board() if loaded is None else board_of(loaded)
+            self._loaded = loaded
         self._is_known, self._failure = True, None

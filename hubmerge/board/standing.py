@@ -8,28 +8,21 @@ model must have no signed result in the suite, at any commit. A signed row's lin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hubmerge.board.committers import Committed
 from hubmerge.board.lineage import Node
 from hubmerge.board.values import Refusal, RowProvenance
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
-from hubmerge.evaluation.signing import Provenance, provenance
+from hubmerge.evaluation.signing import Provenance
 
 
 class Standing:
-    """The provenance of every accepted result, by its run."""
+    """The provenance of every accepted result: `known` by its run."""
 
-    def __init__(self, trusted: Collection[str], committed: Committed) -> None:
-        self._trusted = frozenset(trusted)
+    def __init__(self, known: Mapping[tuple[str, ...], Provenance], committed: Committed) -> None:
+        self._known = known
         self._committed = committed
-        self._known: dict[tuple[str, ...], Provenance] = {}
-
-    def check(self, result: EvaluationResult) -> Provenance:
-        return provenance(result, self._trusted)
-
-    def note(self, result: EvaluationResult, found: Provenance) -> None:
-        self._known[result.run_key] = found
 
     def of(self, result: EvaluationResult) -> Provenance:
         return self._known.get(result.run_key, "community")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ast
 import base64
 import importlib
-import importlib.util
 import inspect
 import io
 import json
@@ -61,21 +60,14 @@ _NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
 def prepare_builtin(task: BuiltinTask) -> None:
     """Prepare the task's module so that it can be imported and used here."""
     if task.module.endswith(".ifeval.main"):
-        _prepare_ifeval(task)
+        _prepare_ifeval()
     elif task.module.endswith(".lcb.main"):
-        _prepare_lcb(task)
+        module: Any = importlib.import_module(task.module)
+        module.translate_private_test_cases = private_tests
+        module.CodegenMetric.compute = _graded
 
 
-def _prepare_ifeval(task: BuiltinTask) -> None:
-    for package in ("nltk", "langdetect"):
-        if importlib.util.find_spec(package) is None:
-            raise EvaluationError(
-                "a task needs a package that is not installed",
-                where=task.name,
-                expected=package,
-                got="none",
-                next_step=f"Install it: pip install {package}",
-            )
+def _prepare_ifeval() -> None:
     langdetect: Any = importlib.import_module("langdetect")
     nltk: Any = importlib.import_module("nltk")
     split_words = nltk.word_tokenize
@@ -84,12 +76,6 @@ def _prepare_ifeval(task: BuiltinTask) -> None:
     langdetect.DetectorFactory.seed = 0
     utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
     utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
-
-
-def _prepare_lcb(task: BuiltinTask) -> None:
-    module: Any = importlib.import_module(task.module)
-    module.translate_private_test_cases = private_tests
-    module.CodegenMetric.compute = _graded
 
 
 class _TextOnly(pickle.Unpickler):

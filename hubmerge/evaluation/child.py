@@ -8,7 +8,6 @@ gradients off for the whole process, takes SIGALRM for itself and takes more tha
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import random
 import sys
@@ -49,9 +48,7 @@ def evaluate(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
         pipeline.write_details(Path(spec["details"]), task["name"], samples[task["name"]])
         told = {"value": value, "stderr": stderr, "samples": len(samples[task["name"]])}
         tasks.append({"task": task["name"], **told, "truncated": line.truncated[task["name"]]})
-    versions = {name: importlib.metadata.version(name) for name in ("lighteval", "transformers", "torch")}
-    ran = {"dtype": dtype, "device": models.hardware(spec["device"]), "batch_tokens": budget}
-    return {"tasks": tasks, **ran, "versions": versions}
+    return {"tasks": tasks, "dtype": dtype, "device": models.hardware(spec["device"]), "batch_tokens": budget}
 
 
 def confine_child(spec: Mapping[str, Any]) -> None:

@@ -16,19 +16,13 @@ from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ModelFacts
 from hubmerge.hub.client import Hub
-from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_model
 
 _MAX_REPORT_BYTES = 32 * 1024 * 1024
 
 
-def model_facts(hub: Hub, model: Model | ModelName | str, *, allow_local: bool = False) -> ModelFacts:
-    """The facts of an opened model, or of one by its name. Raises only where it cannot be opened."""
-    if isinstance(model, str):
-        model = ModelName.parse(model)
-    if isinstance(model, ModelName):
-        model = open_model(model, hub, allow_local=allow_local)
+def model_facts(hub: Hub, model: Model) -> ModelFacts:
+    """The facts of an opened model."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
         "author": author,

@@ -1,10 +1,11 @@
-"""The first child: the rows of every task, from the Hub at pinned commits to a folder. It runs no model.
+"""The rows of every task, from the Hub at pinned commits to a folder, by a process of their own that runs no model.
 
     python -m hubmerge.evaluation.fetch
 
 Only this process has the token and the network. It loads the rows through `datasets`, as any reader of the Hub would,
 in one of the formats that are nothing but data, and keeps them as Arrow files, which the evaluating process opens
-without the network. A task whose folder exists is not fetched again: the folder's name holds all that it depends on.
+without the network. A folder's name holds all that its content depends on (the dataset's commit, subset, split, how
+many rows). So runs can share a store of folders, and one that exists is right and not fetched again.
 """
 
 from __future__ import annotations
@@ -12,21 +13,74 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import EvaluationError, MachineFaultError, MemoryLimitError
+from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
+from hubmerge.isolation.child import ChildJob, Event, run_child
 from hubmerge.isolation.confinement import Limits, confine
-from hubmerge.isolation.in_child import Reporter, run
+from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 from hubmerge.sources.dataset_rows import load_split
 
+MODULE = "hubmerge.evaluation.fetch"
 MAX_ROWS = 1_000_000
+MAX_WALL_S = 3600.0
 _MAX_FILE_BYTES = 64 * 10**9
 
 
+def fetch_rows(
+    suite: PinnedSuite,
+    store: Path,
+    *,
+    token: str | None,
+    cache: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    wall_s: float,
+    on_event: Callable[[Event], None],
+) -> Mapping[str, Path]:
+    """The folder below `store` with the rows of every task, fetched where it is not there yet.
+
+    EvaluationError when a dataset cannot be read, MachineFaultError where the fetching was killed or took too long;
+    `cache` is the library's own and is removed afterwards.
+    """
+    folders = {task.name: store / _folder_name(task) for task in suite.tasks}
+    missing = [task for task in suite.tasks if not folders[task.name].is_dir()]
+    if missing:
+        store.mkdir(parents=True, exist_ok=True)
+        job = ChildJob(
+            module=MODULE,
+            spec={"token": token, "cache": str(cache), "tasks": [task.spec(folders[task.name]) for task in missing]},
+            environment=environment,
+            log=log,
+            wall_s=min(MAX_WALL_S, wall_s),
+            what=f"the data of {suite.suite.name}",
+        )
+        try:
+            run_child(job, on_event)
+        except (MemoryLimitError, WallLimitError) as error:
+            raise MachineFaultError(
+                "the machine ended the fetching of the data, which says nothing of the model",
+                where=job.what,
+                got=str(error).removeprefix(f"{error.code}: ")[:400],
+                next_step="Run it again while nothing else runs here.",
+            ) from None
+        shutil.rmtree(cache, ignore_errors=True)
+    return folders
+
+
+def _folder_name(task: PinnedTask) -> str:
+    rows = task.task.rows
+    cut = "all" if task.limit is None or task.task.expand is not None else str(task.limit)
+    examples = rows.few_shot_split if task.few_shot else None
+    parts = (task.revision, task.name, rows.subset or "", task.split, examples or "", cut)
+    return "--".join(part.replace("/", "_").replace(":", "_") for part in parts)
+
+
 def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
-    """Fetch every task of the spec; see `hubmerge.evaluation.runner`."""
+    """In the child: fetch every task of the spec."""
     confine(Limits(file_bytes=_MAX_FILE_BYTES), network=True)
     import datasets
 

@@ -8,8 +8,7 @@ nothing of the model, so nothing is recorded of it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from hubmerge.errors import DeviceError
 from hubmerge.plan.disk import shown_bytes
@@ -32,9 +31,6 @@ class Weights:
     def bytes_as(self, dtype: str) -> int:
         return self.elements * ITEM_BYTES[dtype]
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def weights_of(model: Model) -> Weights:
     """From its headers, and its config where that names a dtype, which is then the one that transformers takes."""
@@ -45,10 +41,6 @@ def weights_of(model: Model) -> Weights:
     named = model.config.get("dtype") or model.config.get("torch_dtype")
     named = str(named).removeprefix("torch.")
     return Weights(named if named in ITEM_BYTES else _STORED[usual], elements.total())
-
-
-def is_narrower(dtype: str, stored: str) -> bool:
-    return ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored]
 
 
 def bytes_for_weights(memory_bytes: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,6 @@ from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
 ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split
 
-ALLOWED_MODULES = frozenset(
-    (
-        "lighteval.tasks.tasks.gsm8k",
-        "lighteval.tasks.tasks.math_500",
-        "lighteval.tasks.tasks.aime",
-        "lighteval.tasks.tasks.ifeval.main",
-        "lighteval.tasks.tasks.lcb.main",
-    )
-)
-
 
 class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has no types
     """A task's own score in the form of lighteval's metric of a sample."""
@@ -56,11 +47,10 @@ def own_config(task: Task) -> LightevalTaskConfig:
     """Our task in lighteval's terms."""
 
     def prompt(row: dict[str, Any], task_name: str = "") -> Doc:
-        gold = task.gold(row)
         return Doc(
             task_name=task_name,
             query=task.prompt(row),
-            choices=[gold if gold is not None else ""],
+            choices=[""],  # the reference scores
             gold_index=0,
             specific={"reference": task.reference(row)},
         )
@@ -91,8 +81,6 @@ def own_config(task: Task) -> LightevalTaskConfig:
 
 def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
     """lighteval's task, reading our rows."""
-    if task.module not in ALLOWED_MODULES:
-        raise EvaluationError("a lighteval module that is not on the list", where=task.name, got=task.module)
     prepare_builtin(task)
     table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
     if task.name not in table:
@@ -135,15 +123,14 @@ def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """
     task = get_task(spec["name"])
     folder = Path(spec["folder"])
-    asked: Sequence[Mapping[str, Any]] = list(datasets.load_from_disk(str(folder / spec["split"])))
+    rows: Sequence[Mapping[str, Any]] = list(datasets.load_from_disk(str(folder / spec["split"])))
     examples: Sequence[Mapping[str, Any]] = ()
     if spec["few_shot_split"] == spec["split"]:
-        asked, examples = asked[:-HELD_BACK], asked[-HELD_BACK:]
+        rows, examples = rows[:-HELD_BACK], rows[-HELD_BACK:]
     elif spec["few_shot_split"]:
         examples = list(datasets.load_from_disk(str(folder / spec["few_shot_split"])))
-    if isinstance(task, Task) and task.expand is not None:
-        asked = task.expand(asked)
-    asked = asked[: spec["limit"]]
+    built = rows if task.expand is None else task.expand(rows)
+    asked = [dict(row) for row in islice(built, spec["limit"])]
     if not asked or len(examples) < spec["few_shot"]:
         raise EvaluationError(
             "a task has too few rows",
@@ -151,7 +138,7 @@ def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
             expected=f"a question and {spec['few_shot']} examples",
             got=f"{len(asked)} and {len(examples)}",
         )
-    return {ASKED: [dict(row) for row in asked], EXAMPLES: [dict(row) for row in examples]}
+    return {ASKED: asked, EXAMPLES: [dict(row) for row in examples]}
 
 
 def reference_of(doc: Doc) -> str:

@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.result import first_reason
 from hubmerge.hub.names import is_hub_id
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.settings import DEFAULT_ENDPOINT
@@ -74,15 +75,11 @@ def read_pins(path: Path) -> Pins:
         if strange := next((name for name in found if not is_hub_id(name)), None):
             raise ValueError(f"{strange[:80]!r} is no dataset's id")
     except (OSError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors(include_url=False, include_input=False)[0]
-            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise EvaluationError(
             "the file of pins cannot be read",
             where=str(path),
             expected="a full commit, 40 hex digits, or a content, 64, for each dataset",
-            got=reason[:300],
+            got=first_reason(error),
         ) from None
     return found
 

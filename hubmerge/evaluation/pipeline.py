@@ -115,7 +115,11 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
 
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
         definition = get_task(task["name"])
-        manager = self._prompts[task["name"]] = self._rendered(definition)
+        # the task decides on chat template and system prompt; in lighteval the model does
+        has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
+        manager = self._prompts[task["name"]] = RenderedPrompts(
+            self.model, chat=has_template and definition.chat, system=definition.system
+        )
         prompts = manager.prepare_prompts(docs)
         special = getattr(self.model, "add_special_tokens", True)
         tokens = {
@@ -158,14 +162,6 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
                 f"{name}: of {of} prompts {cut} are cut at the start, and {short} leave less of the model's {longest} "
                 f"positions than an answer may have ({size} tokens)"
             )
-
-    def _rendered(self, definition: Task | BuiltinTask) -> RenderedPrompts:
-        """The rendered prompts. The task decides on chat template and system prompt; in lighteval the model does."""
-        has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
-        own = definition if isinstance(definition, Task) else None
-        return RenderedPrompts(
-            self.model, chat=has_template and (own is None or own.chat), system=own.system if own else None
-        )
 
     def _identity(self, definition: Task | BuiltinTask, doc: Doc, prompt: str) -> Mapping[str, Any]:
         return {
@@ -220,7 +216,7 @@ def _file_name(task: str) -> str:
 
 def _cut(text: str, definition: Task | BuiltinTask) -> str:
     """An answer cut at its first stop sequence, since lighteval ignores these with a chat template."""
-    for stop in definition.stop if isinstance(definition, Task) else ():
+    for stop in definition.stop:
         text = text.split(stop)[0]
     return text
 

@@ -41,6 +41,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Factor = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=300)]
+_LISTED: Any = Field(default=(), strict=False)  # JSON has lists for tuples; what they hold is strict all the same
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,19 +122,14 @@ class ModelFacts(_Frozen):
     parameters: Count | None = None  # elements
     size_bytes: Count | None = None  # of the weight files
     created: Text | None = None  # ISO 8601, of the evaluated commit
-    parents: tuple[ParentFacts, ...] = ()  # in the recipe's order, the base first; empty when not a merge of ours
+    parents: tuple[ParentFacts, ...] = _LISTED  # in the recipe's order, the base first; empty when not a merge of ours
     method: Text | None = None
     method_parameters: Annotated[Mapping[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
     recipe: Annotated[str, Field(max_length=65536)] | None = None  # YAML, every model pinned
     density: Share | None = None  # share of parameters that any agent changed
     overlap: Share | None = None  # share of those that two or more changed
     conflict: Share | None = None  # share of those shared whose signs differ
-    effective_scales: tuple[Factor | None, ...] = ()  # measured λ of each agent, in the recipe's order
-
-    @field_validator("parents", "effective_scales", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    effective_scales: tuple[Factor | None, ...] = _LISTED  # measured λ of each agent, in the recipe's order
 
     @property
     def is_merge(self) -> bool:
@@ -183,17 +179,12 @@ class EvaluationResult(_Frozen):
     split: Split
     status: Literal["done", "failed"]
     error: RunError | None = None
-    tasks: tuple[TaskScore, ...] = ()
+    tasks: tuple[TaskScore, ...] = _LISTED
     facts: ModelFacts
     environment: RunEnvironment
     created: Text  # UTC, ISO 8601
     run_by: Name | None = None  # the account that ran it; a claim unless it is signed
     signature: Signature | None = None
-
-    @field_validator("tasks", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @field_validator("sha")
     @classmethod
@@ -257,12 +248,13 @@ def parse_result(data: bytes, *, where: str) -> EvaluationResult:
         raise ResultError(
             "a result file cannot be read",
             where=where,
-            got=_first_reason(error),
+            got=first_reason(error),
             next_step="It is left out of the board.",
         ) from error
 
 
-def _first_reason(error: Exception) -> str:
+def first_reason(error: Exception) -> str:
+    """Why a stranger's document is refused: of several reasons the first, with its place."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]

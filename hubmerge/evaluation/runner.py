@@ -16,21 +16,19 @@ next run gets no further, the model is to blame.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from threading import Event as ThreadEvent
-from typing import Literal
+from typing import Any, Literal
 
 from hubmerge import __version__, machine
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.errors import (
-    CancelledError,
     CorruptError,
     EvaluationError,
     FormatError,
@@ -40,7 +38,8 @@ from hubmerge.errors import (
     MemoryLimitError,
 )
 from hubmerge.evaluation.facts import model_facts
-from hubmerge.evaluation.fit import fitting_dtype, is_narrower, weights_of
+from hubmerge.evaluation.fetch import fetch_rows
+from hubmerge.evaluation.fit import ITEM_BYTES, fitting_dtype, weights_of
 from hubmerge.evaluation.machine_faults import (
     clear_weights,
     cleared_where_the_disk_is_full,
@@ -48,9 +47,8 @@ from hubmerge.evaluation.machine_faults import (
     require_room,
     try_once_more,
 )
-from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
-from hubmerge.evaluation.rows import fetch_rows, few_shot_split
-from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
+from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, TaskScore
+from hubmerge.evaluation.suites import PinnedSuite
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
@@ -62,10 +60,10 @@ from hubmerge.sources.open import open_model
 from hubmerge.sources.staged import stage_model
 
 Backend = Literal["transformers", "vllm"]
-Cancel = Callable[[], bool] | ThreadEvent
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
+_UNOBSERVED = Unobserved()
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
 # what is wrong with a model, as against what is wrong with the Hub or the request
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
@@ -84,7 +82,6 @@ class EvaluateOptions:
     wall_s: float = 4 * 3600.0
     memory_bytes: int | None = None  # of the evaluating process; None: 90 % of what this machine lets it use
     data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
-    keep_model: bool = False  # leave the fetched weights when the run is over
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,6 @@ class _Run:
     workdir: Path
     options: EvaluateOptions
     observer: Observer
-    cancelled: Callable[[], bool]
 
     @property
     def what(self) -> str:
@@ -121,41 +117,35 @@ class _Run:
 
 
 def evaluate(
-    model: str | ModelName,
-    suite: str | Suite | PinnedSuite,
+    model: ModelName,
+    suite: PinnedSuite,
     *,
     hub: Hub,
     workdir: Path,
-    split: Split = "test",
-    options: EvaluateOptions | None = None,
-    observer: Observer | None = None,
-    cancel: Cancel | None = None,
+    options: EvaluateOptions,
+    observer: Observer = _UNOBSERVED,
     allow_local: bool = False,
 ) -> EvaluationResult:
-    """Measure `model` (a Hub id with an optional revision, or a folder with `allow_local`) by `suite`.
+    """Measure `model` (of the Hub, or a folder with `allow_local`) by `suite`.
 
-    The same call over the same `workdir` goes on where an earlier one stopped. A suite that is pinned already keeps
-    its split and limits. Raises CancelledError, EvaluationError for a request that cannot be met, and the Hub's
-    errors; a model that fails gives a failed result.
+    The same call over the same `workdir` goes on where an earlier one stopped. What `observer` raises ends the run.
+    Raises EvaluationError for a request that cannot be met, and the Hub's errors; a model that fails gives a failed
+    result.
     """
-    options = options or EvaluateOptions()
-    observer = observer or Unobserved()
     _check(options)
     started = time.monotonic()
     observer.stage("resolve")
-    pinned = suite if isinstance(suite, PinnedSuite) else pin(suite, hub, split, limit=options.limit)
-    pinned = replace(pinned, dtype=options.dtype)
-    if pinned.unpinned:
+    suite = replace(suite, dtype=options.dtype)
+    if suite.unpinned:
         observer.warning(
-            f"{', '.join(pinned.unpinned)}: read at the commit that main has now, since the suite's file names none. "
-            f"The result states it; other data make another version of the suite ({pinned.version} is this one)"
+            f"{', '.join(suite.unpinned)}: read at the commit that main has now, since the suite's file names none. "
+            f"The result states it; other data make another version of the suite ({suite.version} is this one)"
         )
-    name = ModelName.parse(model) if isinstance(model, str) else model
-    opened = open_model(name, hub, allow_local=allow_local)
+    opened = open_model(model, hub, allow_local=allow_local)
     workdir = workdir.absolute()
     workdir.mkdir(parents=True, exist_ok=True)
     options = replace(options, device=_device(options.device))
-    run = _Run(opened, pinned, hub, workdir, options, observer, _asked(cancel))
+    run = _Run(opened, suite, hub, workdir, options, observer)
     facts = model_facts(hub, opened)
     try:
         check_evaluable(opened)
@@ -170,7 +160,7 @@ def evaluate(
         return _failed(run, facts, error, time.monotonic() - started)
     observer.stage("fetch data")
     folders = fetch_rows(
-        pinned,
+        suite,
         (options.data_cache or workdir / "data").absolute(),
         token=hub.token,
         cache=workdir / "datasets",
@@ -178,18 +168,16 @@ def evaluate(
         log=workdir / "fetch.log",
         wall_s=options.wall_s,
         on_event=_teller(observer),
-        cancelled=run.cancelled,
     )
     try:
-        done = run_child(_child_job(run, folders), _teller(observer), run.cancelled)
+        done = run_child(_child_job(run, folders), _teller(observer))
         result = _result(run, facts, done, time.monotonic() - started)
     except _ABOUT_THE_MODEL as error:
         if isinstance(error, _PERHAPS_THE_MACHINE):
             try_once_more(error, workdir, run.what)
         result = _failed(run, facts, error, time.monotonic() - started)
     forget_faults(workdir)
-    if not options.keep_model:
-        clear_weights(workdir)
+    clear_weights(workdir)
     return result
 
 
@@ -224,8 +212,6 @@ def check_evaluable(model: Model) -> None:
 
 def _stage_model(run: _Run) -> None:
     def fetched(done: int, total: int) -> None:
-        if run.cancelled():
-            raise CancelledError("the evaluation was cancelled")
         run.observer.progress("fetch model", done, total, "B")
 
     for note in stage_model(run.model, run.hub, run.workdir / "model", run.workdir / "inputs", fetched):
@@ -258,12 +244,6 @@ def _device(asked: str) -> Literal["cpu", "cuda"]:
     return "cuda" if asked == "cuda" else "cpu"
 
 
-def _asked(cancel: Cancel | None) -> Callable[[], bool]:
-    if cancel is None:
-        return lambda: False
-    return cancel.is_set if isinstance(cancel, ThreadEvent) else cancel
-
-
 def _teller(observer: Observer) -> Callable[[Event], None]:
     """Passes the child's events on to the observer; malformed ones are left out."""
 
@@ -292,23 +272,13 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "batch_size": options.batch_size,
         "device": options.device,
         "dtype": run.dtype,
-        "weights": weights_of(run.model).as_dict(),
+        "weights": asdict(weights_of(run.model)),
         "seed": options.seed,
         "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
         "memory_bytes": run.memory_bytes,
         "cpu_s": math.ceil(options.wall_s * machine.cores()),
-        "tasks": [
-            {
-                "name": task.name,
-                "few_shot": task.few_shot,
-                "limit": task.limit,
-                "split": task.split,
-                "few_shot_split": few_shot_split(task),
-                "folder": str(folders[task.name]),
-            }
-            for task in run.suite.tasks
-        ],
+        "tasks": [task.spec(folders[task.name]) for task in run.suite.tasks],
     }
     return ChildJob(
         module=CHILD_MODULE,
@@ -350,16 +320,16 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
             )
             for task, score in zip(run.suite.tasks, said, strict=True)
         )
-        versions = done["versions"]
+        dtype, stored = plain(done["dtype"]), weights_of(run.model).stored
+        narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored]
         environment = _run_environment(
-            run, seconds, versions=versions, device=plain(done["device"]), dtype=plain(done["dtype"])
+            run,
+            seconds,
+            device=plain(done["device"]),
+            dtype=dtype,
+            batch_tokens=done.get("batch_tokens"),
+            stored_dtype=stored if narrower and run.options.dtype == "auto" else None,
         )
-        stored = weights_of(run.model).stored
-        changes = {
-            "batch_tokens": done.get("batch_tokens"),
-            "stored_dtype": stored if run.options.dtype == "auto" and is_narrower(environment.dtype, stored) else None,
-        }
-        environment = RunEnvironment.model_validate({**environment.model_dump(), **changes})
     except (KeyError, TypeError, ValueError) as error:
         raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=type(error).__name__) from (
             error
@@ -370,8 +340,7 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
 def _failed(run: _Run, facts: ModelFacts, error: HubmergeError, seconds: float) -> EvaluationResult:
     """A failed run: the reason, free of this machine's paths."""
     message = str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")
-    versions = {name: _version(name) for name in ("lighteval", "transformers", "torch")}
-    environment = _run_environment(run, seconds, versions=versions, device=run.options.device, dtype=run.options.dtype)
+    environment = _run_environment(run, seconds, device=run.options.device, dtype=run.options.dtype)
     reason = RunError(code=error.code, message=plain(message))
     return _record(run, facts, environment, error=reason)
 
@@ -400,25 +369,16 @@ def _record(
     )
 
 
-def _run_environment(
-    run: _Run, seconds: float, *, versions: Mapping[str, str], device: str, dtype: str
-) -> RunEnvironment:
+def _run_environment(run: _Run, seconds: float, **found: Any) -> RunEnvironment:
+    """`found`: what only the evaluating process knows."""
     return RunEnvironment(
         hubmerge=__version__,
-        lighteval=versions["lighteval"],
-        transformers=versions["transformers"],
-        torch=versions["torch"],
+        lighteval=version("lighteval"),
+        transformers=version("transformers"),
+        torch=version("torch"),
         backend=run.options.backend,
-        device=device,
-        dtype=dtype,
         batch_size=run.options.batch_size,
         seed=run.options.seed,
         seconds=round(seconds, 1),
+        **found,
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

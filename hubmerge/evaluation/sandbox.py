@@ -44,7 +44,7 @@ from hubmerge.isolation.confinement import Limits
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _START_S = 60.0  # until the process is confined; a machine under load may need seconds
 _VERDICT_BYTES = 4096
-_TAIL_BYTES = 2000
+_TAIL_BYTES = 500
 _READY = b"ready\n"
 _LOST = b"lost"  # the tests' process heard the end of the solution's
 _END_S = 2.0
@@ -60,8 +60,7 @@ class Outcome:
     """How a program ended."""
 
     passed: bool
-    reason: str  # "passed", an exception, or what stopped it
-    stdout_tail: str  # the last of what it printed, errors included; foreign text
+    reason: str  # "passed", an exception, or what stopped it; foreign text
 
 
 def run_python(
@@ -93,13 +92,13 @@ def run_python(
         raise EvaluationError(
             "the processes for generated code did not start",
             expected="processes that say when they are confined",
-            got=tail.strip()[-500:] or f"exit code {code}",
+            got=tail.strip() or f"exit code {code}",
             next_step="Nothing was run and nothing is scored.",
         )
     verdict = verdict.removeprefix(_READY)
     if verdict == b"passed":
-        return Outcome(True, "passed", tail)
-    return Outcome(False, _reason(verdict, code, in_time, timeout_s), tail)
+        return Outcome(True, "passed")
+    return Outcome(False, _reason(verdict, code, in_time, timeout_s))
 
 
 @contextlib.contextmanager

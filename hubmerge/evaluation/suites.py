@@ -14,8 +14,9 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.dataset_content import content_digest, dataset_digest
@@ -66,6 +67,23 @@ class PinnedTask:
     def name(self) -> str:
         return self.task.name
 
+    def spec(self, folder: Path) -> Mapping[str, Any]:
+        """What the processes that fetch its rows and ask its questions are told; `folder` is that of the rows."""
+        rows = self.task.rows
+        return {
+            "name": self.name,
+            "repo": rows.repo,
+            "revision": self.revision,
+            "subset": rows.subset,
+            "data_files": dict(rows.data_files) if rows.data_files else None,
+            "split": self.split,
+            "few_shot_split": rows.few_shot_split if self.few_shot else None,
+            "few_shot": self.few_shot,
+            "limit": self.limit,
+            "expands": self.task.expand is not None,
+            "folder": str(folder),
+        }
+
 
 @dataclass(frozen=True)
 class PinnedSuite:
@@ -97,8 +115,8 @@ class PinnedSuite:
         return hashlib.sha256(text.encode()).hexdigest()[:VERSION_DIGITS]
 
 
-def _named(names: Sequence[str], *, limit: int | None = None) -> tuple[SuiteTask, ...]:
-    return tuple(SuiteTask(name, limit=limit) for name in names)
+def _named(names: Sequence[str]) -> tuple[SuiteTask, ...]:
+    return tuple(map(SuiteTask, names))
 
 
 _BFCL = (
@@ -151,14 +169,11 @@ def pin(
     main branch has now; each is asked for once.
 
     `limit` lowers the limit of every task. Of split "dev" only those tasks remain that have rows to choose by.
-    EvaluationError where a task is missing, the split leaves none, or a dataset has another content than its pin; the
+    EvaluationError where the split leaves no task, or a dataset has another content than its pin; the
     Hub's errors where a dataset, or the commit of its pin, cannot be read.
     """
     chosen = get_suite(suite) if isinstance(suite, str) else suite
     tasks = registry()
-    missing = [t.task for t in chosen.tasks if t.task not in tasks]
-    if missing:
-        raise EvaluationError("a suite names tasks that do not exist", where=chosen.name, got=", ".join(missing))
     if limit is not None and limit < 1:
         raise EvaluationError("a limit of no rows measures nothing", where=chosen.name, got=str(limit))
     pairs = [(t, tasks[t.task]) for t in chosen.tasks]
@@ -192,31 +207,21 @@ def pin(
                     next_step="hubmerge brings these data along: fill the dataset from there, or change its pin.",
                 )
             states[repo] = bool(commit or content), state, tree
-    return PinnedSuite(
-        suite=replace(chosen, tasks=tuple(t for t, _ in pairs)),
-        split=split,
-        tasks=tuple(_pinned(t, task, split, limit, *states[task.rows.repo]) for t, task in pairs),
-        dtype=dtype,
-    )
-
-
-def _pinned(
-    asked: SuiteTask,
-    task: Task | BuiltinTask,
-    split: Split,
-    limit: int | None,
-    pinned: bool,
-    state: RepoState,
-    tree: Mapping[str, TreeFile],
-) -> PinnedTask:
-    read = task.rows.split if split == "test" else str(task.rows.dev_split)
-    examples = {task.rows.few_shot_split} if asked.few_shot and task.rows.few_shot_split else set()
-    return PinnedTask(
-        task=task,
-        few_shot=asked.few_shot,
-        limit=min((n for n in (asked.limit, limit) if n is not None), default=None),
-        revision=state.sha,
-        content=content_digest(task.rows, {read} | examples, state.card, tree),
-        split=read,
-        pinned=pinned,
-    )
+    pinned_tasks = []
+    for asked_for, task in pairs:
+        pinned, state, tree = states[task.rows.repo]
+        read = task.rows.split if split == "test" else str(task.rows.dev_split)
+        examples = {task.rows.few_shot_split} if asked_for.few_shot and task.rows.few_shot_split else set()
+        pinned_tasks.append(
+            PinnedTask(
+                task=task,
+                few_shot=asked_for.few_shot,
+                limit=min((n for n in (asked_for.limit, limit) if n is not None), default=None),
+                revision=state.sha,
+                content=content_digest(task.rows, {read} | examples, state.card, tree),
+                split=read,
+                pinned=pinned,
+            )
+        )
+    asked_suite = replace(chosen, tasks=tuple(t for t, _ in pairs))
+    return PinnedSuite(suite=asked_suite, split=split, tasks=tuple(pinned_tasks), dtype=dtype)

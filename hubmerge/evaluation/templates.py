@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import re
-import select
 import signal
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, limit_resources
-from hubmerge.isolation.in_child import WallLimitError, write_all
+from hubmerge.isolation.in_child import WallLimitError
 
 Item = TypeVar("Item")
 
@@ -36,8 +37,7 @@ _IDLE_S = 1.0  # of processor time; a fork that got less in PROMPT_S was kept fr
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
 MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
 MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
-_READ_BYTES = 1 << 16
-_LINE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
+_MESSAGE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
 
 
 def check_template(tokenizer: Any) -> None:
@@ -59,39 +59,36 @@ def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:
     """
     if not items:
         return []
-    reading, writing = os.pipe()
-    processor_s = math.ceil(PROCESSOR_S + PROCESSOR_S_EACH * len(items))
-    parent = os.getpid()
+    forking = multiprocessing.get_context("fork")
+    reading, writing = forking.Pipe(duplex=False)
+    child = forking.Process(target=_render_all, args=(render, items, writing, os.getpid()))
     with warnings.catch_warnings():
         # of threads at a fork; what runs in it is Python alone, and takes no lock of theirs
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        os.close(reading)
-        _render_all(render, items, writing, processor_s, parent)
-    os.close(writing)
+        child.start()
+    writing.close()
     try:
         return _collected(reading, child, len(items))
     finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        reading.close()
+        child.kill()
+        child.join()
 
 
-def _render_all(
-    render: Callable[[Item], str], items: Sequence[Item], writing: int, processor_s: int, parent: int
-) -> NoReturn:
-    """In the fork: write one line of JSON for each prompt, or one line with the reason for none."""
-    try:
-        die_with_parent(parent)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
-            signal.signal(number, signal.SIG_DFL)
-        limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
-        for item in items:
-            _say(writing, _one(render, item))
-    except BaseException:  # noqa: BLE001 - nothing of a fork may run on in the code around it
-        os._exit(1)
-    os._exit(0)
+def _render_all(render: Callable[[Item], str], items: Sequence[Item], writing: Connection, parent: int) -> None:
+    """In the fork: send one message of JSON for each prompt, or one with the reason for none."""
+    die_with_parent(parent)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_DFL)
+    processor_s = math.ceil(PROCESSOR_S + PROCESSOR_S_EACH * len(items))
+    limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
+    for item in items:
+        words = _one(render, item)
+        try:
+            data = json.dumps(words).encode()
+        except MemoryError:
+            data = b'{"memory": ""}'
+        writing.send_bytes(data)
 
 
 def _one(render: Callable[[Item], str], item: Item) -> dict[str, str]:
@@ -105,14 +102,6 @@ def _one(render: Callable[[Item], str], item: Item) -> dict[str, str]:
     return {"long": str(len(text))} if len(text) > MAX_PROMPT_CHARACTERS else {"text": text}
 
 
-def _say(writing: int, words: dict[str, str]) -> None:
-    try:
-        data = json.dumps(words).encode() + b"\n"
-    except MemoryError:
-        data = b'{"memory": ""}\n'
-    write_all(writing, data)
-
-
 def _data_bytes() -> int:
     """The bytes that count against RLIMIT_DATA now."""
     found = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -121,21 +110,35 @@ def _data_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def _collected(reading: int, child: int, count: int) -> list[str]:
+def _collected(reading: Connection, child: ForkProcess, count: int) -> list[str]:
+    """The texts from the fork, each within the time and length of one prompt."""
     texts: list[str] = []
     total = 0
-    for line in _lines(reading, child):
-        total += len(line)
-        words = json.loads(line)
+    while len(texts) < count:
+        used_s = _processor_s(child.pid)
+        if not reading.poll(PROMPT_S):
+            what, expected = "the chat template does not come to an end", f"at most {PROMPT_S:g} s for a prompt"
+            if _processor_s(child.pid) - used_s < _IDLE_S:
+                raise WallLimitError(what, expected=expected, got="more, hardly any of it on a processor")
+            raise _failed(what, expected, "more")
+        try:
+            data = reading.recv_bytes(_MESSAGE_BYTES)
+        except EOFError:
+            break
+        except OSError:
+            expected = f"at most {_MESSAGE_BYTES} bytes"
+            raise _failed("the chat template makes too long prompts", expected, "more") from None
+        total += len(data)
+        words = json.loads(data)
         if "text" not in words:
             raise _failure(words)
         if total > MAX_RENDERED_BYTES:
             raise _failed("the chat template makes too long prompts", f"at most {MAX_RENDERED_BYTES} bytes", str(total))
         texts.append(words["text"])
-        if len(texts) == count:
-            return texts
-    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    if ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGKILL:
+    else:
+        return texts
+    child.join()
+    if child.exitcode == -signal.SIGKILL:
         raise MemoryLimitError("the process that renders the chat template was killed", got="SIGKILL")
     raise _failed(
         "the process that renders the chat template died",
@@ -144,29 +147,7 @@ def _collected(reading: int, child: int, count: int) -> list[str]:
     )
 
 
-def _lines(reading: int, child: int) -> Iterator[bytes]:
-    """Lines from the fork, each within the time and length of one prompt."""
-    held = bytearray()
-    deadline, used_s = time.monotonic() + PROMPT_S, _processor_s(child)
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(reading, _READ_BYTES)
-        if not part:
-            return
-        held += part
-        if len(held) > _LINE_BYTES + _READ_BYTES:
-            raise _failed("the chat template makes too long prompts", f"at most {_LINE_BYTES} bytes", str(len(held)))
-        if b"\n" in part:
-            *whole, rest = bytes(held).split(b"\n")
-            yield from whole
-            held = bytearray(rest)
-            deadline, used_s = time.monotonic() + PROMPT_S, _processor_s(child)
-    what, expected = "the chat template does not come to an end", f"at most {PROMPT_S:g} s for a prompt"
-    if _processor_s(child) - used_s < _IDLE_S:
-        raise WallLimitError(what, expected=expected, got="more, hardly any of it on a processor")
-    raise _failed(what, expected, "more")
-
-
-def _processor_s(child: int) -> float:
+def _processor_s(child: int | None) -> float:
     """The processor time of the fork, in seconds."""
     fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

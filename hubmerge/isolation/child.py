@@ -32,7 +32,6 @@ from pydantic import SecretStr
 
 from hubmerge import machine
 from hubmerge.errors import (
-    CancelledError,
     DeviceError,
     EvaluationError,
     HubmergeError,
@@ -221,11 +220,11 @@ class ChildJob:
     what: str  # "mini on org/model@sha": for errors
 
 
-def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Callable[[], bool]) -> Event:
+def run_child(job: ChildJob, on_event: Callable[[Event], None]) -> Event:
     """Run the child to its end and return its `done` event; every other event goes to `on_event` as it comes.
 
-    Raises CancelledError, EvaluationError (past its wall limit, died, or reports an error), and MemoryLimitError,
-    HubUnavailableError or DeviceError where it reports that.
+    What `on_event` raises ends the child. Raises EvaluationError (past its wall limit, died, or reports an error), and
+    MemoryLimitError, HubUnavailableError or DeviceError where it reports that.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.unlink(missing_ok=True)
@@ -247,8 +246,6 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
     try:
         while not child.has_ended():
             take(child.lines(_POLL_S))
-            if cancelled():
-                raise CancelledError("the process was cancelled", where=job.what)
             if time.monotonic() > deadline:
                 raise WallLimitError(
                     "the process did not end within its wall limit",

@@ -313,17 +313,17 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
             got=str(len(agents)),
             next_step="Add an agent.",
         )
-    if "sensitivity" in method.extras:
-        for agent in recipe.agents:
-            if agent.sensitivity is None and agent.calibration is None and recipe.calibration is None:
-                yield Problem(
-                    IncompatibleError.code,
-                    f"{method.title} needs the sensitivity of every agent",
-                    where=str(agent.model),
-                    expected="calibration data of the recipe or the agent, or a file of sensitivities",
-                    next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "
-                    "(answer). Or choose a method without.",
-                )
+    if "sensitivity" in method.extras and recipe.calibration is None:
+        missing = [str(a.model) for a in recipe.agents if a.sensitivity is None and a.calibration is None]
+        if missing:
+            yield Problem(
+                IncompatibleError.code,
+                f"{method.title} needs the sensitivity of every agent",
+                where=", ".join(missing),
+                expected="calibration data of the recipe or the agent, or a file of sensitivities",
+                next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "
+                "(answer). Or choose a method without.",
+            )
 
 
 def _averages_the_base(recipe: Recipe) -> bool:

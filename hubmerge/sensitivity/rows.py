@@ -263,7 +263,7 @@ def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Identity]
         what="the calibration data",
     )
     try:
-        done = run_child(job, lambda event: None, lambda: False)
+        done = run_child(job, lambda event: None)
     except (EvaluationError, MemoryLimitError) as error:
         raise SensitivityError(
             "the calibration data cannot be read and tokenized here",

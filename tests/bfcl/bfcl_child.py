@@ -1,6 +1,6 @@
 """bfcl-eval's own verdicts, computed in its own environment (.cache/bfcl): one JSON line in, one JSON line out.
 
-In: `{"category", "function", "ground_truth", "underscores", "answers": [[form, text], …]}`. Out: one [valid, reason]
+In: `{"category", "function", "ground_truth", "answers": [[form, text], …]}`. Out: one [valid, reason]
 per answer. In: `{"values": [[language, declared type, item type, text], …]}`. Out: the `repr` of each, converted.
 `form` says whose decoder reads the text: `prompting` is the one of the models that are asked for a list
 of calls, `tagged` the one of Qwen's tool-call tags, `json` takes the calls as they stand in a JSON list (the package's
@@ -34,10 +34,7 @@ _stand_in("overrides", override=lambda method: method, final=lambda method: meth
 _stand_in("bfcl_eval.model_handler.local_inference.base_oss_handler", OSSHandler=object)
 _stand_in(
     "bfcl_eval.constants.model_config",
-    MODEL_CONFIG_MAPPING={
-        "dots": types.SimpleNamespace(underscore_to_dot=False),
-        "underscores": types.SimpleNamespace(underscore_to_dot=True),
-    },
+    MODEL_CONFIG_MAPPING={"model": types.SimpleNamespace(underscore_to_dot=False)},
 )
 
 from bfcl_eval.constants.enums import Language, ReturnFormat  # noqa: E402
@@ -87,7 +84,7 @@ def verdict(case: dict[str, Any], form: str, text: str) -> tuple[bool, str]:
             case["ground_truth"],
             Language(name),
             category,
-            "underscores" if case["underscores"] else "dots",
+            "model",
         )
     except Exception as error:
         return False, f"crash: {error!r}"[:200]

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hubmerge.evaluation.function_calls.write import choose, literal, write_calls, write_tagged
-from hubmerge.evaluation.tasks.bfcl import CATEGORIES, NO_CALL
+from bfcl_write import choose, literal, write_calls, write_tagged
 
+from hubmerge.evaluation.tasks.bfcl import CATEGORIES
+
+NO_CALL = "None of the given functions can answer this."
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = json.loads(Path(__file__).with_name("sources.json").read_text(encoding="utf-8"))  # $: the value as written
 DATA = ROOT / "examples" / "datasets" / "bfcl" / "data"

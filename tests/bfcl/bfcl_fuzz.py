@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from bfcl_damage import SOURCES, rows, variants
 
@@ -52,29 +52,6 @@ def seeds() -> list[str]:
         row = rows(category)[1]
         texts += [text for kind, _, text in variants(category, row) if "item" not in kind and "entry" not in kind]
     return texts
-
-
-def mutated(random_: random.Random, texts: Sequence[str]) -> str:
-    text = random_.choice(texts)
-    for _ in range(random_.randint(1, 6)):
-        at, length = random_.randint(0, len(text)), random_.randint(0, 12)
-        match random_.randint(0, 6):
-            case 0:
-                text = text[:at] + random_.choice(FRAGMENTS) + text[at:]
-            case 1:
-                text = text[:at] + text[at + length :]
-            case 2:
-                text = text[:at] + text[at : at + length] * random_.randint(2, 40) + text[at + length :]
-            case 3:
-                text = text[:at] + random_.choice(FRAGMENTS) * random_.choice((2, 9, 80, 300, 3000)) + text[at:]
-            case 4:
-                other = random_.choice(texts)
-                text = text[:at] + other[random_.randint(0, len(other)) :]
-            case 5:
-                text = text[:at] + chr(random_.randint(0, 0x2FFF)) + text[at + 1 :]
-            case _:
-                text = text[:at] + "".join(random_.choices(FRAGMENTS, k=length)) + text[at:]
-    return text
 
 
 def values(random_: random.Random, count: int) -> Iterator[Value]:

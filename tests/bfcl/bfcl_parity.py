@@ -1,6 +1,6 @@
 """Our verdicts beside bfcl-eval's, on every row of every category and every damaged variant.
 
-python tests/bfcl/bfcl_parity.py            # prints the table; needs .cache/bfcl (tests/bfcl/install.sh)
+python tests/bfcl/bfcl_parity.py            # prints the numbers; needs .cache/bfcl (tests/bfcl/install.sh)
 python tests/bfcl/bfcl_parity.py --rows 8 --write    # damage to 8 rows per category; keep the verdicts
 """
 
@@ -14,14 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bfcl_damage import ROOT, Variant, all_variants
 
-from hubmerge.evaluation.function_calls import decode, mismatch
 from hubmerge.evaluation.tasks.bfcl import TASKS
 
 PYTHON = ROOT / ".cache" / "bfcl" / "bin" / "python"
@@ -30,17 +29,11 @@ VERDICTS = Path(__file__).with_name("verdicts.json")
 _TASKS = {str(task.rows.subset): task for task in TASKS}
 
 
-def ours(category: str, row: Mapping[str, Any], found: Sequence[Variant], underscores: bool = False) -> list[bool]:
+def ours(category: str, row: Mapping[str, Any], found: Sequence[Variant]) -> list[bool]:
     """Our verdict on every variant."""
     task = _TASKS[category]
     reference = task.reference(row)
-    if not underscores or not isinstance(reference, dict):
-        return [task.score(text, reference) == 1.0 for _, _, text in found]
-    kind = "parallel" if "parallel" in category else "multiple" if "multiple" in category else "simple"
-    of: Any = {"simple_java": "java", "simple_javascript": "javascript"}.get(category, "python")
-    decoded = (decode(text, of) for _, _, text in found)
-    key, functions = reference["key"], reference["functions"]
-    return [calls is not None and mismatch(calls, key, functions, kind, of, True) is None for calls in decoded]
+    return [task.score(text, reference) == 1.0 for _, _, text in found]
 
 
 class Reference:
@@ -61,14 +54,11 @@ class Reference:
         self._child.communicate()
         self._folder.cleanup()
 
-    def verdicts(
-        self, category: str, row: Mapping[str, Any], found: Sequence[Variant], underscores: bool = False
-    ) -> list[tuple[bool, str]]:
+    def verdicts(self, category: str, row: Mapping[str, Any], found: Sequence[Variant]) -> list[tuple[bool, str]]:
         case = {
             "category": category,
             "function": json.loads(row["function"]),
             "ground_truth": json.loads(row["ground_truth"]),
-            "underscores": underscores,
             "answers": [(form, text) for _, form, text in found],
         }
         return [(valid, reason) for valid, reason in self._ask(case)]
@@ -91,55 +81,33 @@ class Tally:
 
     rows: int = 0
     gold: int = 0  # rows whose gold answer counts
-    variants: int = 0  # without the gold answers
-    valid: int = 0  # of the variants
-    crashes: int = 0  # the reference raises; nothing matches
-    agree: int = 0
+    valid: int = 0  # of the damaged variants
     digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, found: Sequence[Variant], verdicts: Sequence[bool]) -> None:
         self.rows += 1
         self.digest.update(bytes(verdicts))
-        for (kind, _, _), valid in zip(found, verdicts, strict=True):
-            if kind != "gold":
-                self.variants += 1
-                self.valid += valid
-        golds = [valid for (kind, _, _), valid in zip(found, verdicts, strict=True) if kind == "gold"]
-        self.gold += any(golds)
-        self.variants += max(len(golds) - 1, 0)
+        judged = [(kind, valid) for (kind, _, _), valid in zip(found, verdicts, strict=True)]
+        self.gold += any(valid for kind, valid in judged if kind == "gold")
+        self.valid += sum(valid for kind, valid in judged if kind != "gold")
 
     def kept(self) -> dict[str, Any]:
         return {"rows": self.rows, "gold": self.gold, "valid": self.valid, "sha256": self.digest.hexdigest()}
 
 
 def compare(
-    reference: Reference, cases: Iterable[tuple[str, Mapping[str, Any], list[Variant]]], underscores: bool = False
+    reference: Reference, cases: Iterable[tuple[str, Mapping[str, Any], list[Variant]]]
 ) -> tuple[dict[str, Tally], list[tuple[str, Variant, bool, str]]]:
     """Numbers per category, and every disagreement: row id, variant, our verdict, the reference's reason."""
     tallies: dict[str, Tally] = {}
     differing = []
     for category, row, found in cases:
-        tally = tallies.setdefault(category, Tally())
-        theirs = reference.verdicts(category, row, found, underscores)
-        tally.add(found, [valid for valid, _ in theirs])
-        tally.crashes += sum(reason.startswith("crash") for _, reason in theirs)
-        for variant, mine, (valid, reason) in zip(found, ours(category, row, found, underscores), theirs, strict=True):
-            if mine == valid:
-                tally.agree += 1
-            else:
+        theirs = reference.verdicts(category, row, found)
+        tallies.setdefault(category, Tally()).add(found, [valid for valid, _ in theirs])
+        for variant, mine, (valid, reason) in zip(found, ours(category, row, found), theirs, strict=True):
+            if mine != valid:
                 differing.append((row["id"], variant, mine, reason))
     return tallies, differing
-
-
-def table(tallies: Mapping[str, Tally]) -> Iterator[str]:
-    yield "| category | cases | gold valid | damaged variants | of them valid | raised there | agreements |"
-    yield "|---|---|---|---|---|---|---|"
-    total = Counter[str]()
-    for name, t in tallies.items():
-        numbers = {"r": t.rows, "g": t.gold, "v": t.variants, "ok": t.valid, "c": t.crashes, "a": t.agree}
-        total.update(numbers)
-        yield f"| {name} | " + " | ".join(f"{n:,}" for n in numbers.values()) + " |"
-    yield "| all | " + " | ".join(f"{n:,}" for n in total.values()) + " |"
 
 
 def main() -> int:
@@ -147,22 +115,19 @@ def main() -> int:
     parser.add_argument("--rows", type=int, help="per category whose answers are damaged (all)")
     parser.add_argument("--write", action="store_true", help="keep bfcl-eval's verdicts in verdicts.json")
     options = parser.parse_args()
-    failed = 0
-    for underscores in (False, True):
-        with Reference() as reference:
-            tallies, differing = compare(reference, all_variants(options.rows), underscores)
-        print("\nnames with underscores\n" if underscores else "\nnames with dots\n")
-        print("\n".join(table(tallies)))
-        kinds = Counter((variant[0], variant[1]) for _, variant, _, _ in differing)
-        for (kind, form), count in kinds.most_common():
-            example = next(d for d in differing if d[1][:2] == (kind, form))
-            text = f"{example[0]} ours {example[2]}, theirs {example[3]!r}: {example[1][2]!r}"
-            print(f"{count} × {kind!r} ({form}): {text}"[:700])
-        failed += len(differing)
-        if not underscores and options.write:
-            kept = {"damaged_rows": options.rows, "categories": {name: tally.kept() for name, tally in tallies.items()}}
-            VERDICTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return 1 if failed else 0
+    with Reference() as reference:
+        tallies, differing = compare(reference, all_variants(options.rows))
+    for name, tally in tallies.items():
+        print(f"{name}: {tally.rows:,} rows, {tally.gold:,} gold answers count, {tally.valid:,} damaged ones")
+    kinds = Counter((variant[0], variant[1]) for _, variant, _, _ in differing)
+    for (kind, form), count in kinds.most_common():
+        example = next(d for d in differing if d[1][:2] == (kind, form))
+        text = f"{example[0]} ours {example[2]}, theirs {example[3]!r}: {example[1][2]!r}"
+        print(f"{count} × {kind!r} ({form}): {text}"[:700])
+    if options.write:
+        kept = {"damaged_rows": options.rows, "categories": {name: tally.kept() for name, tally in tallies.items()}}
+        VERDICTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import family, result, task
+from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task
 
 from benchmarks.board import synthetic
-from hubmerge.board.export import board_data, board_json, row_data, suite_csv
+from hubmerge.board.committers import Committed
+from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
@@ -63,7 +64,6 @@ def test_a_failed_run_has_empty_scores_in_the_csv() -> None:
 def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
     data = json.loads(board_json(board))
-    assert data == json.loads(json.dumps(board_data(board)))
     [suite] = data["suites"]
     assert {key: suite[key] for key in ("suite", "version", "split", "versions", "domains")} == {
         "suite": "trio",
@@ -80,22 +80,48 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
 
 
-def test_every_column_of_the_parquet_holds_what_the_json_says() -> None:
-    results = [*family(), result("org/failed", "9")]
-    board = build_board(results, [Flag("withdrawn", "org/math")])
-    lines = pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()
+def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
+    ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
+    tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
+    strange = result("evil/x", "f", tasks, environment=ENVIRONMENT | ran, facts={"recipe": "method: ram"})
+    flags = [Flag("withdrawn", "org/math"), Flag("contaminated", "org/code", reason="leaked", community=True)]
+    committed = Committed({result_path(strange): ("eve",)}, "org")
+    results = [*own("carol"), strange, result("org/failed", "9")]
+    board = build_board(results, flags, trusted=TRUSTED, committed=committed)
+    data = json.loads(board_json(board))
+    assert {f["model"]: f["community"] for f in data["flags"]} == {"org/math": False, "org/code": True}
     told = [
-        {"suite": s.suite, "suite_version": s.version, "split": s.split, **row_data(row)}
-        for s in board.suites
-        for row in s.rows
+        {"suite": suite["suite"], "suite_version": suite["version"], "split": suite["split"], **row}
+        for suite in data["suites"]
+        for row in suite["rows"]
     ]
-    assert len(lines) == len(told) > 4
+    lines = pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()
+    assert len(lines) == len(told) == len(results)
     for line, row in zip(lines, told, strict=True):
         del row["failures"]  # of the joined board, which the table does not have
         row["method_parameters"] = json.dumps(row["method_parameters"], sort_keys=True)
         assert line == row
-    for column in ("flags", "domains", "tasks", "parents", "ancestors", "effective_scales"):
-        assert any(line[column] for line in lines), column
+    assert {column for column in lines[0] if not any(line[column] for line in lines)} == {"superseded", "skills_rank"}
+    rows = {row["model"]: row for row in told}
+    assert {m: (r["run_by"], r["signed"], r["committed_by"]) for m, r in rows.items()} == {
+        **{r.model: ("carol", True, None) for r in family()},
+        "evil/x": ("community", False, "eve"),
+        "org/failed": ("community", False, None),
+    }
+    assert [f["community"] for f in rows["org/merge"]["flags"]] == [False, True]
+    assert (rows["evil/x"]["dtype"], rows["evil/x"]["narrowed"]) == ("bfloat16", words)
+    assert [t["truncated"] for t in rows["evil/x"]["tasks"]] == [3, 3, 3]
+    cells = {line["model"]: line for line in rows_of(suite_csv(board.suites[0]))}
+    columns = ("run_by", "signed", "committed_by", "dtype", "narrowed")
+    assert [cells["evil/x"][c] for c in columns] == [
+        "community",
+        "no",
+        "eve",
+        "bfloat16",
+        "bfloat16, stored as float32",
+    ]
+    assert [cells["org/base"][c] for c in columns] == ["carol", "yes", "", "float32", ""]
+    assert cells["org/code"]["flags"] == "contaminated (says the community): leaked"
 
 
 def arguments(*words: str) -> object:
@@ -115,33 +141,34 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def leaderboard(folder: Path, *words: str) -> int:
+    return run_cli(arguments("--results", str(folder), *words), Settings(), Terminal(as_json=False))
+
+
 def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(arguments("--results", str(folder)), Settings(), Terminal(as_json=False)) == 0
+    assert leaderboard(folder) == 0
     text = capsys.readouterr().out
     assert "org/merge@eeeeeee" in text
     assert "61.0 ± " in text
     assert "2 of 2 skills: 115 · 84 %" in text
-    assert (
-        run_cli(arguments("--results", str(folder), "--suite", "trio", "--csv"), Settings(), Terminal(as_json=False))
-        == 0
-    )
+    assert leaderboard(folder, "--suite", "trio", "--csv") == 0
     assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"
-    assert run_cli(arguments("--results", str(folder), "--json"), Settings(), Terminal(as_json=False)) == 0
+    assert leaderboard(folder, "--json") == 0
     assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
 
 
 def test_the_command_says_which_suites_there_are(folder: Path) -> None:
     with pytest.raises(Exception, match="other, trio"):
-        run_cli(arguments("--results", str(folder), "--csv"), Settings(), Terminal(as_json=False))
+        leaderboard(folder, "--csv")
     with pytest.raises(Exception, match="no such suite"):
-        run_cli(arguments("--results", str(folder), "--suite", "none"), Settings(), Terminal(as_json=False))
+        leaderboard(folder, "--suite", "none")
 
 
 def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results" / "bad\x1b[2J.json"
     path.parent.mkdir()
     path.write_text("{")
-    run_cli(arguments("--results", str(tmp_path)), Settings(), Terminal(as_json=False))
+    leaderboard(tmp_path)
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -168,7 +195,6 @@ def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_noth
     board = build_board([cut])
     row = board.suites[0].rows[0]
     assert [t["truncated"] for t in row_data(row)["tasks"]] == [3, None]
-    assert pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()[0]["tasks"][0]["truncated"] == 3
     page = str(score_sections([(board.suites[0], row)], "https://huggingface.co"))
     assert "100, 3 cut" in page
     rows = [

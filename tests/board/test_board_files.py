@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
-from hypothesis import given, settings
 
-from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.export import board_json
 from hubmerge.board.files import parse_files, read_folder
 from hubmerge.board.keepers import MAX_FLAGS_BYTES, parse_flags
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, result_path
@@ -100,45 +97,6 @@ def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
     board = build_board(read.results, read.flags, refused=read.refused)
     assert board.suites == build_board(family()).suites
     assert board.refused == read.refused
-
-
-NUMBERS = st.one_of(
-    st.integers(),
-    st.integers(2**53, 2**64),
-    st.floats(),
-    st.just(10**400),
-    st.none(),
-    st.booleans(),
-    st.text(max_size=3),
-)
-PLACES = (
-    *(("tasks", 0, key) for key in ("value", "stderr", "samples", "few_shot", "task_version")),
-    *(("facts", key) for key in ("parameters", "size_bytes", "density", "overlap", "conflict")),
-    ("facts", "effective_scales", 0),
-    ("facts", "method_parameters", "r"),
-    ("facts", "parents", 0, "weight"),
-    ("environment", "seed"),
-    ("environment", "seconds"),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS), min_size=1, max_size=3))
-def test_whatever_numbers_a_file_states_the_board_is_built_and_written_in_every_form(
-    changes: list[tuple[tuple[Any, ...], Any]],
-) -> None:
-    data = json.loads(family()[-1].to_json())
-    for path, value in changes:
-        place = data
-        for part in path[:-1]:
-            place = place[part]
-        place[path[-1]] = value
-    read = parse_files([(result_path(family()[-1]), json.dumps(data).encode()), *stored(*family()[:-1])])
-    assert len(read.results) + len(read.refused) == len(family())
-    board = build_board(read.results, read.flags, refused=read.refused)
-    assert json.loads(board_json(board))["suites"]
-    assert all(suite_csv(suite) for suite in board.suites)
-    assert board_parquet(board)
 
 
 def test_foreign_html_is_text_and_refuses_nothing() -> None:

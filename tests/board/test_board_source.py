@@ -7,7 +7,6 @@ import threading
 import pytest
 from board_helpers import family, result
 
-from hubmerge.board.files import ResultFiles
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import LoadedResults
 from hubmerge.board.source import FIRST_WAIT_S, DatasetBoard
@@ -23,7 +22,7 @@ class Dataset:
     def __init__(self) -> None:
         self.loads = 0
         self.now = 0.0
-        self.loaded = LoadedResults("a" * 40, ResultFiles(tuple(family())), {}, {})
+        self.loaded = LoadedResults(results=tuple(family()), sha="a" * 40)
         self.failure: Exception | None = None
 
     def load(self) -> LoadedResults:
@@ -57,7 +56,7 @@ def test_the_dataset_is_asked_at_most_once_in_a_while(dataset: Dataset, source: 
 def test_a_new_result_appears(dataset: Dataset, source: DatasetBoard) -> None:
     source.board()
     more = (*family(), result("org/new", "7", {"math": 0.9, "instruction": 0.9, "code": 0.9}))
-    dataset.loaded, dataset.now = LoadedResults("b" * 40, ResultFiles(more), {}, {}), 31
+    dataset.loaded, dataset.now = LoadedResults(results=more, sha="b" * 40), 31
     assert source.board().suites[0].rows[0].model == "org/new"
 
 
@@ -114,7 +113,7 @@ def test_nobody_waits_while_another_thread_rebuilds(dataset: Dataset, source: Da
     def slow() -> LoadedResults:
         inside.set()
         assert go_on.wait(20)
-        return LoadedResults("b" * 40, ResultFiles(()), {}, {})
+        return LoadedResults(results=(), sha="b" * 40)
 
     dataset.now = 31
     dataset.load = slow  # type: ignore[method-assign]

@@ -32,32 +32,27 @@ def hub(local_hub: LocalHubProcess) -> Hub:
     return Hub(local_hub.endpoint, local_hub.tokens["ada"])
 
 
-@pytest.fixture
-def api(local_hub: LocalHubProcess) -> HfApi:
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
 def merge_report(repo: str) -> Report:
     return report(target=repo, evaluations=[])
 
 
 @pytest.fixture
-def repo(api: HfApi, hub: Hub) -> str:
+def repo(ada: HfApi, hub: Hub) -> str:
     """A repo as a merge leaves it."""
     name = f"ada/merged-{next(NAMES)}"
-    api.create_repo(name)
+    ada.create_repo(name)
     own = merge_report(name)
     card = render_card(own, endpoint=hub.endpoint).encode()
-    push(api, name, {"hubmerge.json": json.dumps(own.to_json()).encode(), "README.md": card, "config.json": b"{}"})
+    push(ada, name, {"hubmerge.json": json.dumps(own.to_json()).encode(), "README.md": card, "config.json": b"{}"})
     return name
 
 
-def push(api: HfApi, repo: str, files: dict[str, bytes]) -> None:
-    api.create_commit(repo, [CommitOperationAdd(p, d) for p, d in files.items()], commit_message="files")
+def push(ada: HfApi, repo: str, files: dict[str, bytes]) -> None:
+    ada.create_commit(repo, [CommitOperationAdd(p, d) for p, d in files.items()], commit_message="files")
 
 
-def text(api: HfApi, repo: str, path: str) -> str:
-    return Path(api.hf_hub_download(repo, path)).read_text(encoding="utf-8")
+def text(ada: HfApi, repo: str, path: str) -> str:
+    return Path(ada.hf_hub_download(repo, path)).read_text(encoding="utf-8")
 
 
 def results_of(repo: str) -> Sequence[EvaluationResult]:
@@ -76,11 +71,11 @@ def results_of(repo: str) -> Sequence[EvaluationResult]:
     ]
 
 
-def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, api: HfApi, repo: str) -> None:
+def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, ada: HfApi, repo: str) -> None:
     published = publish_scores(hub, repo, results_of(repo))
-    assert published.commit == api.model_info(repo).sha
+    assert published.commit == ada.model_info(repo).sha
     assert not published.card_kept
-    card = text(api, repo, "README.md")
+    card = text(ada, repo, "README.md")
     assert "| Task | Metric | this merge | base | math | `tool_use` |" in card
     [line] = [x for x in card.splitlines() if x.startswith("| GSM8K |")]
     assert line.endswith("| 80.0 (71.1 to 86.7, n = 100) | 20.0 (13.3 to 28.9, n = 100) | "
@@ -92,62 +87,62 @@ def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, api: HfApi, repo:
     assert "No evaluation has been run yet" not in card
 
 
-def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, api: HfApi, repo: str) -> None:
+def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, ada: HfApi, repo: str) -> None:
     publish_scores(hub, repo, results_of(repo), source_url="https://hub.example/datasets/ada/results")
-    [entry] = yaml.safe_load(text(api, repo, ".eval_results/hubmerge-math.yaml"))
+    [entry] = yaml.safe_load(text(ada, repo, ".eval_results/hubmerge-math.yaml"))
     assert entry["dataset"] == {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": sha("d")}
     assert entry["value"] == 80.0
     assert entry["notes"] == "5-shot, exact_match, n = 100"
     assert entry["source"]["url"] == "https://hub.example/datasets/ada/results"
-    [index] = ModelCard(text(api, repo, "README.md")).data.eval_results or []
+    [index] = ModelCard(text(ada, repo, "README.md")).data.eval_results or []
     assert (index.dataset_type, index.metric_value) == ("data/math_500", 0.5)
 
 
-def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, api: HfApi, repo: str) -> None:
+def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, ada: HfApi, repo: str) -> None:
     publish_scores(hub, repo, results_of(repo)[:1])
-    before = len(api.list_repo_commits(repo))
+    before = len(ada.list_repo_commits(repo))
     assert publish_scores(hub, repo, results_of(repo)[:1]).commit is None
     assert publish_scores(hub, repo, results_of(repo)).commit is not None
-    assert len(api.list_repo_commits(repo)) == before + 1
-    assert json.loads(text(api, repo, "hubmerge.json"))["identity"] == merge_report(repo).identity
+    assert len(ada.list_repo_commits(repo)) == before + 1
+    assert json.loads(text(ada, repo, "hubmerge.json"))["identity"] == merge_report(repo).identity
 
 
-def test_a_card_that_somebody_edited_stays(hub: Hub, api: HfApi, repo: str) -> None:
-    push(api, repo, {"README.md": MINE})
+def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> None:
+    push(ada, repo, {"README.md": MINE})
     published = publish_scores(hub, repo, results_of(repo))
     assert published.card_kept
     assert published.commit is not None
-    assert text(api, repo, "README.md") == MINE.decode()
-    assert json.loads(text(api, repo, "hubmerge.json"))["evaluations"] == []
-    assert ".eval_results/hubmerge-math.yaml" in api.list_repo_files(repo)
+    assert text(ada, repo, "README.md") == MINE.decode()
+    assert json.loads(text(ada, repo, "hubmerge.json"))["evaluations"] == []
+    assert ".eval_results/hubmerge-math.yaml" in ada.list_repo_files(repo)
 
 
 @pytest.mark.parametrize(
     "manifest",
     [None, b"{}", b"[" * 100_000, b'{"identity": "x"}', json.dumps(report(target="bob/other").to_json()).encode()],
 )
-def test_a_repo_that_is_no_merge_of_ours_is_not_touched(hub: Hub, api: HfApi, manifest: bytes | None) -> None:
+def test_a_repo_that_is_no_merge_of_ours_is_not_touched(hub: Hub, ada: HfApi, manifest: bytes | None) -> None:
     name = f"ada/foreign-{next(NAMES)}"
-    api.create_repo(name)
-    push(api, name, {"README.md": MINE, **({"hubmerge.json": manifest} if manifest else {})})
-    before = api.model_info(name).sha
+    ada.create_repo(name)
+    push(ada, name, {"README.md": MINE, **({"hubmerge.json": manifest} if manifest else {})})
+    before = ada.model_info(name).sha
     with pytest.raises(PermissionDeniedError, match="our own merges only"):
         publish_scores(hub, name, results_of(name))
-    assert api.model_info(name).sha == before
+    assert ada.model_info(name).sha == before
 
 
-def test_a_manifest_that_lost_a_figure_is_not_rendered_by_guesswork(hub: Hub, api: HfApi, repo: str) -> None:
+def test_a_manifest_that_lost_a_figure_is_not_rendered_by_guesswork(hub: Hub, ada: HfApi, repo: str) -> None:
     broken = merge_report(repo).to_json()
     del broken["statistics"]["total"]["shares"]
-    push(api, repo, {"hubmerge.json": json.dumps(broken).encode()})
+    push(ada, repo, {"hubmerge.json": json.dumps(broken).encode()})
     with pytest.raises(PermissionDeniedError, match="not a report"):
         publish_scores(hub, repo, results_of(repo))
 
 
 def test_a_manifest_with_what_is_no_number_is_not_taken_for_one_that_can_be_written_again(
-    hub: Hub, api: HfApi, repo: str
+    hub: Hub, ada: HfApi, repo: str
 ) -> None:
-    push(api, repo, {"hubmerge.json": json.dumps(merge_report(repo).to_json() | {"parameters": math.inf}).encode()})
+    push(ada, repo, {"hubmerge.json": json.dumps(merge_report(repo).to_json() | {"parameters": math.inf}).encode()})
     with pytest.raises(PermissionDeniedError, match="not a report"):
         publish_scores(hub, repo, results_of(repo))
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from hubmerge.board.export import board_data, suite_csv
 from hubmerge.board.files import ResultFiles, parse_files
 from hubmerge.board.keepers import entries_of, parse_flags, parse_versions, with_signatures
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.trust import Trust, keys_file
 from hubmerge.board.values import Board, Refusal
@@ -114,26 +110,14 @@ def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
         public.verify(bytes.fromhex(signature["value"]), f"hubmerge {key} 1\n{text}".encode())
 
 
-def test_json_csv_parquet_and_pages_tell_a_community_flag_from_the_keepers() -> None:
+def test_pages_tell_a_community_flag_from_the_keepers() -> None:
     built = board(by({**CONTAMINATED, "model": "org/code"}), CONTAMINATED)
-    data = board_data(built)
-    assert {f["model"]: f["community"] for f in data["flags"]} == {"org/math": True, "org/code": False}
-    lines = {r["model"]: r["flags"] for r in data["suites"][0]["rows"]}
-    assert [f["community"] for f in lines["org/merge"]] == [False, True]
-    table = pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
-    assert {r["model"]: r["flags"] for r in table} == lines
-    assert "contaminated (says the community): trained on the test" in suite_csv(built.suites[0])
     math, code = rows(built)["org/math"], rows(built)["org/code"]
     assert "Flag of the community" in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" not in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" in str(model_head(code, "http://hub"))
-    assert (
-        "flagged by the community" in str(_model_cell(math, True)),
-        ">contaminated<" in str(_model_cell(math, True)),
-    ) == (
-        True,
-        False,
-    )
+    assert "flagged by the community" in str(_model_cell(math, True))
+    assert ">contaminated<" not in str(_model_cell(math, True))
     assert ">contaminated<" in str(_model_cell(code, True))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from board_helpers import ENVIRONMENT, KEY, OTHER, SEED, TRUSTED, family, own, parent, result, result_data, rows, task
 
-from hubmerge.board.export import board_data, suite_csv
 from hubmerge.board.files import renamed
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
@@ -270,25 +269,6 @@ def test_two_versions_that_are_shown_as_one_keep_their_signatures() -> None:
 
 
 own_before = tuple(own())  # signed before the fixture takes `cryptography` away
-
-
-def test_json_csv_and_parquet_say_who_ran_a_row(tmp_path: Path) -> None:
-    import csv
-    import io
-
-    import pyarrow.parquet as pq
-
-    from hubmerge.board.parquet import board_parquet
-
-    built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
-    [suite] = board_data(built)["suites"]
-    data = {r["model"]: (r["run_by"], r["signed"]) for r in suite["rows"]}
-    lines = {r["model"]: (r["run_by"], r["signed"]) for r in csv.DictReader(io.StringIO(suite_csv(built.suites[0])))}
-    table = pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
-    assert data["org/merge"] == ("bot", True)
-    assert data["evil/x"] == ("community", False)
-    assert (lines["org/merge"], lines["evil/x"]) == (("bot", "yes"), ("community", "no"))
-    assert {r["model"]: (r["run_by"], r["signed"]) for r in table} == data
 
 
 def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> None:

@@ -43,25 +43,20 @@ def repo() -> str:
 
 
 @pytest.fixture
-def api(local_hub: LocalHubProcess) -> HfApi:
-    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
-@pytest.fixture
 def dataset(local_hub: LocalHubProcess, repo: str) -> ResultsDataset:
     return opened(local_hub, repo)
 
 
-def opened(local_hub: LocalHubProcess, repo: str, cache: Path | None = None) -> ResultsDataset:
-    return ResultsDataset(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo, cache=cache)
+def opened(local_hub: LocalHubProcess, repo: str) -> ResultsDataset:
+    return ResultsDataset(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo)
 
 
-def commits(api: HfApi, repo: str) -> list[str]:
-    return [c.title for c in api.list_repo_commits(repo, repo_type="dataset")]
+def commits(ada: HfApi, repo: str) -> list[str]:
+    return [c.title for c in ada.list_repo_commits(repo, repo_type="dataset")]
 
 
-def add(api: HfApi, repo: str, path: str, data: bytes) -> None:
-    api.create_commit(repo, [CommitOperationAdd(path, data)], commit_message="by hand", repo_type="dataset")
+def add(ada: HfApi, repo: str, path: str, data: bytes) -> None:
+    ada.create_commit(repo, [CommitOperationAdd(path, data)], commit_message="by hand", repo_type="dataset")
 
 
 @pytest.fixture
@@ -85,46 +80,44 @@ def details(folder: Path) -> Path:
 
 
 def test_a_result_its_details_and_both_tables_arrive_in_one_commit(
-    dataset: ResultsDataset, api: HfApi, repo: str, tmp_path: Path
+    dataset: ResultsDataset, ada: HfApi, repo: str, tmp_path: Path
 ) -> None:
     one = family()[0]
     place = details_folder(one) + "math_task.parquet"
     recorded = dataset.publish([one], {place: details(tmp_path)})
-    files = set(api.list_repo_files(repo, repo_type="dataset"))
+    files = set(ada.list_repo_files(repo, repo_type="dataset"))
     assert files == {".gitattributes", CARD, BOARD_TABLE, RESULTS_TABLE, result_path(one), place}
-    assert len(commits(api, repo)) == 2  # the Hub's own first one and ours
+    assert len(commits(ada, repo)) == 2  # the Hub's own first one and ours
     assert recorded.commit == dataset.load().sha
     assert recorded.written == (result_path(one),)
     assert dataset.load().results == (one,)
 
 
 def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, api: HfApi, repo: str, tmp_path: Path
+    dataset: ResultsDataset, local_hub: LocalHubProcess, ada: HfApi, repo: str
 ) -> None:
     dataset.publish(family()[:2])
     dataset.publish(family()[2:])
-    add(api, repo, "flags.json", b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}')
-    loaded = opened(local_hub, repo, tmp_path).load()
+    add(ada, repo, "flags.json", b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}')
+    loaded = opened(local_hub, repo).load()
     direct = build_board(family(), [Flag("contaminated", "org/math")])
     assert build_board(loaded.results, loaded.flags) == direct
 
 
-def test_the_same_again_makes_no_commit(dataset: ResultsDataset, api: HfApi, repo: str) -> None:
+def test_the_same_again_makes_no_commit(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     first = dataset.publish(family())
     again = dataset.publish(family())
     assert again.commit == first.commit
     assert again.written == ()
-    assert len(commits(api, repo)) == 2
+    assert len(commits(ada, repo)) == 2
 
 
-def test_a_run_that_is_done_is_kept_unless_forced(dataset: ResultsDataset) -> None:
+def test_a_run_that_is_done_is_kept(dataset: ResultsDataset) -> None:
     old = result("org/base", "b", {"math": 0.2})
     new = result("org/base", "b", {"math": 0.3}, created="2026-05-01T00:00:00+00:00")
     dataset.publish([old])
     assert dataset.publish([new]).kept == (result_path(new),)
     assert dataset.load().results == (old,)
-    assert dataset.publish([new], force=True).written == (result_path(new),)
-    assert dataset.load().results == (new,)
 
 
 def test_a_failed_run_gives_way_to_a_later_result(dataset: ResultsDataset) -> None:
@@ -137,7 +130,7 @@ def test_a_failed_run_gives_way_to_a_later_result(dataset: ResultsDataset) -> No
 
 
 def test_two_writers_lose_nothing(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, api: HfApi, monkeypatch: pytest.MonkeyPatch
+    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, ada: HfApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, *_ = family()
     dataset.publish([one])
@@ -146,15 +139,15 @@ def test_two_writers_lose_nothing(
     def overtaken(self: ResultsDataset, *arguments: Any) -> Any:
         if not moved:  # after the dataset was read, before the commit
             moved.append(1)
-            add(api, repo, "notes/ours.txt", b"kept")
-            add(api, repo, result_path(family()[3]), family()[3].to_json().encode())
+            add(ada, repo, "notes/ours.txt", b"kept")
+            add(ada, repo, result_path(family()[3]), family()[3].to_json().encode())
         return build(self, *arguments)
 
     monkeypatch.setattr(ResultsDataset, "_files", overtaken)
     dataset.publish([two])
     assert {r.model for r in dataset.load().results} == {"org/base", "org/math", "org/merge"}
-    assert "notes/ours.txt" in api.list_repo_files(repo, repo_type="dataset")
-    board = pq.read_table(api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")).to_pylist()
+    assert "notes/ours.txt" in ada.list_repo_files(repo, repo_type="dataset")
+    board = pq.read_table(ada.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")).to_pylist()
     assert {line["model"] for line in board} == {"org/base", "org/math", "org/merge"}
 
 
@@ -175,7 +168,7 @@ def test_a_branch_that_never_rests_is_given_up_after_five_tries(
 
 
 def test_a_lost_answer_makes_no_second_commit(
-    dataset: ResultsDataset, api: HfApi, repo: str, monkeypatch: pytest.MonkeyPatch
+    dataset: ResultsDataset, ada: HfApi, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.publish(family()[:1])
     commit = Hub.commit
@@ -187,20 +180,20 @@ def test_a_lost_answer_makes_no_second_commit(
 
     monkeypatch.setattr(Hub, "commit", lost)
     dataset.publish(family()[1:2])
-    assert len(commits(api, repo)) == 3
+    assert len(commits(ada, repo)) == 3
 
 
-def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDataset, api: HfApi, repo: str) -> None:
+def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1])
     wrong = f"results/evil/x/{'9' * 40}/trio-1-test.json"
-    add(api, repo, wrong, family()[1].to_json().encode())
-    add(api, repo, "results/giant.json", b" " * (1024 * 1024 + 1))
-    add(api, repo, "flags.json", b"{")
+    add(ada, repo, wrong, family()[1].to_json().encode())
+    add(ada, repo, "results/giant.json", b" " * (1024 * 1024 + 1))
+    add(ada, repo, "flags.json", b"{")
     dataset.publish(family()[2:3])
     loaded = dataset.load()
     assert {r.where for r in loaded.refused} == {wrong, "results/giant.json", "flags.json"}
     assert {r.model for r in loaded.results} == {"org/base", "org/code"}
-    assert wrong in api.list_repo_files(repo, repo_type="dataset")
+    assert wrong in ada.list_repo_files(repo, repo_type="dataset")
 
 
 @pytest.mark.slow
@@ -224,11 +217,11 @@ def test_the_tables_are_read_by_datasets(
 
 
 def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, tmp_path: Path, requests: list[str]
+    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, requests: list[str]
 ) -> None:
     many = [result(f"org/m{k}", "a", {"math": k / 40}) for k in range(40)]
     dataset.publish(many)
-    fresh = opened(local_hub, repo, tmp_path)
+    fresh = opened(local_hub, repo)
     requests.clear()
     assert len(fresh.load().results) == 40
     assert requests == [RESULTS_TABLE]
@@ -239,12 +232,10 @@ def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
     requests.clear()
     assert len(fresh.load().results) == 41
     assert len(requests) == 1
-    requests.clear()
-    assert len(opened(local_hub, repo, tmp_path).load().results) == 41
 
 
 def test_a_table_that_lies_is_not_believed(
-    dataset: ResultsDataset, api: HfApi, repo: str, local_hub: LocalHubProcess
+    dataset: ResultsDataset, ada: HfApi, repo: str, local_hub: LocalHubProcess
 ) -> None:
     many = [result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)]
     dataset.publish(many)
@@ -252,9 +243,9 @@ def test_a_table_that_lies_is_not_believed(
     lies = {
         result_path(b): (blob_id(m.to_json().encode()), b.to_json().encode()) for m, b in zip(many, better, strict=True)
     }
-    add(api, repo, RESULTS_TABLE, results_parquet(lies))
+    add(ada, repo, RESULTS_TABLE, results_parquet(lies))
     assert {t.value for r in opened(local_hub, repo).load().results for t in r.tasks} == {0.1}
-    add(api, repo, RESULTS_TABLE, b"no parquet")
+    add(ada, repo, RESULTS_TABLE, b"no parquet")
     assert len(opened(local_hub, repo).load().results) == 10
 
 
@@ -269,16 +260,16 @@ def test_of_more_files_than_are_read_the_first_count_and_that_is_said(
 
 
 def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
-    dataset: ResultsDataset, api: HfApi, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
+    dataset: ResultsDataset, ada: HfApi, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.publish([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
     card = b"---\nlicense: mit\n---\n# Mine\n"
-    add(api, repo, CARD, card)
+    add(ada, repo, CARD, card)
     monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
     monkeypatch.setattr("hubmerge.board.results_dataset._CARD_BYTES", 10)
     assert len(opened(local_hub, repo).load().results) == 10
     dataset.publish([result("org/m11", "a", {"math": 0.1})])
-    assert Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
+    assert Path(ada.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
 
 
 def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_path: Path) -> None:
@@ -287,12 +278,12 @@ def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_
             dataset.publish(family()[:1], {place: details(tmp_path)})
 
 
-def test_a_card_that_somebody_edited_is_kept(dataset: ResultsDataset, api: HfApi, repo: str) -> None:
+def test_a_card_that_somebody_edited_is_kept(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1])
     card = b"---\nlicense: mit\nconfigs:\n- config_name: mine\n  data_files: x.csv\n---\n# Mine\n"
-    add(api, repo, CARD, card)
+    add(ada, repo, CARD, card)
     dataset.publish(family()[1:2])
-    text = Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_text()
+    text = Path(ada.hf_hub_download(repo, CARD, repo_type="dataset")).read_text()
     assert text.endswith("---\n# Mine\n")
     assert "license: mit" in text
     assert [text.count(f"config_name: {name}") for name in ("mine", "board", "results", "details")] == [1] * 4
@@ -308,9 +299,9 @@ def test_a_card_that_cannot_be_read_is_left_alone() -> None:
     assert dataset_card(own) is None
 
 
-def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, api: HfApi, repo: str) -> None:
+def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1], private=True)
-    assert api.dataset_info(repo).private
+    assert ada.dataset_info(repo).private
 
 
 # --- whose results are believed --------------------------------------------------------------------------
@@ -322,7 +313,7 @@ def trusting(local_hub: LocalHubProcess, repo: str) -> ResultsDataset:
 
 
 def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(
-    local_hub: LocalHubProcess, dataset: ResultsDataset, api: HfApi, repo: str
+    local_hub: LocalHubProcess, dataset: ResultsDataset, ada: HfApi, repo: str
 ) -> None:
     forged = result("org/a", "1", {"math": 1.0})
     dataset.publish([forged])
@@ -332,14 +323,14 @@ def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(
     assert bot.publish([real]).written == (result_path(real),)
     assert bot.find("org/a", "1" * 40, "trio", "1", "test") == real
     later = result("org/a", "1", {"math": 1.0}, created="2027-01-01T00:00:00+00:00")
-    assert bot.publish([later], force=True).written == ()
+    assert bot.publish([later]).written == ()
     assert bot.load().results == (real,)
-    table = api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
+    table = ada.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
     assert [(r["run_by"], r["signed"]) for r in pq.read_table(table).to_pylist()] == [("ada", True)]
 
 
 def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_published(
-    local_hub: LocalHubProcess, api: HfApi, repo: str, tmp_path: Path
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path
 ) -> None:
     real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
     trusting(local_hub, repo).publish([real])
@@ -347,16 +338,16 @@ def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_publish
     reader = ResultsDataset(Hub(local_hub.endpoint, None), repo, trust=reader_trust(settings, repo))
     assert reader.load().trusted == {public_key(SEED)}
     other = public_key(bytes(32))
-    add(api, repo, KEYS, keys_file([other]))
+    add(ada, repo, KEYS, keys_file([other]))
     loaded = reader.load()
     assert loaded.trusted == {public_key(SEED)}
     assert Refusal(KEYS, f"not believed here: {other}") in loaded.refused
     assert loaded.believed == (real,)
 
 
-def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProcess, api: HfApi, repo: str) -> None:
-    api.create_repo(repo, repo_type="dataset")
-    add(api, repo, KEYS, b"{")
+def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
+    ada.create_repo(repo, repo_type="dataset")
+    add(ada, repo, KEYS, b"{")
     bot = trusting(local_hub, repo)
     assert [r.where for r in bot.load().refused] == [KEYS]
     bot.publish([signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")])
@@ -365,18 +356,18 @@ def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProces
 
 
 def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(
-    dataset: ResultsDataset, api: HfApi, repo: str
+    dataset: ResultsDataset, ada: HfApi, repo: str
 ) -> None:
     old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
     dataset.publish([old])
     table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
-    add(api, repo, "versions.json", json.dumps(table).encode())
+    add(ada, repo, "versions.json", json.dumps(table).encode())
     found = dataset.find("org/one", old.sha, "trio", "2", "test")
     assert found.tasks == old.tasks
     dataset.publish([new])
-    local = api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
+    local = ada.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
     assert {(r["model"], r["suite_version"]) for r in pq.read_table(local).to_pylist()} == {
         ("org/one", "2"),
         ("org/two", "2"),
     }
-    assert result_path(old) in api.list_repo_files(repo, repo_type="dataset")  # the file stays as it was written
+    assert result_path(old) in ada.list_repo_files(repo, repo_type="dataset")  # the file stays as it was written

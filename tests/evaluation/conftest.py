@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,10 @@ import pytest
 
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
 from localhub.process import LocalHubProcess
-
-
-@pytest.fixture(scope="session")
-def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("zoohub"), zoo=True) as hub:
-        yield hub
 
 
 @pytest.fixture
@@ -29,6 +25,24 @@ def hub(zoo_hub: LocalHubProcess) -> Hub:
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fetched rows, shared by all runs of the session."""
     return tmp_path_factory.mktemp("rows")
+
+
+class Notes(runner.Unobserved):
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.warnings: list[str] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+@pytest.fixture
+def notes() -> Notes:
+    """An observer with the stages and the warnings that it was told."""
+    return Notes()
 
 
 @pytest.fixture
@@ -45,11 +59,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path, workdir: Pat
         workdir.mkdir(exist_ok=True)
         (workdir / "mode").write_text(mode)
         return runner.evaluate(
-            arguments.pop("model", "zoo/math-agent"),
-            arguments.pop("suite", "zoo"),
+            ModelName.parse(arguments.pop("model", "zoo/math-agent")),
+            arguments.pop("suite", None) or pin("zoo", hub, limit=4),
             hub=hub,
             workdir=workdir,
-            options=runner.EvaluateOptions(limit=4, data_cache=rows, **(options or {})),
+            options=runner.EvaluateOptions(data_cache=rows, **(options or {})),
             **arguments,
         )
 

@@ -1,7 +1,6 @@
-"""What can only be tried with lighteval imported, as JSON on stdout.
+"""What can only be tried with lighteval imported, in a process of its own: importing it turns gradients off.
 
-Run as a process of its own (`python -m tests.evaluation.inside_lighteval FOLDER`), because importing lighteval turns
-gradients off for the whole process.
+test_evaluation_lighteval.py runs these tests, each under its own name.
 """
 
 from __future__ import annotations
@@ -9,14 +8,16 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import math
 import pickle
-import sys
+import re
 import types
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from datasets import Dataset
 from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
@@ -25,11 +26,10 @@ from lighteval.tasks.requests import Doc
 from transformers import AutoTokenizer
 
 from hubmerge.errors import DeviceError, EvaluationError
-from hubmerge.evaluation import lighteval_tasks, models, pipeline, templates
+from hubmerge.evaluation import lighteval_tasks, models, pipeline
 from hubmerge.evaluation.tasks import get_task
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
-FOLDER = Path(sys.argv[1])
 
 _LCB_TESTS = json.dumps([{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}])
 ROWS = {
@@ -77,178 +77,182 @@ WRONG = {
 }
 
 
-def scores() -> dict[str, Any]:
-    """lighteval's own tasks with hand-made rows: prompts, and the scores of right answers and of wrong ones."""
-    names = [name for name in ROWS if name != "ifeval" or importlib.util.find_spec("langdetect")]
-    specs = []
-    for name in names:
-        folder = FOLDER / name.replace(":", "_")
-        Dataset.from_list([ROWS[name]]).save_to_disk(str(folder / "test"))
-        specs.append(task_spec(name, folder))
-    asked = lighteval_tasks.install(specs)
-    found = {}
-    prompts = {}
-    for full_name, task in Registry(tasks=asked).load_tasks().items():
-        name = full_name.partition("|")[0]
-        docs = task.get_docs()
-        prompts[name] = [docs[0].query, next(iter(ROWS[name].values()))]
-        for kind, answers in (("right", RIGHT), ("wrong", WRONG)):
-            responses = [ModelResponse(text=[answers[name]])]
-            [values] = apply_metric(docs=docs, responses=responses, metrics=list(task.metrics))
-            found[f"{name} {kind}"] = float(values[get_task(name).metric])
-    return {"scores": found, "prompts": prompts, "loaded": sorted(Registry.load_all_task_configs())}
-
-
 def task_spec(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
     spec = {"name": name, "folder": str(folder), "split": "test", "few_shot_split": None, "limit": None, "few_shot": 0}
     return spec | changes
 
 
-def examples() -> dict[str, Any]:
-    """Rows that are asked and rows that serve as examples, from two splits and from one."""
-    folder = FOLDER / "numbered"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """lighteval's own tasks by their names, each with one hand-made row."""
+    specs = []
+    for name in ROWS:
+        if name != "ifeval" or importlib.util.find_spec("langdetect"):
+            folder = tmp_path_factory.mktemp(name.replace(":", "_"))
+            Dataset.from_list([ROWS[name]]).save_to_disk(str(folder / "test"))
+            specs.append(task_spec(name, folder))
+    loaded = Registry(tasks=lighteval_tasks.install(specs)).load_tasks()
+    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= Registry.load_all_task_configs().keys()
+    return {full_name.partition("|")[0]: task for full_name, task in loaded.items()}
+
+
+def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: dict[str, Any]) -> None:
+    for name, task in installed.items():
+        for answers, expected in ((RIGHT, 1.0), (WRONG, 0.0)):
+            responses = [ModelResponse(text=[answers[name]])]
+            [values] = apply_metric(docs=task.get_docs(), responses=responses, metrics=list(task.metrics))
+            assert float(values[get_task(name).metric]) == expected, name
+
+
+def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed: dict[str, Any]) -> None:
+    for name, task in installed.items():
+        question = next(iter(ROWS[name].values()))
+        stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, get_task(name).asked)  # noqa: B023
+        assert task.get_docs()[0].query == stated
+
+
+def test_examples_are_never_among_the_questions(tmp_path: Path) -> None:
     for split, count in (("test", 10), ("train", 100)):
         rows = [{"question": f"{split} {n}?", "answer": f"#### {n}"} for n in range(count)]
-        Dataset.from_list(rows).save_to_disk(str(folder / split))
+        Dataset.from_list(rows).save_to_disk(str(tmp_path / split))
 
     def numbers(**changes: Any) -> dict[str, list[str]]:
-        spec = task_spec("gsm8k", folder, few_shot_split="train", few_shot=5, **changes)
+        spec = task_spec("gsm8k", tmp_path, few_shot_split="train", few_shot=5, **changes)
         return {k: [row["question"] for row in rows] for k, rows in lighteval_tasks.read_rows(spec).items()}
 
-    try:
-        lighteval_tasks.read_rows(task_spec("gsm8k", folder, few_shot=5))
-        refused = ""
-    except EvaluationError as error:
-        refused = str(error)
-    return {"two": numbers(limit=3), "one": numbers(split="train"), "refused": refused}
+    assert numbers(limit=3) == {
+        "asked": [f"test {n}?" for n in range(3)],
+        "examples": [f"train {n}?" for n in range(100)],
+    }
+    assert numbers(split="train") == {
+        "asked": [f"train {n}?" for n in range(36)],
+        "examples": [f"train {n}?" for n in range(36, 100)],
+    }
+    with pytest.raises(EvaluationError, match="too few rows"):
+        lighteval_tasks.read_rows(task_spec("gsm8k", tmp_path, few_shot=5))
 
 
-def rendered() -> dict[str, Any]:
-    """Prompts by a chat template, by none, and by one that does not end."""
+def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ZOO / "base")
     model = types.SimpleNamespace(tokenizer=tokenizer)
     doc = Doc(query="two plus two", choices=[""], gold_index=0, id="0")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
     texts = [models.RenderedPrompts(model, chat=chat, system="be brief").prepare_prompt(doc) for chat in (True, False)]
-    loops = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
-    tokenizer.chat_template = loops
-    templates.PROMPT_S = 0.3
-    try:
-        models.RenderedPrompts(model, chat=True, system=None).prepare_prompt(doc)
-        endless = ""
-    except EvaluationError as error:
-        endless = str(error)
-    return {"chat": texts[0], "plain": texts[1], "endless": endless}
+    assert texts == ["[system: be brief][user: two plus two]", "be brief\n\ntwo plus two"]
 
 
-def kept() -> dict[str, Any]:
-    """Details of hostile and of long texts, and the mean over samples."""
-    samples = [
-        pipeline.Sample("p\ud800", "a" * 100_000, '"r"', 1.0),
-        pipeline.Sample("=cmd()", "", "null", 0.0),
-        pipeline.Sample("", "x", "1", 0.5),
-    ]
-    pipeline.write_details(FOLDER / "details", "a:b", samples)
-    rows = pq.read_table(FOLDER / "details" / "a_b.parquet").to_pylist()
-    silence = ""
-    try:
-        pipeline.JournaledPipeline._refuse_silence(None, [ModelResponse(text=["", " \n"]), ModelResponse(text=[""])])
-    except EvaluationError as error:
-        silence = str(error)
-    return {
-        "rows": [dict(row, answer=len(row["answer"])) for row in rows],
-        "mean": pipeline.mean(samples),
-        "mean of one": pipeline.mean(samples[:1]),
-        "silence": silence,
-    }
+SAMPLES = [
+    pipeline.Sample("p\ud800", "a" * 100_000, '"r"', 1.0),
+    pipeline.Sample("=cmd()", "", "null", 0.0),
+    pipeline.Sample("", "x", "1", 0.5),
+]
 
 
-def room(model: Any, spec: dict[str, Any], tokens: int) -> str:
-    try:
-        models.require_room_for(tokens, model, spec, "zoo_mem")
-    except DeviceError as error:
-        return str(error)
-    return "fits"
+def test_details_hold_any_text_and_cut_only_what_is_long(tmp_path: Path) -> None:
+    pipeline.write_details(tmp_path, "a:b", SAMPLES)
+    first, second, third = pq.read_table(tmp_path / "a_b.parquet").to_pylist()
+    assert (first["prompt"], first["reference"], first["score"]) == ("p?", '"r"', 1.0)
+    assert 16_000 < len(first["answer"]) < 16_100
+    assert (second["prompt"], second["answer"], third["answer"]) == ("=cmd()", "", "x")
 
 
-def on_a_gpu() -> dict[str, Any]:
-    """The dtype of runs on a GPU of 24 GB that is made up here."""
-    cuda = models.torch.cuda
-    known = cuda.is_available, cuda.mem_get_info, models.hardware
-    cuda.is_available, cuda.mem_get_info = (lambda: True), (lambda: (10**9, 24 * 10**9))
-    models.hardware = lambda device: "a GPU"
+def test_the_mean_and_its_standard_error_by_hand() -> None:
+    # 1, 0 and 0.5: the variance is (0.25 + 0.25 + 0) / 2
+    assert pipeline.mean(SAMPLES) == pytest.approx((0.5, math.sqrt(0.25 / 3)))
+    assert pipeline.mean(SAMPLES[:1]) == (1.0, None)
+
+
+def test_a_model_that_says_nothing_at_all_has_no_score() -> None:
+    silent = [ModelResponse(text=["", " \n"]), ModelResponse(text=[""])]
+    with pytest.raises(EvaluationError, match="generates nothing"):
+        pipeline.JournaledPipeline._refuse_silence(None, silent)
+
+
+def asked(lengths: dict[str, int]) -> pipeline.Asked:
+    """Prompts of so many tokens, with answers of 10."""
+    docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
+    return pipeline.Asked(get_task("zoo_math"), docs, None, {}, lengths)
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "budget", "batches"),
+    [
+        (200, 2, None, [["1", "3"], ["0", "2"], ["4"]]),
+        (200, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # 100 tokens of 120; 2 × 60; the rest 2 × 30
+        (60, 32, 120, [["1", "3"], ["0", "2"], ["4"]]),  # no row is longer than the model's 60
+    ],
+)
+def test_batches_keep_to_a_number_of_prompts_and_of_tokens(
+    longest: int, most: int, budget: int | None, batches: list[list[str]]
+) -> None:
+    prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})
+    assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, longest, most, budget)] == batches
+
+
+@pytest.fixture
+def loaded() -> Any:
+    """A model whose keys and values take 2 tensors × 2 layers × 2 heads × 16 × 2 bytes = 256 bytes a token."""
+    config = types.SimpleNamespace(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    config.get_text_config = lambda: config
+    held = types.SimpleNamespace(config=config, dtype=types.SimpleNamespace(itemsize=2))
+    held.get_memory_footprint = lambda: 24_000
+    return types.SimpleNamespace(model=held)
+
+
+MACHINE = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 * 1000}
+BY_VLLM = {**MACHINE, "backend": "vllm"}
+
+
+def test_a_batch_takes_a_quarter_of_the_memory_for_keys_and_values(loaded: Any) -> None:
+    assert models.batch_tokens(loaded, MACHINE) == 1000
+    assert models.batch_tokens(None, BY_VLLM) is None
+
+
+def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(loaded: Any) -> None:
+    models.require_room_for(3906, loaded, MACHINE, "zoo_mem")  # 1,024,000 − 24,000 bytes, 256 a token
+    with pytest.raises(DeviceError, match=r"at most 3,906 tokens.*3,907"):
+        models.require_room_for(3907, loaded, MACHINE, "zoo_mem")
+    models.require_room_for(10**9, None, BY_VLLM, "zoo_mem")  # it has a budget of its own
+
+
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one of 24 GB that is made up here."""
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(models.torch.cuda, "mem_get_info", lambda: (10**9, 24 * 10**9))
+    monkeypatch.setattr(models, "hardware", lambda device: "a GPU")
 
     def dtype(stored: str, elements: float, asked: str = "auto", **changes: Any) -> str:
         weights = {"stored": stored, "elements": int(elements)}
         spec = {"device": "cuda", "backend": "transformers", "dtype": asked, "weights": weights, **changes}
-        try:
-            return str(models.with_fitting_dtype(spec)["dtype"])
-        except DeviceError as error:
-            return str(error)
+        return str(models.with_fitting_dtype(spec)["dtype"])
 
-    try:
-        return {
-            "as stored": dtype("float32", 1e9),
-            "narrower": dtype("float32", 7e9),
-            "asked": dtype("float32", 1e9, "float16"),
-            "too large": dtype("bfloat16", 13e9),
-            "vllm": dtype("float32", 1e9, backend="vllm"),
-            "on the cpu": dtype("float32", 7e9, device="cpu"),
-        }
-    finally:
-        cuda.is_available, cuda.mem_get_info, models.hardware = known
+    assert dtype("float32", 1e9) == "auto"
+    assert dtype("float32", 7e9) == "bfloat16"
+    assert dtype("float32", 1e9, "float16") == "float16"
+    assert dtype("float32", 1e9, backend="vllm") == "float32"  # it would take float16 by itself
+    assert dtype("float32", 7e9, device="cpu") == "auto"  # the parent has chosen it
+    with pytest.raises(DeviceError, match="does not fit in this machine's memory"):
+        dtype("bfloat16", 13e9)
 
 
-def batched() -> dict[str, Any]:
-    """Batches of prompts of 90, 50, 40, … tokens with answers of 10, and what cut prompts come to."""
-    lengths = {"0": 40, "1": 90, "2": 20, "3": 50, "4": 20}
-    docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
-    asked = pipeline.Asked(get_task("zoo_math"), docs, None, {}, lengths)
-
-    def composed(longest: int, most: int, budget: int | None) -> list[list[str]]:
-        return [[doc.id for doc in batch] for batch in pipeline.batches(asked, longest, most, budget)]
-
-    def cut(backend: str, longest: int, of: int) -> Any:
-        tokens = {str(k): 92 if k == 0 else 20 for k in range(of)}
-        docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in tokens]
-        warned: list[str] = []
-        line = types.SimpleNamespace(
-            model=types.SimpleNamespace(max_length=longest),
-            truncated={},
-            _spec={"backend": backend},
-            _reporter=types.SimpleNamespace(warning=warned.append),
-        )
-        try:
-            pipeline.JournaledPipeline._refuse_what_is_cut(
-                line, pipeline.Asked(get_task("zoo_math"), docs, None, {}, tokens)
-            )
-        except EvaluationError as error:
-            return str(error)
-        return [line.truncated["zoo_math"], len(warned)]
-
-    config = types.SimpleNamespace(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
-    config.get_text_config = lambda: config
-    held = types.SimpleNamespace(config=config, dtype=types.SimpleNamespace(itemsize=2))
-    spec = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 * 1000}
-    held.get_memory_footprint = lambda: 24_000
-    whole = types.SimpleNamespace(model=held)
-    return {
-        "room": [room(whole, spec, tokens) for tokens in (3906, 3907)],
-        "room of vllm": room(None, {**spec, "backend": "vllm"}, 10**9),
-        "by number": composed(200, 2, None),
-        "by tokens": composed(200, 32, 120),
-        "of short models": composed(60, 32, 120),
-        "cut": [cut("transformers", n, of) for n, of in ((200, 20), (101, 20), (92, 20), (92, 19))],
-        "cut by vllm": [cut("vllm", n, 20) for n in (102, 101)],
-        "tokens": models.batch_tokens(types.SimpleNamespace(model=held), spec),
-        "tokens of vllm": models.batch_tokens(None, {**spec, "backend": "vllm"}),
-    }
+def cut(backend: str, longest: int, of: int) -> tuple[int, int]:
+    """How many of the prompts of 92, 20, 20, … tokens are cut, and the number of warnings."""
+    warned: list[str] = []
+    line = types.SimpleNamespace(
+        model=types.SimpleNamespace(max_length=longest),
+        truncated={},
+        _spec={"backend": backend},
+        _reporter=types.SimpleNamespace(warning=warned.append),
+    )
+    prompts = asked({str(k): 92 if k == 0 else 20 for k in range(of)})
+    pipeline.JournaledPipeline._refuse_what_is_cut(line, prompts)
+    return line.truncated["zoo_math"], len(warned)
 
 
-def main() -> None:
-    found = {"examples": examples(), "rendered": rendered(), "kept": kept(), "batched": batched(), "gpu": on_a_gpu()}
-    print(json.dumps({**scores(), **found}))
-
-
-if __name__ == "__main__":
-    main()
+def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused() -> None:
+    assert cut("transformers", 200, 20) == (0, 0)
+    assert cut("transformers", 101, 20) == (0, 1)  # 92 of 101 positions leave 9 for an answer of 10: a warning
+    assert cut("transformers", 92, 20) == (1, 1)
+    with pytest.raises(EvaluationError, match=r"at most 5%.*1 of 19"):
+        cut("transformers", 92, 19)
+    assert [cut("vllm", n, 20) for n in (102, 101)] == [(0, 0), (1, 1)]  # it cuts the prompt to keep the answer's room

@@ -23,8 +23,7 @@ from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 
 def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     scores = [{"task": t["name"], "value": 0.25, "stderr": 0.125, "samples": 12} for t in spec["tasks"]]
-    versions = {"lighteval": "1", "transformers": "2", "torch": "3"}
-    return {"tasks": scores, "device": "scripted", "dtype": "float32", "versions": versions} | changes
+    return {"tasks": scores, "device": "scripted", "dtype": "float32"} | changes
 
 
 def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
@@ -37,8 +36,6 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
         case "answers":
             reporter.warning("mind the \x1b[31m\u202egap")
             print("this is chatter and no event")
-        case "chatters":
-            sys.stderr.write("x" * (9 * 2**20))
         case "hangs":
             time.sleep(600)
         case "ignores SIGTERM with a grandchild":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,59 +30,46 @@ def settings(hub: Hub, tmp_path: Path) -> Settings:
     return Settings(endpoint=hub.endpoint, token=SecretStr(hub.token or ""), data_dir=tmp_path / "data")
 
 
-def prepare(settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path) -> None:
-    """Every run of the command finds `mode` in its folder and the session's rows."""
+@pytest.fixture
+def run(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[int, Path]]:
+    """Evaluates zoo/base by a process that does what `mode` says; the exit code, and where the result was asked for."""
     monkeypatch.setattr(runner, "CHILD_MODULE", "tests.evaluation.scripted_child")
     monkeypatch.setenv("HUBMERGE_DATA", str(settings.data_dir))
-    real = runner.evaluate
+    real, out = runner.evaluate, tmp_path / "made" / "result.json"
 
-    def evaluate(*given: Any, workdir: Path, **more: Any) -> Any:
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / "mode").write_text(mode)
-        (workdir / "details").mkdir(exist_ok=True)
-        (workdir / "details" / "zoo_math.parquet").write_bytes(b"kept")
-        return real(*given, workdir=workdir, **more)
+    def run(mode: str) -> tuple[int, Path]:
+        def evaluate(*given: Any, workdir: Path, **more: Any) -> Any:
+            (workdir / "details").mkdir(parents=True)
+            (workdir / "mode").write_text(mode)
+            (workdir / "details" / "zoo_math.parquet").write_bytes(b"kept")
+            return real(*given, workdir=workdir, **more)
 
-    monkeypatch.setattr(runner, "evaluate", evaluate)
+        monkeypatch.setattr(runner, "evaluate", evaluate)
+        asked = arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out))
+        return command.run_cli(asked, settings, Terminal(False)), out
+
+    return run
 
 
 def test_the_help_names_every_suite() -> None:
     assert tuple(SUITES) == command._SUITES
 
 
-def test_a_run_writes_its_result_and_details_and_prints_a_table(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path, tmp_path: Path, capsys: Any
-) -> None:
-    prepare(settings, "answers", monkeypatch, hub, rows)
-    out = tmp_path / "made" / "result.json"
-    assert (
-        command.run_cli(
-            arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings, Terminal(False)
-        )
-        == 0
-    )
+def test_a_run_writes_its_result_and_details_and_prints_a_table(run: Any, capsys: Any) -> None:
+    code, out = run("answers")
     result = parse_result(out.read_bytes(), where="x")
-    assert (result.model, result.status) == ("zoo/base", "done")
-    assert (tmp_path / "made" / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
+    assert (code, result.model, result.status) == (0, "zoo/base", "done")
+    assert (out.parent / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
     printed = capsys.readouterr().out
     assert "zoo_math   25.0 ± 12.5  exact_match, 12 prompts" in printed
     assert result.suite_version in printed
 
 
-def test_a_failed_run_says_why_and_exits_with_1(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path, tmp_path: Path, capsys: Any
-) -> None:
-    prepare(settings, "crashes", monkeypatch, hub, rows)
-    out = tmp_path / "result.json"
-    assert (
-        command.run_cli(
-            arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings, Terminal(False)
-        )
-        == 1
-    )
-    assert parse_result(out.read_bytes(), where="x").status == "failed"
+def test_a_failed_run_says_why_and_exits_with_1(run: Any, capsys: Any) -> None:
+    code, out = run("crashes")
+    assert (code, parse_result(out.read_bytes(), where="x").status) == (1, "failed")
     assert "SIGSEGV" in capsys.readouterr().out
-    assert not (tmp_path / "result.details").exists()
+    assert not (out.parent / "result.details").exists()
 
 
 def test_a_limit_below_one_is_wrong_usage(capsys: Any) -> None:

@@ -23,8 +23,6 @@ from hubmerge.errors import (
     MemoryLimitError,
 )
 from hubmerge.evaluation import fetch as fetch_module
-from hubmerge.evaluation import rows
-from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, run_child
@@ -39,7 +37,7 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
     """Fetch one task's rows in a process of its own; the rows of its split."""
 
     def run(
-        repo: str, revision: str, *, module: str = FETCH_MODULE, endpoint: str = hub.endpoint, **changes: Any
+        repo: str, revision: str, *, module: str = fetch_module.MODULE, endpoint: str = hub.endpoint, **changes: Any
     ) -> list[Mapping[str, Any]]:
         task = {"subset": None, "split": "test", "few_shot_split": None, "data_files": None, "limit": None}
         folder = tmp_path / "rows"
@@ -62,7 +60,6 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
                 "the data",
             ),
             lambda event: None,
-            lambda: False,
         )
         with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
             rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
@@ -197,16 +194,16 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
     def run(*_: object) -> None:
         raise ended
 
-    monkeypatch.setattr(rows, "run_child", run)
+    monkeypatch.setattr(fetch_module, "run_child", run)
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
-        rows.fetch_rows(
-            *(pin("zoo", hub), tmp_path),
+        fetch_module.fetch_rows(
+            pin("zoo", hub),
+            tmp_path,
             token=None,
             cache=tmp_path,
             environment={},
             log=tmp_path / "log",
             wall_s=9.0,
             on_event=lambda _: None,
-            cancelled=lambda: False,
         )
     assert fault.value.retryable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -10,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from hubmerge import machine
-from hubmerge.board.export import board_data, suite_csv
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import board_parquet
 from hubmerge.cli.evaluate import table
 from hubmerge.cli.leaderboard import _text
-from hubmerge.dtypes import STORAGE, decode
 from hubmerge.errors import DeviceError
 from hubmerge.evaluation import runner, suites
 from hubmerge.evaluation.fit import Weights, bytes_for_weights, fitting_dtype, weights_of
@@ -30,7 +25,7 @@ from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
-from workflows.app.board_panels import model_head
+from workflows.app.board_panels import score_sections
 from workflows.app.board_table import _model_cell
 
 Scripted = Callable[..., EvaluationResult]
@@ -97,15 +92,13 @@ def test_what_is_stored_is_read_from_the_config_and_else_from_the_headers(hub: H
 
 
 def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
-    scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub
+    scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub, notes: Any
 ) -> None:
-    told: list[str] = []
     run = _of_folder(scripted, _in_float32(tmp_path / "wide"))
-    notes = _Notes(told)
     narrow = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000}, observer=notes)
     assert (narrow.environment.dtype, narrow.environment.stored_dtype) == ("bfloat16", "float32")
     assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"  # which keys the journal of answers
-    assert [m for m in told if "stored in float32, which does not fit here: it runs in bfloat16" in m]
+    assert [m for m in notes.warnings if "stored in float32, which does not fit here: it runs in bfloat16" in m]
     assert "since float32, in which it is stored, did not fit" in table(narrow)
     wide = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 10_000_000})
     assert json.loads((workdir / "spec").read_text())["dtype"] == "auto"
@@ -146,16 +139,17 @@ def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Pat
 def test_transformers_loads_the_model_in_the_dtype_that_was_chosen(
     tmp_path: Path, hub: Hub, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = str(_in_float32(tmp_path / "wide", weights=True))
-    options = EvaluateOptions(limit=4, data_cache=rows, device="cpu")
+    name = ModelName.parse(str(_in_float32(tmp_path / "wide", weights=True)))
+    options = EvaluateOptions(data_cache=rows, device="cpu")
 
-    def ran(name: str) -> EvaluationResult:
-        return runner.evaluate(folder, "zoo", hub=hub, workdir=tmp_path / name, options=options, allow_local=True)
+    def ran(workdir: Path) -> EvaluationResult:
+        suite = pin("zoo", hub, limit=4)
+        return runner.evaluate(name, suite, hub=hub, workdir=workdir, options=options, allow_local=True)
 
-    wide = ran("wide-run").environment
+    wide = ran(tmp_path / "wide-run").environment
     assert (wide.dtype, wide.stored_dtype) == ("float32", None)
     monkeypatch.setattr("hubmerge.evaluation.fit.bytes_for_weights", lambda memory: 500_000)
-    narrow = ran("narrow-run").environment
+    narrow = ran(tmp_path / "narrow-run").environment
     assert (narrow.dtype, narrow.stored_dtype) == ("bfloat16", "float32")
     assert wide.batch_tokens is not None
     assert narrow.batch_tokens == pytest.approx(2 * wide.batch_tokens, rel=0.01)  # half the bytes for keys and values
@@ -195,16 +189,9 @@ def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype(board_results: list[
     rows = {r.model: r for r in suite.rows}
     words = "bfloat16, stored as float32"
     assert {m: r.narrowed for m, r in rows.items()} == {"org/narrow": words, "org/wide": None}
-    data = {r["model"]: (r["dtype"], r["narrowed"]) for r in board_data(built)["suites"][0]["rows"]}
-    assert data == {"org/narrow": ("bfloat16", words), "org/wide": ("float32", None)}
-    lines = {
-        r["model"]: (r["dtype"], r["narrowed"]) for r in pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
-    }
-    assert lines == data
-    assert words in suite_csv(suite)
     assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"], False))
     assert ">in " not in str(_model_cell(rows["org/wide"], False))
-    assert words in str(model_head(rows["org/narrow"], "http://hub"))
+    assert words in str(score_sections([(suite, rows["org/narrow"])], "http://hub"))
     assert f"org/narrow@{'a' * 7} (in {words})" in _text(built)
 
 
@@ -234,37 +221,18 @@ def board_results() -> list[EvaluationResult]:
 # --- helpers -------------------------------------------------------------------------------------------------
 
 
-class _Notes(runner.Unobserved):
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
-
-    def warning(self, message: str) -> None:
-        self._told.append(message)
-
-
 def _in_float32(folder: Path, config: dict[str, str] | None = None, *, weights: bool = False) -> Path:
     """The zoo's math agent in float32: with its own values, or with zeros."""
+    import ml_dtypes  # noqa: F401  numpy's bfloat16
+
     shutil.copytree(ZOO / "math", folder)
     known = json.loads((folder / "config.json").read_text())
     known = {k: v for k, v in known.items() if k not in ("dtype", "torch_dtype")}
     (folder / "config.json").write_text(json.dumps(known | (config or {})))
     for path in folder.glob("*.safetensors"):
-        stored = _stored(path)
+        stored = {name: values.astype(np.float32) for name, values in load_file(path).items()}
         save_file({name: values if weights else np.zeros_like(values) for name, values in stored.items()}, path)
     return folder
-
-
-def _stored(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    found = {}
-    for name, entry in json.loads(data[8:begin]).items():
-        if name != "__metadata__":
-            first, last = (begin + offset for offset in entry["data_offsets"])
-            found[name] = decode(np.frombuffer(data[first:last], STORAGE[entry["dtype"]]), entry["dtype"]).reshape(
-                entry["shape"]
-            )
-    return found
 
 
 def _of_folder(scripted: Scripted, folder: Path) -> Scripted:

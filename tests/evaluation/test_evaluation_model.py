@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from hubmerge.errors import EvaluationError, FormatError
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
+from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
@@ -105,7 +106,8 @@ def test_a_model_that_cannot_be_evaluated_as_it_is_stored_is_refused(
 
 def test_such_a_model_gets_a_failed_result_and_starts_no_process(folder: Path, hub: Hub, workdir: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    result = evaluate(str(folder), "zoo", hub=hub, workdir=workdir, options=EvaluateOptions(limit=2), allow_local=True)
+    name = ModelName.parse(str(folder))
+    result = evaluate(name, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
     assert result.error is not None
     assert result.error.message.startswith("the model has no tokenizer")
     assert not (workdir / "child.log").exists()
@@ -135,7 +137,7 @@ def test_a_plain_models_facts_come_from_headers_and_card(folder: Path) -> None:
 
 
 def test_the_zoos_facts_come_from_the_hub(hub: Hub) -> None:
-    found = model_facts(hub, "zoo/math-agent")
+    found = model_facts(hub, open_model(ModelName.parse("zoo/math-agent"), hub, allow_local=False))
     assert (found.author, found.license, found.parameters) == ("zoo", "apache-2.0", 171776)
 
 

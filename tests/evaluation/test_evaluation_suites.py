@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 from hubmerge.errors import EvaluationError, SourceNotFoundError
 from hubmerge.evaluation.dataset_content import content_digest
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
-from hubmerge.evaluation.tasks import BuiltinTask, registry
+from hubmerge.evaluation.tasks import registry
 from hubmerge.evaluation.tasks.base import Rows
 from hubmerge.hub.client import Hub, RepoState, TreeFile
 
@@ -180,23 +180,6 @@ def test_dev_rows_have_no_part_in_the_test_rows() -> None:
         assert task.rows.dev_split != task.rows.split
 
 
-def test_a_suite_with_a_task_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(EvaluationError, match="zoo_astronomy"):
-        pinned(Suite("s", "", (SuiteTask("zoo_astronomy"),)))
-
-
 def test_a_missing_dataset_is_refused_by_the_hub(hub: Hub) -> None:
     with pytest.raises(SourceNotFoundError):
         pin("instruction", Hub(hub.endpoint))
-
-
-def test_builtin_tasks_name_modules_that_the_evaluating_process_allows() -> None:
-    # read as text: importing it would import lighteval
-    from pathlib import Path
-
-    import hubmerge.evaluation
-
-    source = (Path(hubmerge.evaluation.__file__).parent / "lighteval_tasks.py").read_text(encoding="utf-8")
-    for task in registry().values():
-        if isinstance(task, BuiltinTask):
-            assert f'"{task.module}"' in source

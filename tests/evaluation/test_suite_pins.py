@@ -160,20 +160,12 @@ def test_a_file_that_cannot_be_written_is_named(
 
 
 def test_an_evaluation_says_which_of_its_datasets_are_not_pinned(
-    scripted: Callable[..., EvaluationResult], hub: Hub
+    scripted: Callable[..., EvaluationResult], hub: Hub, notes: Any
 ) -> None:
-    told: list[str] = []
-
-    class Observed:
-        def stage(self, name: str) -> None: ...
-        def progress(self, *_: object) -> None: ...
-        def warning(self, message: str) -> None:
-            told.append(message)
-
-    scripted("answers", observer=Observed())
-    assert [m for m in told if "names none" in m] == []
-    scripted("answers", observer=Observed(), suite=pin("zoo", hub, limit=4, pins={}))
-    [said] = [m for m in told if "names none" in m]
+    scripted("answers", observer=notes)
+    assert [m for m in notes.warnings if "names none" in m] == []
+    scripted("answers", observer=notes, suite=pin("zoo", hub, limit=4, pins={}))
+    [said] = [m for m in notes.warnings if "names none" in m]
     assert said.startswith("zoo/held-out: read at the commit that main has now")
 
 

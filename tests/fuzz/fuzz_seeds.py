@@ -119,7 +119,16 @@ MERGED = result_data(
     "c",
     [task("gsm8k", "math", 0.5, stderr=0.01), task("ifeval", "instruction", 0.0)],
     parents=[parent("org/good", "b", "base"), parent("org/agent", "a")],
-    facts={"method": "ram", "parameters": {"epsilon": 1e-6, "r": [0.1, 0.2]}, "effective_scales": [1.0, None]},
+    facts={
+        "method": "ram",
+        "method_parameters": {"epsilon": 1e-6, "r": [0.1, 0.2]},
+        "effective_scales": [1.0],
+        "parameters": 173_000,
+        "size_bytes": 346_000,
+        "density": 0.25,
+        "overlap": 0.4,
+        "conflict": 0.2,
+    },
 )
 METHODS = {
     "ram_plus": {"parameters": {"r": 0.25, "alpha": 1.5}},

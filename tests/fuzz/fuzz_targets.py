@@ -21,6 +21,7 @@ from hubmerge.board.export import board_json, suite_csv
 from hubmerge.board.files import parse_files
 from hubmerge.board.keepers import FLAGS, VERSIONS
 from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
 from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.engine.pins import pins_in
 from hubmerge.engine.sink import MANIFEST
@@ -236,6 +237,7 @@ def _board(data: bytes, path: str = "") -> None:
     json.loads(text, parse_constant=_no_number)
     for suite in board.suites:
         suite_csv(suite).encode()
+    board_parquet(board)
     if path and len(SHOWN) < 100_000:
         SHOWN.add((parsed.flags, *parsed.versions.items()))
 

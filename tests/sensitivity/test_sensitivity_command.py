@@ -18,10 +18,10 @@ from hubmerge.sensitivity.pairs import digest, load_pairs
 from hubmerge.settings import load_settings
 
 
-def run(*words: str, **options) -> int:
+def run(*words: str, terminal: Terminal | None = None) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return run_cli(parser.parse_args([str(w) for w in words]), load_settings({}), **options)
+    return run_cli(parser.parse_args([str(w) for w in words]), load_settings({}), terminal or Terminal(False))
 
 
 def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys):

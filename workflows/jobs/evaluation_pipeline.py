@@ -94,8 +94,7 @@ def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
             "there is no results dataset to record scores in",
             next_step="Set HUBMERGE_RESULTS to a dataset that the token may write to.",
         )
-    trust = Trust(frozenset(spec.trusted_keys))
-    return ResultsDataset(hub, spec.results, cache=spec.shared / "results", trust=trust)
+    return ResultsDataset(hub, spec.results, trust=Trust(frozenset(spec.trusted_keys)))
 
 
 def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:

@@ -1,14 +1,12 @@
 """Function calls that a model wrote: text → calls → does the answer key allow them.
 
-`decode` reads the text of an answer (a list of calls in Python, Java or JavaScript syntax, or JSON tool calls),
-`mismatch` holds calls against a key of allowed values as the Berkeley function-calling leaderboard does, and
-`write_answer` writes the text of an answer. Nothing here executes what it reads: every parser is bounded in size,
-depth and time.
+`decode` reads the text of an answer (a list of calls in Python, Java or JavaScript syntax, or JSON tool calls), and
+`matches` holds calls against a key of allowed values as the Berkeley function-calling leaderboard does. Nothing here
+executes what it reads: every parser is bounded in size, depth and time.
 """
 
 from hubmerge.evaluation.function_calls.calls import Call, Language
 from hubmerge.evaluation.function_calls.decode import decode
-from hubmerge.evaluation.function_calls.match import Kind, mismatch
-from hubmerge.evaluation.function_calls.write import write_answer
+from hubmerge.evaluation.function_calls.match import Kind, matches
 
-__all__ = ["Call", "Kind", "Language", "decode", "mismatch", "write_answer"]
+__all__ = ["Call", "Kind", "Language", "decode", "matches"]

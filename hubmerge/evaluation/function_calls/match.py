@@ -17,8 +17,7 @@ because a score that nobody else can reproduce is worth nothing:
 - Java and JavaScript values arrive as text and are read by the declared type; a value that is no text fails.
 - Parallel calls match in any order, greedily: each expected call takes the first answer that fits.
 - Where bfcl-eval raises (a list's element that should be a dictionary, an integer beyond any float), nothing matches.
-
-Names with dots are compared as they are, or with underscores for models that may not use dots (`underscore_names`).
+- Names with dots are compared as they are.
 """
 
 from __future__ import annotations
@@ -52,58 +51,49 @@ _READERS = {"java": java_values.java_value, "javascript": javascript_values.java
 _IGNORED = str.maketrans("", "", " ,./-_*^")
 
 
-def mismatch(
+def matches(
     calls: Sequence[Call],
     key: Sequence[Key],
     functions: Sequence[Function],
     kind: Kind,
     language: Language = "python",
-    underscore_names: bool = False,
-) -> str | None:
-    """Why the calls of an answer do not match; None if they do."""
+) -> bool:
+    """Whether the key allows the calls of an answer."""
     if len(calls) != len(key):
-        return f"{len(calls)} calls instead of {len(key)}"
+        return False
     by_name = {function["name"]: function for function in reversed(functions)}
     left = list(calls)
     for expected in key:
         (name, allowed), *_ = expected.items()
         function = functions[0] if kind == "simple" else by_name.get(name)
         if function is None:
-            return f"the key names {name}, which is no function of this row"
-        reasons = []
-        for index, call in enumerate(left):
-            reason = _call_mismatch(call, allowed, function, language, underscore_names)
-            if reason is None:
-                del left[index]
-                break
-            reasons.append(reason)
-        else:
-            return "; ".join(reasons)
-    return None
+            return False
+        # by its place: calls with True and with 1 are equal to Python
+        place = next((i for i, call in enumerate(left) if _fits(call, allowed, function, language)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
 
 
-def _call_mismatch(
-    call: Call, allowed: Mapping[str, Any], function: Function, language: Language, underscore_names: bool
-) -> str | None:
-    name = function["name"].replace(".", "_") if underscore_names else function["name"]
-    if call.name != name:
-        return f"{call.name} is called instead of {name}"
-    properties = function["parameters"]["properties"]
-    for parameter in function["parameters"]["required"]:
-        if parameter not in call.arguments:
-            return f"{parameter} is missing"
-    for parameter, value in call.arguments.items():
-        if parameter is None or parameter not in properties or parameter not in allowed:
-            return f"{parameter} is no parameter"
-        if not _matches(value, allowed[parameter], properties[parameter], language):
-            return f"{parameter} is wrong"
-    for parameter, values in allowed.items():
-        if parameter not in call.arguments and "" not in values:
-            return f"{parameter} is missing"
-    return None
+def _fits(call: Call, allowed: Mapping[str, Any], function: Function, language: Language) -> bool:
+    declared, given = function["parameters"], call.arguments
+    properties = declared["properties"]
+    return (
+        call.name == function["name"]
+        and all(parameter in given for parameter in declared["required"])
+        and all(parameter in given or "" in values for parameter, values in allowed.items())
+        and all(
+            parameter is not None
+            and parameter in properties
+            and parameter in allowed
+            and _value_matches(value, allowed[parameter], properties[parameter], language)
+            for parameter, value in given.items()
+        )
+    )
 
 
-def _matches(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any], language: Language) -> bool:
+def _value_matches(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any], language: Language) -> bool:
     declared = schema["type"]
     types, with_items = _TYPES[language]
     item = schema.get("items", {}).get("type") if declared in with_items else None

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.function_calls.calls import MAX_DEPTH, MAX_TREE_CHARACTERS, MAX_TREE_S, Call, NotACallError
 
 # the library's types are not imported: only these two answer languages need it, and the tasks import nothing heavy
@@ -54,17 +53,10 @@ def parse_javascript(text: str) -> tuple[Call, ...]:
 
 @cache
 def _parser(language: str) -> Any:
-    try:
-        import tree_sitter  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        import tree_sitter_java  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        import tree_sitter_javascript  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise EvaluationError(
-            f"answers in {language} cannot be read",
-            expected="the package tree-sitter with its grammars of Java and JavaScript",
-            got=str(error),
-            next_step="Install the versions that requirements.txt names.",
-        ) from error
+    import tree_sitter  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import tree_sitter_java  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import tree_sitter_javascript  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
     grammar = {"java": tree_sitter_java, "javascript": tree_sitter_javascript}[language]
     parser = tree_sitter.Parser()
     parser.set_language(tree_sitter.Language(grammar.language(), language))

@@ -1,4 +1,4 @@
-"""The registry of benchmark tasks: every module in this package that defines a `TASK` or `TASKS`.
+"""The registry of benchmark tasks: every module in this package that defines `TASKS`.
 
 To add a task, add one file here; see base.py for the interface.
 """
@@ -20,8 +20,7 @@ def registry() -> dict[str, Task | BuiltinTask]:
         if info.name == "base" or info.ispkg:
             continue
         module = importlib.import_module(f"{__name__}.{info.name}")
-        tasks = getattr(module, "TASKS", None) or ((module.TASK,) if hasattr(module, "TASK") else ())
-        for task in tasks:
+        for task in getattr(module, "TASKS", ()):
             if task.name in found:
                 raise ValueError(f"two tasks are called {task.name!r}")
             found[task.name] = task

@@ -6,7 +6,7 @@ them without lighteval. `hubmerge.evaluation` turns them into lighteval's tasks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,34 +26,40 @@ class Rows:
     license: str = ""
 
 
-@dataclass(frozen=True)
-class Task:
-    """A task of our own: greedy generation, scored per sample between 0 and 1.
+@dataclass(frozen=True, kw_only=True)
+class _AnyTask:
+    """What a task is, whoever defines how it is scored.
 
-    `prompt(row)` is the user's text; with `system` it goes through the model's chat template where it has one.
-    `reference(row)` is JSON: all that `score(answer, reference)` needs besides the generated text. `gold(row)` is
-    an answer that must score 1 (None: the row has none); the tests send it through `score`.
-    `blank` is a row whose values are names in braces, so that its prompt shows how the task asks.
     `expand(rows)` builds the rows that are asked from those that the dataset holds (long contexts, for instance).
     """
 
     name: str
     title: str
     domain: str
-    version: int  # grows with any change of prompt or scoring
     rows: Rows
     metric: str
+    version: int = 1  # grows with any change of prompt or scoring
+    stop: tuple[str, ...] = ()
+    system: str | None = None
+    chat: bool = True  # False: the prompt goes to the model as it is, whatever chat template it has
+    expand: Callable[[Sequence[Row]], Iterable[Row]] | None = None
+    source: str = ""  # the paper or page that defines it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(_AnyTask):
+    """A task of our own: greedy generation, scored per sample between 0 and 1.
+
+    `prompt(row)` is the user's text; with `system` it goes through the model's chat template where it has one.
+    `reference(row)` is JSON: all that `score(answer, reference)` needs besides the generated text.
+    `blank` is a row whose values are names in braces, so that its prompt shows how the task asks.
+    """
+
     prompt: Callable[[Row], str]
     reference: Callable[[Row], Any]
     score: Callable[[str, Any], float]
-    gold: Callable[[Row], str | None]
     max_new_tokens: int
     blank: Row
-    stop: tuple[str, ...] = ()
-    system: str | None = None
-    chat: bool = True  # False: the prompt goes to the model as it is
-    expand: Callable[[Sequence[Row]], Sequence[Row]] | None = None
-    source: str = ""  # the paper or page that defines it
 
     @property
     def asked(self) -> str:
@@ -61,16 +67,12 @@ class Task:
         return self.prompt(self.blank)
 
 
-@dataclass(frozen=True)
-class BuiltinTask:
-    """A task that lighteval has: its module is imported by name, never lighteval's whole registry."""
+@dataclass(frozen=True, kw_only=True)
+class BuiltinTask(_AnyTask):
+    """A task that lighteval has: its module is imported by name, never lighteval's whole registry.
 
-    name: str
-    title: str
-    domain: str
-    version: int
-    rows: Rows
-    metric: str  # the name of lighteval's metric that counts, as it stands in its results
+    `metric` is the name of lighteval's metric that counts, as it stands in its results.
+    """
+
     module: str  # lighteval.tasks.tasks.gsm8k
     asked: str  # its prompt, with what differs from row to row in braces
-    source: str = ""

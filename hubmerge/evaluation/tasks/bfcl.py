@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.function_calls import Kind, Language, decode, mismatch, write_answer
+from hubmerge.evaluation.function_calls import Kind, Language, decode, matches
+from hubmerge.evaluation.result import first_reason
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
 
 REPO = "hubmerge/bfcl-v4"
-NO_CALL = "None of the given functions can answer this."
 
 _KINDS: Mapping[str, Kind] = {
     "simple_python": "simple",
@@ -35,6 +37,7 @@ _KINDS: Mapping[str, Kind] = {
     "live_parallel": "parallel",
     "live_parallel_multiple": "parallel",
 }
+_LANGUAGES: Mapping[str, Language] = {"simple_java": "java", "simple_javascript": "javascript"}
 CATEGORIES = (*_KINDS, "irrelevance", "live_irrelevance", "live_relevance")
 
 _INSTRUCTIONS = """You can call the functions that are described below as JSON. Read the conversation and decide which \
@@ -57,61 +60,57 @@ _BLANK = {
 _SPEAKERS = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
 
 
-def _language(category: str) -> Language:
-    return "java" if category == "simple_java" else "javascript" if category == "simple_javascript" else "python"
-
-
 def _malformed(row: Row, expected: str, got: object) -> EvaluationError:
     where = f"{REPO}, row {str(row.get('id'))[:80]}"
     return EvaluationError("no function-calling question", where=where, expected=expected, got=str(got)[:80])
 
 
-def _part(row: Row, name: str) -> list[Any]:
+class _Schema(BaseModel):
+    type: str
+    items: dict[str, Any] = {}
+
+
+class _Parameters(BaseModel):
+    properties: dict[str, _Schema]
+    required: list[str]
+
+
+class _Function(BaseModel):
+    name: str
+    parameters: _Parameters
+
+
+class _Message(BaseModel):
+    role: str
+    content: str
+
+
+_Call = Annotated[dict[str, dict[str, list[Any]]], Field(min_length=1, max_length=1)]
+_FUNCTIONS = TypeAdapter(list[_Function])
+_KEY = TypeAdapter(list[_Call])
+_QUESTION: TypeAdapter[Any] = TypeAdapter(Annotated[list[list[_Message]], Field(min_length=1)])
+
+
+def _part(row: Row, name: str, kind: TypeAdapter[Any], expected: str) -> list[Any]:
     """One of a row's parts that are JSON text of a list."""
     try:
-        value = json.loads(row[name])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, list):
-        raise _malformed(row, f"{name!r} as JSON text of a list", row.get(name))
+        value: list[Any] = json.loads(row[name])
+        kind.validate_python(value, strict=True)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _malformed(row, f"{name!r} as JSON text of {expected}", first_reason(error)) from None
     return value
 
 
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("type"), str) and isinstance(value.get("items", {}), dict)
-
-
 def _functions(row: Row) -> list[dict[str, Any]]:
-    functions = _part(row, "function")
-    for function in functions:
-        if not (
-            isinstance(function, dict)
-            and isinstance(function.get("name"), str)
-            and isinstance(parameters := function.get("parameters"), dict)
-            and isinstance(properties := parameters.get("properties"), dict)
-            and isinstance(required := parameters.get("required"), list)
-            and all(isinstance(name, str) for name in required)
-            and all(_is_schema(schema) for schema in properties.values())
-        ):
-            raise _malformed(row, "functions with name and parameters, each of a type", function)
-    return functions
+    return _part(row, "function", _FUNCTIONS, "a list of functions with name and parameters, each of a type")
 
 
 def _key(row: Row) -> list[dict[str, Any]]:
-    key = _part(row, "ground_truth")
-    for call in key:
-        values = list(call.values()) if isinstance(call, dict) else []
-        if len(values) != 1 or not isinstance(values[0], dict) or any(type(v) is not list for v in values[0].values()):
-            raise _malformed(row, "a key of {name: {parameter: [allowed values]}}", call)
-    return key
+    return _part(row, "ground_truth", _KEY, "a list of {name: {parameter: [allowed values]}}")
 
 
 def _conversation(row: Row) -> str:
-    messages = next(iter(_part(row, "question")), None)
-    if not isinstance(messages, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
-    ):
-        raise _malformed(row, "a question of messages with role and content", row["question"])
+    messages, *_ = _part(row, "question", _QUESTION, "a list of messages with role and content")
     if len(messages) == 1 and messages[0]["role"] == "user":
         return str(messages[0]["content"])
     return "\n\n".join(f"{_SPEAKERS.get(m['role'], 'User')}: {m['content']}" for m in messages)
@@ -137,21 +136,16 @@ def _needed(row: Row, kind: Kind) -> list[dict[str, Any]]:
 
 
 def _match_task(category: str, kind: Kind) -> Task:
-    language = _language(category)
+    language = _LANGUAGES.get(category, "python")
 
     def reference(row: Row) -> dict[str, Any]:
         return {"key": _key(row), "functions": _needed(row, kind)}
 
     def score(answer: str, expected: Any) -> float:
         calls = decode(answer, language)
-        if calls is None:
-            return 0.0
-        return float(mismatch(calls, expected["key"], expected["functions"], kind, language) is None)
+        return float(calls is not None and matches(calls, expected["key"], expected["functions"], kind, language))
 
-    def gold(row: Row) -> str | None:
-        return write_answer(_key(row), _needed(row, kind), kind, language)
-
-    return _task(category, "ast_match", _prompt(language), reference, score, gold)
+    return _task(category, "ast_match", _prompt(language), reference, score)
 
 
 def _relevance_task(category: str) -> Task:
@@ -163,11 +157,8 @@ def _relevance_task(category: str) -> Task:
     def score(answer: str, expected: Any) -> float:
         return float(bool(decode(answer)) == expected)
 
-    def gold(row: Row) -> str:
-        return f"[{_functions(row)[0]['name']}()]" if relevant else NO_CALL
-
     metric = "calls" if relevant else "calls_nothing"
-    return _task(category, metric, _prompt("python"), reference, score, gold)
+    return _task(category, metric, _prompt("python"), reference, score)
 
 
 def _task(
@@ -176,19 +167,16 @@ def _task(
     prompt: Callable[[Row], str],
     reference: Callable[[Row], Any],
     score: Callable[[str, Any], float],
-    gold: Callable[[Row], str | None],
 ) -> Task:
     return Task(
         name=f"bfcl_{category}",
         title=f"BFCL v4: {category.replace('_', ' ')}",
         domain="tool",
-        version=1,
         rows=Rows(REPO, subset=category, split="test", license="apache-2.0"),
         metric=metric,
         prompt=prompt,
         reference=reference,
         score=score,
-        gold=gold,
         max_new_tokens=2048,
         blank=_BLANK,
         source="https://gorilla.cs.berkeley.edu/leaderboard.html",

@@ -35,22 +35,18 @@ def _score(answer: str, reference: Any) -> float:
     return float(run_python(program, tests, timeout_s=TIMEOUT_S).passed)
 
 
-def _gold(row: Row) -> str:
-    return f"```python\n{row['prompt']}{row['canonical_solution']}\n```"
-
-
-TASK = Task(
-    name="humaneval",
-    title="HumanEval, pass@1",
-    domain="code",
-    version=1,
-    rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test", license="mit"),
-    metric="pass@1",
-    prompt=_prompt,
-    reference=_reference,
-    score=_score,
-    gold=_gold,
-    max_new_tokens=2048,
-    blank={"prompt": "{the function's head and docstring}"},
-    source="arXiv:2107.03374",
+TASKS = (
+    Task(
+        name="humaneval",
+        title="HumanEval, pass@1",
+        domain="code",
+        rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test", license="mit"),
+        metric="pass@1",
+        prompt=_prompt,
+        reference=_reference,
+        score=_score,
+        max_new_tokens=2048,
+        blank={"prompt": "{the function's head and docstring}"},
+        source="arXiv:2107.03374",
+    ),
 )

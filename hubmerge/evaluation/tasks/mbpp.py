@@ -35,16 +35,11 @@ def _score(answer: str, reference: Any) -> float:
     return float(run_python(program, "\n".join(reference["tests"]), timeout_s=TIMEOUT_S).passed)
 
 
-def _gold(row: Row) -> str:
-    return f"```python\n{row['code']}\n```"
-
-
 def _task(name: str, title: str, subset: str) -> Task:
     return Task(
         name=name,
         title=title,
         domain="code",
-        version=1,
         rows=Rows(
             "google-research-datasets/mbpp", subset=subset, split="test", dev_split="validation", license="cc-by-4.0"
         ),
@@ -52,7 +47,6 @@ def _task(name: str, title: str, subset: str) -> Task:
         prompt=_prompt,
         reference=_reference,
         score=_score,
-        gold=_gold,
         max_new_tokens=2048,
         blank={"text": "{what the code must do}", "test_list": ["{tests}"]},
         stop=("[DONE]",),

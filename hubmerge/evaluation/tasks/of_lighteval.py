@@ -18,7 +18,6 @@ TASKS = (
         name="gsm8k",
         title="GSM8K",
         domain="math",
-        version=1,
         rows=Rows(
             "openai/gsm8k", subset="main", split="test", dev_split="train", few_shot_split="train", license="mit"
         ),
@@ -31,7 +30,6 @@ TASKS = (
         name="math_500",
         title="MATH-500",
         domain="math",
-        version=1,
         rows=Rows("HuggingFaceH4/MATH-500", subset="default", split="test", license="mit"),
         metric="pass@k:k=1&n=1",
         module="lighteval.tasks.tasks.math_500",
@@ -44,7 +42,6 @@ TASKS = (
         name="aime24",
         title="AIME 2024",
         domain="math",
-        version=1,
         rows=Rows("HuggingFaceH4/aime_2024", subset="default", split="train"),
         metric="pass@k:k=1",
         module="lighteval.tasks.tasks.aime",
@@ -58,7 +55,6 @@ TASKS = (
         name="ifeval",
         title="IFEval, strict, per prompt",
         domain="instruction",
-        version=1,
         rows=Rows("google/IFEval", subset="default", split="train", license="apache-2.0"),
         metric="prompt_level_strict_acc",
         module="lighteval.tasks.tasks.ifeval.main",
@@ -69,7 +65,6 @@ TASKS = (
         name="lcb:codegeneration",
         title="LiveCodeBench v4–v5, pass@1",
         domain="code",
-        version=1,
         rows=Rows("lighteval/code_generation_lite", subset="v4_v5", split="test"),
         metric="codegen_pass@1:16",  # lighteval's name; one answer per problem is generated and counted
         module="lighteval.tasks.tasks.lcb.main",

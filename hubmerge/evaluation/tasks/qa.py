@@ -96,11 +96,6 @@ def golds(row: Row) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def gold(row: Row) -> str | None:
-    """An answer that scores 1; None where the row has none."""
-    return next(iter(golds(row)), None)
-
-
 def paragraphs(row: Row) -> list[Paragraph]:
     """The row's own texts: HotpotQA's titles and sentences, in columns or in pairs, or one text as in SQuAD."""
     context: Any = row["context"]

@@ -18,17 +18,16 @@ The whole prompt counts, the answer does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from hashlib import blake2b
-from typing import Any, overload
+from typing import Any
 
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
 from hubmerge.evaluation.tasks.qa import (
     Paragraph,
     contains_answer,
-    gold,
     golds,
     identity,
     numbered,
@@ -73,37 +72,20 @@ def _number(*parts: object) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
-class LongContexts(Sequence[Row]):
-    """The rows that are asked; a row of megabytes is built when it is looked at."""
-
-    def __init__(self, rows: Sequence[Row], tokens: int, pool: _Pool | None = None, *, chosen: bool = False) -> None:
-        self._pool = pool or _Pool(rows)
-        self._tokens = tokens
-        self._rows = rows if chosen else _chosen(rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> LongContexts: ...
-    def __getitem__(self, index: int | slice) -> Row | LongContexts:
-        if isinstance(index, slice):
-            return LongContexts(self._rows[index], self._tokens, self._pool, chosen=True)
-        return long_row(self._rows[index], self._pool, self._tokens)
+def long_contexts(rows: Sequence[Row], *, tokens: int) -> Iterator[Row]:
+    """The rows that are asked, each built when it is taken, since it may have megabytes."""
+    pool = _Pool(rows)
+    answerable = [row for row in rows if golds(row)]
+    for row in sorted(answerable, key=lambda row: (_number("asked", identity(row)), identity(row)))[:QUESTIONS]:
+        yield _long_row(row, pool, tokens)
 
 
 class _Pool:
     """Every paragraph of the rows once, in an order that follows from the texts."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = rows
-
-    @cached_property
-    def paragraphs(self) -> list[Paragraph]:
-        unique = {paragraph for row in self._rows for paragraph in paragraphs(row)}
-        return sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
+        unique = {paragraph for row in rows for paragraph in paragraphs(row)}
+        self.paragraphs = sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
 
     def around(self, key: str) -> Iterator[Paragraph]:
         """All of them, over and over, in the order of the question `key`."""
@@ -116,12 +98,7 @@ class _Pool:
             start = (start + step) % count
 
 
-def _chosen(rows: Sequence[Row]) -> list[Row]:
-    answerable = [row for row in rows if golds(row)]
-    return sorted(answerable, key=lambda row: (_number("asked", identity(row)), identity(row)))[:QUESTIONS]
-
-
-def long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
+def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
     """The row with a context of at most `tokens` estimated tokens; what supports its answer is always in it."""
     key, question = identity(row), str(row["question"]).strip()
     needed = supporting(row)
@@ -156,10 +133,6 @@ def _shown_size(paragraph: Paragraph) -> _Size:
     return _size(shown(99_999, paragraph)) + _Size(0, 2)
 
 
-def _expand(rows: Sequence[Row], *, tokens: int) -> Sequence[Row]:
-    return LongContexts(rows, tokens)
-
-
 def _prompt(row: Row) -> str:
     return f"{_HEAD}{row['context']}{_TAIL.format(row['question'])}"
 
@@ -169,21 +142,18 @@ def _score(answer: str, reference: Any) -> float:
 
 
 def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
-    expand: Callable[[Sequence[Row]], Sequence[Row]] = partial(_expand, tokens=tokens)
     return Task(
         name=name,
         title=title,
         domain="memory",
-        version=1,
         rows=rows,
         metric="substring_match",
         prompt=_prompt,
         reference=golds,
         score=_score,
-        gold=gold,
         max_new_tokens=512,
         blank={"context": "{documents}", "question": "{question}"},
-        expand=expand,
+        expand=partial(long_contexts, tokens=tokens),
         source="arXiv:2404.06654",
     )
 

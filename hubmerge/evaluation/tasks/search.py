@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
-from hubmerge.evaluation.tasks.qa import exact_match, gold, golds, numbered, paragraphs
+from hubmerge.evaluation.tasks.qa import exact_match, golds, numbered, paragraphs
 
 _NQ = "NaturalQuestionsShort"
 
@@ -40,13 +40,11 @@ def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], S
         name=name,
         title=title,
         domain="search",
-        version=1,
         rows=rows,
         metric="exact_match",
         prompt=_prompt,
         reference=golds,
         score=_score,
-        gold=gold,
         max_new_tokens=512,
         blank={"context": "{text}", "title": "{title}", "question": "{question}"},
         expand=expand,

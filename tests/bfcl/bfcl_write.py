@@ -3,7 +3,7 @@
 A parameter whose only allowed value is "", or that the function does not have, is left out unless that is forbidden.
 Values are written as literals of the language where such a literal is read back as the value (`match.py`,
 `java_values.py` and `javascript_values.py` tell where it is not: elements of `String[]` stand without quotes, for
-instance); an answer that the language's syntax cannot carry, a map in Java above all, is written as JSON tool calls
+instance). An answer that the language's syntax cannot carry, a map in Java above all, can be written as JSON tool calls
 whose arguments are the same literals.
 """
 
@@ -13,20 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hubmerge.evaluation.function_calls.calls import Language
-from hubmerge.evaluation.function_calls.decode import decode
-from hubmerge.evaluation.function_calls.match import Function, Key, Kind, mismatch
-
-
-def write_answer(key: Sequence[Key], functions: Sequence[Function], kind: Kind, language: Language) -> str | None:
-    """An answer that matches the key; None if the first allowed values do not (keys that contradict themselves)."""
-    chosen = [choose(name, allowed, functions) for expected in key for name, allowed in expected.items()]
-    for write in (write_calls, write_tagged):
-        text = write(chosen, functions, language)
-        calls = decode(text, language)
-        if calls is not None and mismatch(calls, key, functions, kind, language) is None:
-            return text
-    return None
+from hubmerge.evaluation.function_calls import Language
+from hubmerge.evaluation.function_calls.match import Function
 
 
 def write_calls(
