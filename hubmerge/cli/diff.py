@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import positive
+from hubmerge.cli.flags import positive, stream_options
 from hubmerge.errors import DiskError
+from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
-    from hubmerge.engine.stream import StreamOptions
-    from hubmerge.hub.client import Hub
 
 TOP = 10
 
@@ -38,13 +37,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top", type=positive, default=TOP, metavar="N", help=words)
 
 
-def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Read both models once and print what differs; errors are raised for the caller to print."""
+    from hubmerge.hub.login import hub_of_user
     from hubmerge.output.diff import comparison_recipe, measure, open_comparison
     from hubmerge.output.diff_words import in_words
     from hubmerge.plan.disk import temporary_folder
     from hubmerge.recipe.file import located
 
+    hub, options = hub_of_user(settings), stream_options(arguments, settings)
     if arguments.figure is not None and (why := _why_not_written(arguments.figure)):  # said before minutes of reading
         raise _unwritable(arguments.figure, why)
     terminal.stage("resolve")

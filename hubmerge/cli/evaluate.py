@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.cli.flags import positive
 from hubmerge.extras import require
 from hubmerge.settings import Settings
 
@@ -27,23 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--suite", required=True, help=", ".join(_SUITES))
     parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev: rows to choose by")
-    parser.add_argument("--limit", type=_positive, metavar="N", help="rows per task; makes it another suite version")
+    parser.add_argument("--limit", type=positive, metavar="N", help="rows per task; makes it another suite version")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="prompts at once")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wall-limit", type=float, default=4 * 3600.0, metavar="SECONDS")
     parser.add_argument("--memory-limit", type=float, metavar="GB", help="of the evaluating process")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:

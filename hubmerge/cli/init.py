@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import IncompatibleError, RecipeError, TargetExistsError, printable
+from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
-    from hubmerge.hub.client import Hub
     from hubmerge.recipe.model_name import ModelName
     from hubmerge.sources.base import Model
 
@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE.yaml", help="a new file; default: standard output")
 
 
-def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
     from hubmerge.engine.progress import resolving
+    from hubmerge.hub.login import hub_of_user
     from hubmerge.plan.plan import make_plan
     from hubmerge.recipe.file import located
     from hubmerge.recipe.recipe import recipe_from_dict
@@ -52,7 +53,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     for note in recipe.notes:
         terminal.warning(note)
     terminal.stage("resolve")
-    base, agents = open_models(recipe, hub, allow_local=True, tell=resolving(terminal))
+    base, agents = open_models(recipe, hub_of_user(settings), allow_local=True, tell=resolving(terminal))
     terminal.close()
     method = arguments.method or suggested_method(agents)
     refused: list[str] = []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
-from hubmerge.hub.client import Hub
+from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Request, prepare, prepare_variants
 from hubmerge.methods.varying import varies, worded, written
 from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of, plan_summary
@@ -18,10 +18,12 @@ from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import read_document, recipe_in
 from hubmerge.recipe.sweep import sweep_in
+from hubmerge.settings import Settings
 
 
-def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
+    hub = hub_of_user(settings)
     terminal.stage("resolve")
     document = read_document(arguments.recipe)
     sweep, request = sweep_in(document), Request(allow_local=True)
@@ -41,8 +43,8 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
         return 0
     weights = [f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights]
     groups = [models_of(plan.models, weights), fit_of(summary)]
-    settings = plan.recipe.given.settings() if sweep is None else ()
-    if varying := [(name, worded(written(setting))) for name, setting in settings if varies(setting)]:
+    given = plan.recipe.given.settings() if sweep is None else ()
+    if varying := [(name, worded(written(setting))) for name, setting in given if varies(setting)]:
         groups.append(Group("Varying by layer or tensor", tuple(varying)))
     groups.append(cost_of(summary))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -14,15 +14,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hubmerge import __version__, extras
-from hubmerge.cli.flags import add_visibility, gigabytes, port, positive
+from hubmerge.cli.flags import add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.settings import Settings, load_settings
@@ -173,13 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     probe = add("probe", _probe, "the statistics of a recipe's agents: density, overlap, conflicts", "")
     probe.add_argument("recipe", type=Path)
     probe.add_argument("--json", action="store_true")
-    _add_stream_options(probe)
+    add_stream_options(probe)
 
     diff = add("diff", _diff, "what one training changed: a model beside the one that it was trained from", "")
     from hubmerge.cli import diff as diff_command
 
     diff_command.add_arguments(diff)
-    _add_stream_options(diff)
+    add_stream_options(diff)
 
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _REPEATED)
     merge.add_argument("recipe", type=Path)
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
     merge.add_argument("--license", help=_LICENSE)
     merge.add_argument("--json", action="store_true", help=_JSON)
-    _add_stream_options(merge)
+    add_stream_options(merge)
 
     publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
     publish.add_argument("folder", type=Path)
@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run_command.add_arguments(run)
     run.add_argument("--json", action="store_true", help=_JSON)
-    _add_stream_options(run)
+    add_stream_options(run)
 
     sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _REPEATED)
     sweep.add_argument("sweep", type=Path)
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add_visibility(sweep)
     sweep.add_argument("--license", help=_LICENSE)
     sweep.add_argument("--json", action="store_true", help=_JSON)
-    _add_stream_options(sweep)
+    add_stream_options(sweep)
 
     from hubmerge.cli.sensitivity import add_arguments
 
@@ -259,46 +259,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_stream_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--chunk-elements", type=positive, default=None, help="elements per chunk; never changes a bit"
-    )
-    command.add_argument("--threads", type=positive, default=None, help="at most; default: one per core")
-    command.add_argument(
-        "--device",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="where chunks are merged; auto: on a GPU if it is faster",
-    )
-    words = "what a GPU is asked for at most; default: 2"
-    command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
-    words = "what fetched inputs and output may take on disk together; default: what is free"
-    command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
+def _in_terminal(module: str, name: str = "run_cli", *, one_object: bool = False) -> Callable[[Any, Settings], int]:
+    """A command that reports to a terminal; `module` is imported when it runs.
+
+    `one_object`: with --json its result is one object, and where it fails, standard output stays empty.
+    """
+
+    def run(arguments: Any, settings: Settings) -> int:
+        with Terminal(arguments.log_json, one_object=one_object and arguments.json) as terminal:
+            code = int(getattr(import_module(module), name)(arguments, settings, terminal))
+            terminal.print_result()
+        return code
+
+    return run
 
 
-def _stream_options(arguments: Any, settings: Settings) -> Any:
-    from hubmerge.engine.stream import StreamOptions
-
-    if arguments.device == "cuda":
-        from hubmerge.engine.device import require_cuda
-
-        require_cuda()
-    options = StreamOptions(
-        arguments.chunk_elements or 0,
-        arguments.threads or 0,
-        device=arguments.device,
-        sensitivities=settings.data_dir / "sensitivity",
-        disk_budget=arguments.disk_budget,
-    )
-    return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
-
-
-@contextmanager
-def _telling(arguments: Any) -> Iterator[Terminal]:
-    """The terminal of a command whose result is one object with --json; where it fails, standard output stays empty."""
-    with Terminal(arguments.log_json, one_object=arguments.json) as terminal:
-        yield terminal
-        terminal.print_result()
+_init = _in_terminal("hubmerge.cli.init")
+_inspect = _in_terminal("hubmerge.cli.inspect")
+_probe = _in_terminal("hubmerge.cli.probe")
+_diff = _in_terminal("hubmerge.cli.diff")
+_merge = _in_terminal("hubmerge.cli.merge", "run_merge", one_object=True)
+_sweep = _in_terminal("hubmerge.cli.merge", "run_sweep", one_object=True)
+_run = _in_terminal("hubmerge.cli.run", one_object=True)
+_sensitivity = _in_terminal("hubmerge.cli.sensitivity")
+_evaluate = _in_terminal("hubmerge.cli.evaluate")
+_leaderboard = _in_terminal("hubmerge.cli.leaderboard")
+_watch = _in_terminal("workflows.watch")
 
 
 def _hub(settings: Settings) -> Any:
@@ -307,61 +293,10 @@ def _hub(settings: Settings) -> Any:
     return hub_of_user(settings)
 
 
-def _init(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.init import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal)
-
-
-def _inspect(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.inspect import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal)
-
-
-def _probe(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.probe import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments, settings))
-
-
-def _diff(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.diff import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments, settings))
-
-
-def _merge(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.merge import run_merge
-
-    if arguments.null_sink:
-        arguments.again = ""  # the same command begins anew
-    with _telling(arguments) as terminal:
-        return run_merge(arguments, settings, _hub(settings), terminal, _stream_options(arguments, settings))
-
-
-def _sweep(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.merge import run_sweep
-
-    with _telling(arguments) as terminal:
-        return run_sweep(arguments, settings, _hub(settings), terminal, _stream_options(arguments, settings))
-
-
-def _sensitivity(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.sensitivity import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, settings, terminal)
-
-
 def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.library import publish
 
-    with _telling(arguments) as terminal:
+    with Terminal(arguments.log_json, one_object=arguments.json) as terminal:
         published = publish(
             arguments.folder,
             arguments.repo,
@@ -372,35 +307,8 @@ def _publish(arguments: Any, settings: Settings) -> int:
             observer=terminal,
         )
         terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
+        terminal.print_result()
     return 0
-
-
-def _run(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.run import run_cli
-
-    with _telling(arguments) as terminal:
-        return run_cli(arguments, settings, terminal, _stream_options(arguments, settings))
-
-
-def _evaluate(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.evaluate import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, settings, terminal)
-
-
-def _leaderboard(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.leaderboard import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, settings, terminal)
-
-
-def _watch(arguments: Any, settings: Settings) -> int:
-    from workflows.watch import run_cli
-
-    with Terminal(arguments.log_json) as terminal:
-        return int(run_cli(arguments, settings, terminal))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hubmerge.cli.flags import stream_options
 from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.distributed import join, refuse_several
 from hubmerge.engine.pins import pins_in
@@ -25,6 +26,7 @@ from hubmerge.engine.stream import StreamOptions, layout_of
 from hubmerge.engine.usage import together
 from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
+from hubmerge.hub.login import hub_of_user
 from hubmerge.library import merge, prepared_at
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_folders, prepare
 from hubmerge.output.finished import publish_folder
@@ -36,8 +38,11 @@ from hubmerge.recipe.sweep import load_sweep
 from hubmerge.settings import Settings
 
 
-def run_merge(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
+def run_merge(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """The command `merge`; returns the exit code."""
+    if arguments.null_sink:
+        arguments.again = ""  # the same command begins anew
+    hub, options = hub_of_user(settings), stream_options(arguments, settings)
     if arguments.null_sink:
         return _into_nothing(arguments, settings, hub, terminal, options)
     folder: Path = arguments.out
@@ -59,8 +64,9 @@ def run_merge(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, 
     return 0
 
 
-def run_sweep(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
+def run_sweep(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """The command `sweep`: merge, publish where that was asked for, print the table; returns the exit code."""
+    hub, options = hub_of_user(settings), stream_options(arguments, settings)
     refuse_several(settings, "sweep")
     terminal.stage("resolve")
     variants = dict(load_sweep(arguments.sweep).variants)

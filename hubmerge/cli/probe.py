@@ -6,17 +6,19 @@ import json
 import sys
 from typing import Any
 
+from hubmerge.cli.flags import stream_options
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.stream import StreamOptions
-from hubmerge.hub.client import Hub
+from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Request, prepare, probe
 from hubmerge.recipe.file import load_recipe
+from hubmerge.settings import Settings
 from hubmerge.statistics.statistics import SCHEMA
 from hubmerge.statistics.summary import summarize
 
 
-def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Read the inputs once and print what was counted; errors are raised for the caller to print."""
+    hub, options = hub_of_user(settings), stream_options(arguments, settings)
     terminal.stage("resolve")
     prepared = prepare(load_recipe(arguments.recipe), hub, Request(allow_local=True, calibrate="not"), terminal)
     terminal.stage("probe")

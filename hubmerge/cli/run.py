@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import add_visibility
+from hubmerge.cli.flags import add_visibility, stream_options
 from hubmerge.errors import RecipeError
 from hubmerge.extras import require
 from hubmerge.settings import Settings
@@ -50,13 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pick", action="store_true", help="publish only the variant that does best on dev rows")
 
 
-def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
     from hubmerge.engine.distributed import join
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import load_recipe
     from hubmerge.recipe.sweep import load_sweep
 
+    options = stream_options(arguments, settings)
     _check(arguments, settings)
     hub = hub_of_user(settings)
     if arguments.sweep is None:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
-def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import model_here
@@ -51,12 +51,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
     spec = _spec(arguments)
     require("eval", "a sensitivity", *LOADERS)
     hub = hub_of_user(settings)
-    if terminal is not None:
-        terminal.stage("fetch data")
+    terminal.stage("fetch data")
     pairs = load_pairs(spec, hub)
     from hubmerge.sensitivity.compute import compute_sensitivity  # after the data: it imports torch, in seconds
 
-    name = model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)
+    name = model_here(arguments.model, terminal.warning)
     file = compute_sensitivity(
         open_model(name, hub, allow_local=True),
         pairs,
@@ -65,12 +64,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
         hub=hub,
         device=arguments.device,
         dtype=arguments.dtype,
-        progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
+        progress=terminal.progress,
         resume=not arguments.restart,
         checkpoint_every=max(1, arguments.checkpoint_every),
     )
-    if terminal is not None:
-        terminal.close()
+    terminal.close()
     told = {
         "file": str(file.path),
         "tensors": len(file.tensors),
