@@ -307,8 +307,9 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     work.gauge.sample()
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
-    refuse_equal_to_base(plan, merged[0].statistics)
-    bridge.statistics(summarize(merged[0].statistics.total, plan.labels))
+    statistics = merged[0].statistics
+    refuse_equal_to_base(plan, statistics)
+    bridge.statistics({**summarize(statistics.total, plan.labels), "layers": statistics.layer_densities()})
     bridge.stage("card")
     return {
         merge.folder: ranks.by_first(

@@ -113,7 +113,6 @@ def serve(
     from workflows.app.app import launch_app  # gradio takes seconds to import
     from workflows.app.signin import OAuthClient
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # the bot asks the Hub every few seconds
     oauth = None
     if settings.space_id is None:  # a Space brings its own client
         if settings.oauth_client_id is None or settings.oauth_client_secret is None:
@@ -172,7 +171,7 @@ def results_dataset(settings: Settings) -> ResultsDataset | None:
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     # who only shows a dataset has signed nothing in it
     trust = results_keys(settings).trust if settings.token else reader_trust(settings, settings.results_repo)
-    return ResultsDataset(hub, settings.results_repo, cache=settings.data_dir / "shared" / "results", trust=trust)
+    return ResultsDataset(hub, settings.results_repo, trust=trust)
 
 
 def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | None:

@@ -248,6 +248,17 @@ class Statistics:
         """Depth (0 …) → tally; tensors outside the layer stack are left out."""
         return self.grouped(layer_of)
 
+    def layer_densities(self) -> dict[str, list[float]]:
+        """Depth ("0" …) → the share of the layer's elements that each agent changed; sums nothing else of them."""
+        changed: dict[int, Counts] = {}
+        elements: dict[int, int] = {}
+        for name, tally in self.tensors.items():
+            depth = layer_of(name)
+            if depth is not None and tally.elements:
+                changed[depth] = changed.get(depth, 0) + tally.changed
+                elements[depth] = elements.get(depth, 0) + tally.elements
+        return {str(depth): (changed[depth] / elements[depth]).tolist() for depth in sorted(changed)}
+
     def by_module(self) -> dict[str, Tally]:
         """attention, mlp, norm, embedding, head, other → tally."""
         return self.grouped(module_of)

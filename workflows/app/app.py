@@ -73,8 +73,8 @@ def build_app(
     demo = gr.Blocks(title=TITLE, analytics_enabled=False)
     bodies: dict[str, Callable[[], None]] = {
         "": lambda: home_page(demo, service, settings, board),
-        "merge": lambda: merge_page(demo, service, lanes),
-        "activity": lambda: jobs_page(demo, service),
+        "merge": lambda: merge_page(demo, service, lanes, sign_in=sign_in),
+        "activity": lambda: jobs_page(demo, service, board),
         "docs": lambda: docs_page(next(iter(_space_hosts(settings)), None)),
         "diff": lambda: diff_page(demo, service, lanes),
         "evaluate": lambda: evaluate_page(demo, service, lanes),

@@ -19,7 +19,7 @@ from hubmerge.output.domains import ParentLine
 from hubmerge.sources.ancestry import Ancestor
 from workflows.app.board_query import COMPARED
 from workflows.app.board_table import NOTHING, domain_title, interval_text, model_link, skills_text, task_title
-from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
+from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text, when
 from workflows.app.panels import facts_grid, method_title, notice, section, table
 
 MAX_REFUSED = 50  # shown; the JSON has all
@@ -94,35 +94,36 @@ def model_head(row: Row, endpoint: str) -> Markup:
         else notice("bad", f.kind.capitalize(), el("p", flag_text(f)))
         for f in row.flags
     ]
-    listed: list[tuple[str, object]] = [
-        ("Commit", el("code", row.sha[:12])),
+    listed: list[tuple[str, object | None]] = [
+        ("Method", _method(row) if facts.is_merge else None),
+        ("Agents", str(row.agents) if facts.is_merge else None),
         ("Author", facts.author),
         ("License", facts.license or "not stated"),
-        ("Parameters", NOTHING if facts.parameters is None else short_count(facts.parameters)),
-        ("Size", NOTHING if facts.size_bytes is None else bytes_text(facts.size_bytes)),
-        ("Date", time_text(facts.created)),
-        ("Computed in", row.narrowed or row.environment.dtype),
-        ("Run by", row.run_by),
+        ("Parameters", None if facts.parameters is None else short_count(facts.parameters)),
+        ("Size", None if facts.size_bytes is None else bytes_text(facts.size_bytes)),
+        ("Made", when(facts.created) if facts.created else None),
+        ("Commit", el("code", row.sha[:12])),
+        ("Committed by", row.committed_by),
     ]
-    if row.committed_by is not None:
-        listed.append(("Committed by", row.committed_by))
-    if facts.is_merge:
-        listed.append(("Method", _method(row)))
-        listed.append(("Agents", str(row.agents)))
     sha = row.sha if len(row.sha) == 40 else ""
     page = el("p", "On the Hub: ", repo_link(endpoint, row.model, sha)) if is_hub_id(row.model) else None
-    return join(el("div", el("h1", row.model), *marks, cls="hm-title"), *flags, facts_grid(listed), page)
+    return join(
+        el("div", el("h1", row.model), *marks, cls="hm-title"),
+        *flags,
+        facts_grid((n, v) for n, v in listed if v is not None),
+        page,
+    )
 
 
 def score_sections(found: Sequence[tuple[SuiteBoard, Row]], endpoint: str) -> Markup:
-    """The domains beside those of every parent, and every task; suites of one domain each in one section."""
+    """The skills kept; folded, the domains beside those of every parent, and every task. Suites of one domain each
+    share one section.
+    """
     joined = next((row for suite, row in found if suite.suite == COMBINED), None)
     members = [(s, r) for s, r in found if joined is not None and s.domains == (s.suite,)]
     others = [(s, r) for s, r in found if s.suite != COMBINED and (s, r) not in members]
     sections = [_section("Scores", joined, members, endpoint)] if joined is not None else []
-    sections += [
-        _section(f"{suite.suite} · {suite.split} split", row, [(suite, row)], endpoint) for suite, row in others
-    ]
+    sections += [_section(f"Scores: {suite_title(suite)}", row, [(suite, row)], endpoint) for suite, row in others]
     return join(*sections)
 
 
@@ -133,10 +134,11 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         if r.error is not None
     ]
     overall = el("p", "Overall ", el("strong", interval_text(row.overall)), cls="hm-overall") if row.overall else None
+    parents = _against_parents(row)
     tasks = [
         (
             task_title(t.task),
-            t.domain,
+            domain_title(t.domain),
             interval_text(t.score),
             f"{t.samples:,}" + (f", {t.truncated:,} cut" if t.truncated else ""),
             f"{t.few_shot}-shot",
@@ -149,9 +151,14 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         title,
         overall,
         *failed,
-        _against_parents(row),
-        join(el("h3", "Tasks"), table(heads, tasks)) if tasks else None,
-        el("ul", *(el("li", _measured(suite, r)) for suite, r in suites), cls="hm-measured hm-dim"),
+        _skills(row) if row.parents and row.domains else None,
+        el("details", el("summary", "Each domain beside every parent"), parents) if parents else None,
+        el("details", el("summary", "Each task and its data"), table(heads, tasks)) if tasks else None,
+        el(
+            "details",
+            el("summary", "How it was measured"),
+            el("ul", *(el("li", _measured(suite, r)) for suite, r in suites), cls="hm-measured hm-dim"),
+        ),
     )
 
 
@@ -161,7 +168,8 @@ def _measured(suite: SuiteBoard, row: Row) -> str:
     ranked = sum(r.rank is not None for r in suite.rows)
     place = "" if row.rank is None else f"rank {row.rank} of {ranked}; "
     return (
-        f"{suite.suite} {suite.version}: {place}{time_text(row.created)} on {ran.device}, {ran.dtype}, {ran.backend}, "
+        f"{suite.suite} {suite.version}, {suite.split} split: {place}{time_text(row.created)} by {row.run_by} on "
+        f"{ran.device}, {row.narrowed or ran.dtype}, {ran.backend}, "
         f"lighteval {ran.lighteval}, transformers {ran.transformers}, seed {ran.seed}"
     )
 
@@ -180,7 +188,7 @@ def _against_parents(row: Row) -> Markup | None:
     heads = ["Domain", "This model", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
     lines = [
         (
-            line.domain,
+            domain_title(line.domain),
             el("strong", interval_text(line.score)),
             line.verdict or NOTHING,
             *(_theirs(p, line.domain) for p in row.parents),
@@ -189,9 +197,7 @@ def _against_parents(row: Row) -> Markup | None:
     ]
     change = row.instruction_change
     told = f"Instruction following against the base: {interval_text(change, sign=True)}." if change else None
-    return join(
-        _skills(row), el("h3", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None
-    )
+    return join(_wide_table(heads, lines), el("p", told) if told else None)
 
 
 def _skills(row: Row) -> Markup | None:
@@ -226,12 +232,13 @@ def statistics_section(row: Row) -> Markup | None:
     facts = row.facts
     if not facts.is_merge:
         return None
+    settings = _parameters(facts.method_parameters)[:400]
     grid = facts_grid(
         (
             ("Changed by any agent", _share(facts.density)),
             ("of it by several", _share(facts.overlap)),
             ("of that, in opposite directions", _share(facts.conflict)),
-            ("Parameters of the method", _parameters(facts.method_parameters)[:400] or NOTHING),
+            *((("Settings of the method", settings),) if settings else ()),
         )
     )
     agents = [p for p in facts.parents if p.role == "agent"]

@@ -137,8 +137,12 @@ def _gain_text(task: str) -> Callable[[Row], str]:
     return lambda row: skill.text if (skill := _gain_of(row, task)) else NOTHING
 
 
+_DOMAINS = {"tool": "Tool use", "mem": "Memory", "instruction": "Instructions"}
+
+
 def domain_title(domain: str) -> str:
-    return domain[:1].upper() + domain[1:40]
+    """The name by which readers know a domain."""
+    return _DOMAINS.get(domain, domain[:1].upper() + domain[1:40])
 
 
 def _domain_score(name: str) -> Callable[[Row], Estimate | None]:

@@ -12,7 +12,7 @@ import gradio as gr
 from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
-from workflows.app.format import el, job_href, join, link, model_href, time_text
+from workflows.app.format import el, job_href, join, link, model_href, when
 from workflows.app.job_steps import EVALUATION_STAGES
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, header, notice, problems_panel, section, table
@@ -131,17 +131,17 @@ def queue_panel(queue: EvaluationQueue, titles: Mapping[str, str]) -> Markup:
     )
 
 
-def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], when: str) -> Markup | None:
+def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], since: str) -> Markup | None:
     rows = [
         (
             link(job_href(each.job), each.model),
             titles.get(each.suite, each.suite),
             EVALUATION_STAGES.get(each.stage, each.stage) or "Starts" if each.place is None else f"number {each.place}",
-            time_text(each.since),
+            when(each.since),
         )
         for each in found
     ]
-    return table(("Model", "Measured", "Where it is", when), rows) if rows else None
+    return table(("Model", "Measured", "Where it is", since), rows) if rows else None
 
 
 def _nothing(text: str) -> Markup:

@@ -113,6 +113,25 @@ def time_text(text: str | None) -> str:
     return f"{value:%Y-%m-%d %H:%M} UTC" if value else "unknown"
 
 
+def when(text: str | None) -> Markup:
+    """ISO 8601 → "4 minutes ago", "in 3 minutes" or, from 30 days on, the date; the exact time shows on hovering."""
+    value = moment(text)
+    if value is None:
+        return escape(time_text(text))
+    away = (datetime.now(UTC) - value).total_seconds()
+    said = f"{value:%Y-%m-%d}"
+    for unit, seconds, most in (("day", 86_400, 30), ("hour", 3600, 24), ("minute", 60, 60)):
+        number = int(abs(away) // seconds)
+        if number < most:
+            said = _counted(number, unit, away) if number else "just now" if away >= 0 else "in less than a minute"
+    return el("time", said, datetime=value.isoformat(), title=time_text(text))
+
+
+def _counted(number: int, unit: str, away: float) -> str:
+    counted = f"{number} {unit}{'s' * (number > 1)}"
+    return f"{counted} ago" if away >= 0 else f"in {counted}"
+
+
 def number_of(values: Any, key: str) -> float | None:
     """A finite number under `key` of untyped data, None where there is none."""
     value = values.get(key) if values else None

@@ -71,7 +71,7 @@ def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign
             return
         value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
         logo = {"icon": None} if settings.is_loopback else {}
-        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, **logo)
+        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, elem_id="sign-in", **logo)
     # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
     button.load_event_to_attach = None
 

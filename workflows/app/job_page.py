@@ -8,12 +8,11 @@ cannot be shown at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 import gradio as gr
-from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
@@ -22,7 +21,7 @@ from workflows.app.frame import code_box
 from workflows.app.job_panels import job_panel
 from workflows.app.job_steps import is_under_way
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.model_panels import found_rows, verdict_panel
+from workflows.app.model_panels import published_row, verdict_panel
 from workflows.app.panels import notice, problems_panel
 from workflows.app.service import BoardSource, JobView, Service, Visitor
 from workflows.app.session import require_visitor, visitor_of, writer_of
@@ -38,7 +37,6 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
     with gr.Row(elem_classes="hm-actions"):
         cancel = gr.Button("Cancel this job", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
         retry = gr.Button("Try it again", variant="primary", size="sm", visible=False, elem_id="retry", scale=0)
-        links = gr.HTML("", js_on_load=None, elem_id="job-links")
     answer = gr.HTML("", js_on_load=None, elem_id="answer")
     warnings = gr.HTML("", js_on_load=None, elem_id="job-warnings")
     statistics = gr.HTML("", js_on_load=None, visible=False, elem_id="statistics", elem_classes="hm-card")
@@ -49,7 +47,7 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
 
     shown = [head, warnings, statistics, cancel, retry, timer]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(service, board), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
+    demo.load(_opening(service, board), None, [job_id, recipe, recipe_card, *shown], queue=False, **quiet)
     timer.tick(_ticking(service, board), [job_id], shown, queue=False, **quiet)
     retrying = lanes.asking(_retrying(service), _not_tried)
     cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
@@ -59,7 +57,7 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
 def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
     def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         job_id = str(request.query_params.get("id") or "")[:200]
-        nothing = ["", gr.skip(), gr.update(visible=False)]
+        nothing = [gr.skip(), gr.update(visible=False)]
         if not job_id:
             hint = notice("info", "No job is named", el("p", "Open one from ", link("activity", "your jobs"), "."))
             return ["", *nothing, *_stopped(hint)]
@@ -69,10 +67,9 @@ def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
         except HubmergeError as error:
             return [job_id, *nothing, *_refused(error)]
         if not view.recipe:  # an evaluation
-            return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint, board)]
+            return [job_id, *nothing, *_shown(view, visitor, service.endpoint, board)]
         text = dump_plain_yaml(dict(view.recipe))
-        again = link(f"merge?job={quote(job_id, safe='')}", "Use this recipe again")
-        return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint, board)]
+        return [job_id, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint, board)]
 
     return opening
 
@@ -116,18 +113,6 @@ def _not_tried(error: HubmergeError) -> list[Any]:
     return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
 
 
-def _verdict(view: JobView, board: BoardSource | None) -> Markup | None:
-    """What the board says of a published merge, once it is evaluated."""
-    if board is None or not view.result or not view.evaluations or view.evaluations[0].state != "done":
-        return None
-    merge = view.evaluations[0]
-    try:
-        rows = found_rows(board.board(), merge.model, merge.sha)
-    except HubmergeError:  # the page is of use without
-        return None
-    return verdict_panel(rows[0][1]) if rows else None
-
-
 def _awaits_verdict(view: JobView) -> bool:
     """Whether the last score is so new that the board may not have it yet."""
     if any(scoring.state != "done" for scoring in view.evaluations):
@@ -137,7 +122,11 @@ def _awaits_verdict(view: JobView) -> bool:
 
 
 def _shown(view: JobView, visitor: Visitor | None, endpoint: str, board: BoardSource | None = None) -> list[Any]:
-    verdict = _verdict(view, board)
+    row = published_row(view, board)
+    verdict = verdict_panel(row) if row else None
+    if verdict is not None:  # the board has every parent, also one whose evaluation was no job here
+        settled = (replace(s, state="done") if s.state == "waiting" else s for s in view.evaluations)
+        view = replace(view, evaluations=tuple(settled))
     head, warnings, statistics = job_panel(view, endpoint, verdict)
     owner = visitor is not None and visitor.name == view.user
     return [

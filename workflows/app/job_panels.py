@@ -28,6 +28,7 @@ from workflows.app.format import (
     number_of,
     percent_text,
     time_text,
+    when,
 )
 from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import (
@@ -76,7 +77,7 @@ def job_header(view: JobView) -> Markup:
     facts = [
         ("Started by", view.user),
         *_subject(view),
-        ("Submitted", time_text(view.created)),
+        ("Submitted", when(view.created)),
     ]
     if view.started and (elapsed := _elapsed(view)) is not None:
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
@@ -106,6 +107,7 @@ def _method_title(recipe: Mapping[str, Any]) -> str:
 
 def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:
     """How the job ended: the repo with its verdict, or the reason why there is none; or that it cannot begin."""
+    again = _again(view)
     if view.state == "queued" and needs_login(view):
         again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
         sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
@@ -122,20 +124,24 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
             "Published",
             el("p", link(model_href(repo, commit), repo), cls="hm-result"),
             verdict,
-            where_next(endpoint, repo, commit),
-            _run_facts(view.result.get("run")),
+            where_next(view, endpoint, repo, commit),
             scorings_panel(view),
+            _run_facts(view.result.get("run")),
         )
     if view.state == "failed":
         what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
-        title = f"The {what} failed"
-        return problems_panel(view.error or {}, title)
+        return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
     if view.state == "cancelled":
-        return notice("info", "Cancelled", el("p", "Nothing was published."))
+        return notice("info", "Cancelled", el("p", "Nothing was published."), el("p", again) if again else None)
     return None
 
 
-def where_next(endpoint: str, repo: str, commit: str) -> Markup:
+def _again(view: JobView) -> Markup | None:
+    """The way to the form with a merge's recipe."""
+    return link(f"merge?job={quote(view.id, safe='')}", "Use this recipe again") if view.recipe else None
+
+
+def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
     """Where a published model can be looked at, and what can be done with it."""
     return el(
         "ul",
@@ -143,6 +149,7 @@ def where_next(endpoint: str, repo: str, commit: str) -> Markup:
         el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
         el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
         el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
+        el("li", again) if (again := _again(view)) else None,
         cls="hm-next-steps",
     )
 
@@ -189,7 +196,7 @@ def _run_facts(run: object) -> Markup | None:
     fetch = run.get("fetch")
     if isinstance(fetch, Mapping):
         facts += fetch_facts(fetch)
-    return facts_grid(facts) if facts else None
+    return el("details", el("summary", "What the merge took"), facts_grid(facts)) if facts else None
 
 
 def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
@@ -211,17 +218,20 @@ def job_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> tu
     return head, join(warnings_panel(view.warnings)), join(statistics_panel(view))
 
 
-def job_list(views: Sequence[JobView], mine: str | None = None) -> Markup:
-    """Jobs, newest first; evaluations stand with their merge where it is among them. `mine`: the visitor's name."""
+def job_list(views: Sequence[JobView], mine: str | None = None, kept: Mapping[str, str] | None = None) -> Markup:
+    """Jobs, newest first; evaluations stand with their merge where it is among them.
+
+    `mine`: the visitor's name. `kept`: the skills that merges kept, by their job, where they are known.
+    """
     grouped = {scoring.job for v in views for scoring in v.evaluations}
     rows = [
         (
             link(job_href(v.id), v.target),
             el("span", badge(_shown_state(v)), _way_on(v, mine)),
             _what(v),
-            _where(v) or _scores_cell(v) or "",
+            _where(v) or _scores_cell(v, (kept or {}).get(v.id)) or "",
             v.user,
-            time_text(v.created),
+            when(v.created),
         )
         for v in views
         if v.id not in grouped
@@ -237,12 +247,13 @@ def _way_on(view: JobView, mine: str | None) -> Markup | None:
     return join(" ", link(job_href(view.id), words, cls="hm-small"))
 
 
-def _scores_cell(view: JobView) -> Markup | None:
-    """How many of a merge's evaluations are done, unfolding to each."""
+def _scores_cell(view: JobView, kept: str | None) -> Markup | None:
+    """The skills that a merge kept, or how many of its evaluations are done, unfolding to each."""
     if not view.evaluations:
         return None
     done = sum(scoring.state == "done" for scoring in view.evaluations)
-    return el("details", el("summary", f"{done} of {len(view.evaluations)} evaluated"), scorings_panel(view))
+    said = f"kept {kept}" if kept else f"{done} of {len(view.evaluations)} evaluated"
+    return el("details", el("summary", said), scorings_panel(view))
 
 
 def _what(view: JobView) -> str:

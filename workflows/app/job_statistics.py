@@ -16,6 +16,7 @@ from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import section, table
 from workflows.app.service import JobView
 
+MOST_LAYERS = 200  # drawn
 _SHARES = (
     ("private", "one agent only"),
     ("overlap", "several, same sign"),
@@ -28,8 +29,50 @@ def statistics_panel(view: JobView) -> Markup | None:
     """What the agents changed and where they meet, as far as it has been counted."""
     if not view.statistics or not number_of(view.statistics, "elements"):
         return None
-    counted = "counted so far" if view.state not in TERMINAL else "counted"
-    return section("What the agents changed", *statistics_parts(view.statistics, counted))
+    layers = layers_figure(_shares_by_layer(view.statistics))
+    if view.state not in TERMINAL:  # all is open, since each new count would close what a reader opened
+        first, bar, agents, *more = statistics_parts(view.statistics, "counted so far")
+        return section("What the agents changed", first, bar, agents, layers, *more)
+    first, bar, agents, *more = statistics_parts(view.statistics)
+    folded = el("details", el("summary", "More numbers"), *more) if any(more) else None
+    return section("What the agents changed", first, bar, agents, layers, folded)
+
+
+def _shares_by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Agent → depth → the share of the layer that it changed."""
+    layers = values.get("layers")
+    names = [str(a.get("agent", "")) for a in values.get("agents") or () if isinstance(a, Mapping)]
+    found: dict[str, dict[str, float]] = {name: {} for name in names}
+    for depth, shares in layers.items() if isinstance(layers, Mapping) else ():
+        for name, share in zip(names, shares if isinstance(shares, list) else (), strict=False):
+            if isinstance(share, int | float) and 0 <= share <= 1:
+                found[name][str(depth)] = share
+    return found
+
+
+def layers_figure(agents: Mapping[str, Mapping[str, float]]) -> Markup | None:
+    """Per agent a bar for each layer, as high as the share of the layer that it changed; None of fewer than two."""
+    depths = list(dict.fromkeys(depth for shares in agents.values() for depth in shares))[:MOST_LAYERS]
+    most = max((share for shares in agents.values() for share in shares.values()), default=0.0)
+    if len(depths) < 2 or not most:
+        return None
+    rows = [
+        el("li", el("span", name, cls="hm-dots-name"), _bars(shares, depths, most), _ends(shares))
+        for name, shares in agents.items()
+        if shares
+    ]
+    told = f"Layer by layer, from the first to the last; a full bar is {percent_text(most)} of a layer."
+    return el("figure", el("ul", *rows, cls="hm-layers"), el("figcaption", told, cls="hm-dim"))
+
+
+def _bars(shares: Mapping[str, float], depths: Sequence[str], most: float) -> Markup:
+    bars = (el("i", style=f"height:{100 * shares.get(d, 0.0) / most:.1f}%") for d in depths)
+    return el("span", *bars, cls="hm-layer-bars", aria_hidden="true")
+
+
+def _ends(shares: Mapping[str, float]) -> Markup:
+    least, most = (percent_text(end(shares.values())) for end in (min, max))
+    return el("span", least if least == most else f"{least} to {most}", cls="hm-dots-value")
 
 
 def statistics_parts(values: Mapping[str, Any], counted: str = "counted") -> list[Markup | None]:

@@ -15,42 +15,45 @@ from hubmerge.errors import HubmergeError
 from workflows.app.format import el, join, link
 from workflows.app.job_panels import job_list
 from workflows.app.job_steps import is_under_way
+from workflows.app.model_panels import published_row
 from workflows.app.panels import header, notice, problems_panel
-from workflows.app.service import PAGE_JOBS, JobView, Service, Visitor
+from workflows.app.service import PAGE_JOBS, BoardSource, JobView, Service, Visitor
 from workflows.app.session import visitor_of
 
 POLL_S = 5.0
 
 
-def jobs_page(demo: Any, service: Service) -> None:
+def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
     gr.HTML(header("Activity", "Merges, comparisons and evaluations, newest first."), js_on_load=None)
     asked = gr.JSON(value={}, visible=False)
     listing = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="jobs", elem_classes="hm-card")
     timer = gr.Timer(POLL_S, active=False)
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(service), None, [asked, listing, timer], **quiet)
-    timer.tick(_ticking(service), [asked], [listing, timer], **quiet)
+    demo.load(_opening(service, board), None, [asked, listing, timer], **quiet)
+    timer.tick(_ticking(service, board), [asked], [listing, timer], **quiet)
 
 
-def _opening(service: Service) -> Callable[..., Any]:
+def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
     def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         query = request.query_params
         asked = {name: str(query[name])[:40] for name in ("show", "before") if name in query}
-        return [asked, *_listing(service, asked, visitor_of(profile, token))]
+        return [asked, *_listing(service, board, asked, visitor_of(profile, token))]
 
     return opening
 
 
-def _ticking(service: Service) -> Callable[..., Any]:
+def _ticking(service: Service, board: BoardSource | None) -> Callable[..., Any]:
     def tick(asked: object, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         known = {str(k): str(v) for k, v in asked.items()} if isinstance(asked, dict) else {}
-        return _listing(service, known, visitor_of(profile, token))
+        return _listing(service, board, known, visitor_of(profile, token))
 
     return tick
 
 
-def _listing(service: Service, asked: Mapping[str, str], visitor: Visitor | None) -> list[Any]:
+def _listing(
+    service: Service, board: BoardSource | None, asked: Mapping[str, str], visitor: Visitor | None
+) -> list[Any]:
     everybody = asked.get("show") == "all" or (visitor is None and asked.get("show") != "mine")
     tabs = _tabs(everybody)
     if not everybody and visitor is None:
@@ -68,7 +71,9 @@ def _listing(service: Service, asked: Mapping[str, str], visitor: Visitor | None
         older = len(views) == PAGE_JOBS and bool(_views(service, visitor, everybody, views[-1].ticket))
     except HubmergeError:
         older = False
-    listed = join(tabs, job_list(views, mine), _older(views, everybody) if older else None)
+    rows = ((v.id, published_row(v, board)) for v in views)
+    kept = {job: row.skills.text for job, row in rows if row and row.skills and row.skills.skills}
+    listed = join(tabs, job_list(views, mine, kept), _older(views, everybody) if older else None)
     return [listed, gr.update(active=any(map(is_under_way, views)))]
 
 

@@ -48,6 +48,7 @@ from workflows.app.merge_script import (
     KEEP,
     KEPT,
     OPENED,
+    SIGN_IN,
     TICKED,
     WITH_TICKED,
 )
@@ -65,8 +66,8 @@ _TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.t
 _QUIET: Mapping[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
-def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
-    """Build the page in the current Blocks context."""
+def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> None:
+    """Build the page in the current Blocks context. `sign_in`: visitors can."""
     with gr.Row(elem_classes="hm-columns hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
             form = build_form(service.suites)
@@ -80,6 +81,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
             with gr.Row(elem_classes="hm-bar-start"):
                 told = gr.HTML(verdict("wait", "Choose models to begin"), js_on_load=None, elem_id="verdict")
                 start = gr.Button("Start merge", variant="primary", interactive=False, elem_id="start")
+                start_after = gr.Button("Sign in to start", variant="primary", visible=False, elem_id="start-after")
             hint = gr.HTML("", js_on_load=None, elem_id="hint")
             said = gr.HTML("", js_on_load=None, elem_id="said")
             why = gr.HTML("", js_on_load=None, elem_id="why")
@@ -133,6 +135,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
         **ASKING,
         **private,
     ).then(None, [go], None, js=GO, **private)
+    start_after.click(None, None, None, js=SIGN_IN, queue=False, **private)
     show.click(_as_yaml, form.recipe_inputs, [text, said], **private)
     kept = form.kept
     loading = load.click(_from_yaml, [text], [said, *form.filled], **private)
@@ -147,7 +150,8 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
         )
         made.then(None, [copied], [copied], js=COPIED, queue=False, **private)
     # a text that was pasted, and a model that a button chose, change a box without an input event
-    changes = [form.name.change, form.base.change, form.agents.change, form.license.change, form.method.change]
+    pasted = [form.name, form.ignore, form.more, *(c for c in form.calibration.inputs if isinstance(c, gr.Textbox))]
+    changes = [c.change for c in (*pasted, form.base, form.agents, form.license, form.method)]
     gr.on(
         [*(c.input for c in kept if hasattr(c, "input")), *changes],
         *(None, kept, None),
@@ -161,9 +165,9 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     loaded = demo.load(_opening(service), [draft], opened, js=KEPT, queue=False, **_QUIET)
     loaded.then(None, [address, *kept], None, js=OPENED, queue=False, **private)
     owners = lanes.asking(
-        _owners(service), lambda error: [*[gr.skip()] * 3, problems_panel(error)], for_the_signed_in=True
+        _owners(service, sign_in), lambda error: [*[gr.skip()] * 4, problems_panel(error)], for_the_signed_in=True
     )
-    loaded.then(owners, [form.namespace], [hint, form.namespace, start, said], queue=False, **_QUIET)
+    loaded.then(owners, [form.namespace], [hint, form.namespace, start, start_after, said], queue=False, **_QUIET)
 
 
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
@@ -362,19 +366,26 @@ def _opening(service: Service) -> Callable[..., Any]:
     return opening
 
 
-def _owners(service: Service) -> Callable[..., Any]:
+def _owners(service: Service, sign_in: bool) -> Callable[..., Any]:
+    unknown = "Checking needs no account. The form is kept while you sign in."
+    if not sign_in:
+        unknown = "Sign-in is not set up here, so that nothing can be started. Checking needs no account."
+
     def owners(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, owner: str | None) -> list[Any]:
         namespaces: tuple[str, ...] = ()
         problem: Any = gr.skip()
-        if visitor_of(profile, token) is not None:
+        visitor = visitor_of(profile, token)
+        if visitor is not None:
             try:
                 namespaces = writer_of(service, profile, token).namespaces
             except HubmergeError as error:
                 problem = problems_panel(error)
+        asks = sign_in and visitor is None
         return [
-            "" if namespaces else el("p", "Checking needs no account. Sign in to start a merge.", cls="hm-dim"),
+            el("p", unknown, cls="hm-dim") if visitor is None else "",
             gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
-            gr.update(interactive=bool(namespaces)),
+            gr.update(interactive=bool(namespaces), visible=not asks),
+            gr.update(visible=asks),
             problem,
         ]
 

@@ -38,12 +38,20 @@ SWEPT = f"""(methods, ...parts) => {{
 
 COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
 
+# The bar's own button knows how, within the Hub's frame, too.
+SIGN_IN = """() => { document.querySelector("#sign-in")?.click(); }"""
+
 GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
 
 # What was kept, where the page opens with the address that it was kept for, or with none, and then takes that one.
+# The form takes no keys and clicks before it is filled, which would replace what they chose.
 KEPT = """() => { try {
+  const form = document.querySelector(".hm-form");
+  form.inert = true;
+  setTimeout(() => { form.inert = false; }, 10000);  // an answer that never comes must not lock it
   const {address, values} = JSON.parse(localStorage.getItem("hubmerge-form"));
-  if (!location.search) history.replaceState(history.state, "", location.pathname + address);
+  const asks = [...new URLSearchParams(location.search).keys()].some((key) => !key.startsWith("__"));
+  if (!asks) history.replaceState(history.state, "", location.pathname + address); // the Hub's frame adds __theme
   return [address === location.search ? values : null];
 } catch { return [null]; } }"""
 
@@ -92,6 +100,7 @@ KEEP = f"""(...values) => {{
 OPENED = f"""(address, ...values) => {{
   if (address) history.replaceState(history.state, "", location.pathname + (address === "?" ? "" : address));
   (window.hm ??= {{}}).opened = true;
+  document.querySelector(".hm-form").inert = false;
   ({KEEP})(...values);
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;

@@ -8,14 +8,17 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hubmerge.board.values import Board, Row, SuiteBoard, TaskLine
-from hubmerge.evaluation.tasks import Task, registry
+from hubmerge.errors import HubmergeError
+from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.card_scores import way_of_asking
 from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import verdict
 from hubmerge.output.task import snippet, task_of
+from workflows.app.board_table import domain_title
 from workflows.app.format import diff_href, el, join, link
 from workflows.app.panels import section
+from workflows.app.service import BoardSource, JobView
 
 MOST_DRAWN = 12  # parents beside one score
 
@@ -26,6 +29,18 @@ def found_rows(board: Board, model: str, sha: str | None) -> list[tuple[SuiteBoa
     if sha is None and rows:
         sha = max((r for _, r in rows), key=lambda r: (not r.superseded, r.created, r.sha)).sha
     return [(s, r) for s, r in rows if r.sha == sha]
+
+
+def published_row(view: JobView, source: BoardSource | None) -> Row | None:
+    """The board's row of a published merge, once it is evaluated."""
+    if source is None or not view.result or not view.evaluations or view.evaluations[0].state != "done":
+        return None
+    merge = view.evaluations[0]
+    try:
+        rows = found_rows(source.board(), merge.model, merge.sha)
+    except HubmergeError:  # the pages of jobs are of use without
+        return None
+    return rows[0][1] if rows else None
 
 
 def verdict_panel(row: Row) -> Markup | None:
@@ -56,7 +71,7 @@ def scores_picture(row: Row) -> Markup | None:
         lines = [_line("This merge", "merge", line.score)]
         lines += [_line(p.id, "agent", p.domains.get(line.domain)) for p in agents]
         lines += [_line(p.id, "base", p.domains.get(line.domain)) for p in bases]
-        groups.append(el("div", el("h3", line.domain), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
+        groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
     told = el(
         "figcaption",
         "Dots are scores, from 0 to 100 %; bars are their 95 % intervals. The base comes last.",
@@ -68,7 +83,7 @@ def scores_picture(row: Row) -> Markup | None:
 def _line(name: str, role: str, score: Estimate | None) -> Markup:
     label = el("span", name, cls="hm-dots-name")
     if score is None:
-        return el("li", label, el("span", "not scored", cls="hm-dim"), cls=f"hm-{role}")
+        return el("li", label, el("span", "not scored", cls="hm-dim"), cls=f"hm-dots-{role}")
     low, value, high = (min(max(100 * x, 0.0), 100.0) for x in (score.low, score.value, score.high))
     track = el(
         "span",
@@ -78,7 +93,7 @@ def _line(name: str, role: str, score: Estimate | None) -> Markup:
         aria_hidden="true",
     )
     said = el("span", f"{value:.0f} %", el("small", f" {low:.0f} to {high:.0f}"), cls="hm-dots-value")
-    return el("li", label, track, said, cls=f"hm-{role}")
+    return el("li", label, track, said, cls=f"hm-dots-{role}")
 
 
 def use_it(model: str, tasks: Sequence[TaskLine]) -> Markup | None:
@@ -95,7 +110,7 @@ def _prompts(tasks: Sequence[TaskLine]) -> Markup | None:
     for line in tasks:
         task = registry().get(line.task)
         if task is not None:
-            way = way_of_asking(task.chat if isinstance(task, Task) else True, line.few_shot)
+            way = way_of_asking(task.chat, line.few_shot)
             asked.setdefault((way, task.asked), []).append(task.title)
     if not asked:
         return None

@@ -6,7 +6,7 @@ renderer, which keeps raw HTML as text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from shlex import quote as shell
 from typing import Any
 from urllib.parse import quote
@@ -18,15 +18,15 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe
 from localhub.card_html import card_html
-from workflows.app.format import el, evaluate_href, join, link, number_of, percent_text
-from workflows.app.job_statistics import statistics_parts
+from workflows.app.format import el, evaluate_href, join, link, number_of
+from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.merge_address import address_of
 from workflows.app.model_panels import use_it
 from workflows.app.panels import notice, section
 from workflows.app.service import Published
 
 TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
-MOST_AGENTS, MOST_LAYERS = 32, 200  # drawn
+MOST_AGENTS = 32  # drawn
 
 
 def tab_links(model: str, sha: str | None, shown: str) -> Markup:
@@ -58,34 +58,15 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _layers(layers: Mapping[str, Any]) -> Markup | None:
-    """Per agent a bar for each layer, as high as the share of the layer that it changed."""
-    depths = list(layers)[:MOST_LAYERS]
+    """The shares of each layer that each agent changed, as a stranger's report states them."""
     agents: dict[str, dict[str, float]] = {}
-    for depth in depths:
+    for depth in list(layers)[:MOST_LAYERS]:
         rows = _mapping(layers[depth]).get("agents")
         for row in rows[:MOST_AGENTS] if isinstance(rows, list) else ():
             if isinstance(row, Mapping) and (share := number_of(row, "density")) is not None and 0 <= share <= 1:
                 agents.setdefault(str(row.get("agent", "")), {})[depth] = share
-    most = max((share for shares in agents.values() for share in shares.values()), default=0.0)
-    if len(depths) < 2 or not most:
-        return None
-    rows = [
-        el("li", el("span", name, cls="hm-dots-name"), _bars(shares, depths, most), _ends(shares))
-        for name, shares in agents.items()
-    ]
-    told = f"From the first layer to the last; a full bar is {percent_text(most)} of a layer."
-    picture = el("figure", el("ul", *rows, cls="hm-layers"), el("figcaption", told, cls="hm-dim"))
-    return section("Changed, layer by layer", picture)
-
-
-def _bars(shares: Mapping[str, float], depths: Sequence[str], most: float) -> Markup:
-    bars = (el("i", style=f"height:{100 * shares.get(d, 0.0) / most:.1f}%") for d in depths)
-    return el("span", *bars, cls="hm-layer-bars", aria_hidden="true")
-
-
-def _ends(shares: Mapping[str, float]) -> Markup:
-    least, most = (percent_text(end(shares.values())) for end in (min, max))
-    return el("span", least if least == most else f"{least} to {most}", cls="hm-dots-value")
+    figure = layers_figure(agents)
+    return section("Changed, layer by layer", figure) if figure else None
 
 
 def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Markup:

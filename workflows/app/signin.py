@@ -39,7 +39,7 @@ GATED, PRIVATE = "gated-repos", "read-repos"
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
 BACK_MAX_CHARACTERS = 600  # of a page's query, to which a sign-in leads back; a browser keeps 4096 of a cookie
-_LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
+_LOGIN, _CALLBACK, _LOGOUT = "/login/huggingface", "/login/callback", "/logout"  # gradio's
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,14 @@ class AskedScopes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK):
+        if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK, _LOGOUT):
             await self._app(scope, receive, send)
             return
-        if scope["path"] == _LOGIN:
+        if scope["path"] != _CALLBACK:
             scope = {**scope, "query_string": _whole(scope["query_string"])}
+        if scope["path"] == _LOGOUT:
+            await self._app(scope, receive, send)
+            return
         query = parse_qs(scope["query_string"].decode("latin-1"))
         back = _here(query.get("_target_url", ["/"])[-1])
         if scope["path"] == _CALLBACK and "error" in query:
@@ -126,7 +129,7 @@ class AskedScopes:
 
 
 def _whole(query: bytes) -> bytes:
-    """The query of a sign-in, with all of the page's own, which gradio's button appends as it is.
+    """The query of a sign-in or sign-out, with all of the page's own, which gradio's button appends as it is.
 
     A longer one is left out: the cookie that holds it during the sign-in would be lost, and the sign-in with it.
     """

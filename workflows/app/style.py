@@ -130,7 +130,6 @@ footer .divider { display: none; } /* behind the only link */
 .block#outcome, .block#job, .block#jobs, .block#statistics { padding: var(--spacing-xl) !important; }
 @media (max-width: 640px) {
   .block#job { min-height: 60vh; }
-  .block#job-links { min-height: 3.7rem; }
   .hm-two { min-height: 15rem; }
   .hm-asks { min-height: 13.2rem; }
 }
@@ -274,8 +273,8 @@ footer .divider { display: none; } /* behind the only link */
 .hm-dots { list-style: none; margin: 0 !important; padding: 0 !important; }
 .hm-dots li { display: grid; grid-template-columns: minmax(6rem, 11rem) 1fr 6.5rem; gap: .7rem; align-items: center;
   margin: .25rem 0 !important; padding: 0 !important; font-size: .9rem; --dot: var(--hm-score-base); }
-.hm-dots .hm-merge { --dot: var(--hm-score-merge); font-weight: 600; }
-.hm-dots .hm-agent { --dot: var(--hm-score-agent); }
+.hm-dots .hm-dots-merge { --dot: var(--hm-score-merge); font-weight: 600; }
+.hm-dots .hm-dots-agent { --dot: var(--hm-score-agent); }
 .hm-dots-name { overflow-wrap: anywhere; }
 @media (max-width: 640px) {
   .hm-dots li { grid-template-columns: 1fr 6.5rem; }
@@ -292,7 +291,7 @@ footer .divider { display: none; } /* behind the only link */
   border-bottom: 1px solid var(--border-color-primary); }
 .hm-tabs .hm-tab { white-space: nowrap; padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued);
   text-decoration: none; }
-@media (max-width: 640px) { .hm-tabs { gap: 0 .85rem; font-size: .88rem; } }
+@media (max-width: 640px) { .hm-tabs { gap: 0 .55rem; font-size: .8rem; } }
 .hm-tabs .hm-tab[aria-current] { color: var(--body-text-color); font-weight: 600;
   box-shadow: inset 0 -2px var(--hm-busy); }
 

@@ -160,10 +160,12 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 min_width=200,
                 elem_id="watch-target",
             )
-            suite = gr.Textbox(
+            suite = gr.Dropdown(
+                choices=[("Nothing", ""), *((title, name) for name, title in service.suites.items())],
+                value="",
+                allow_custom_value=True,
                 label="Evaluate with",
-                info="A suite of the leaderboard; may stay empty.",
-                max_length=64,
+                info="Each result and its parents.",
                 min_width=200,
                 elem_id="watch-suite",
             )

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup
 
-from workflows.app.format import el, job_href, join, link, repo_link, time_text
+from workflows.app.format import el, job_href, join, link, repo_link, when
 from workflows.app.job_panels import badge
 from workflows.app.panels import facts_grid, notice, problems_panel, table
 from workflows.app.service import Trial, WatcherEvent, WatcherView
@@ -94,7 +94,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         problems_panel(view.problem, "It could not look") if view.problem else None,
         facts_grid(
             (
-                ("Last look", time_text(view.polled) if view.polled else "not yet"),
+                ("Last look", when(view.polled) if view.polled else "not yet"),
                 ("Next look", _next(view)),
                 ("Today", f"{view.used_today} of {view.budget} merges"),
                 ("Results", "private" if view.private else "public"),
@@ -122,10 +122,10 @@ def _acts(view: WatcherView) -> Markup | None:
     return el("p", *buttons, cls="hm-acts")
 
 
-def _next(view: WatcherView) -> str:
+def _next(view: WatcherView) -> Markup | str:
     if view.paused:
         return "when it is resumed"
-    return time_text(view.next_look) if view.next_look else "not known"
+    return when(view.next_look) if view.next_look else "not known"
 
 
 def _merges(view: WatcherView, endpoint: str) -> Markup:
@@ -142,7 +142,7 @@ def _merges(view: WatcherView, endpoint: str) -> Markup:
                 badge(event.job_state or "queued"),
                 link(job_href(event.job_id), event.subject) if event.job_id else event.subject,
                 el("span", f"{len(event.agents)} agents: {names}", cls="hm-dim"),
-                el("span", time_text(event.time), cls="hm-dim"),
+                el("span", when(event.time), cls="hm-dim"),
                 el("span", "On the Hub: ", repo_link(endpoint, event.subject)) if done else None,
             )
         )
@@ -156,7 +156,7 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Mark
     counted = Counter(_REASONS.get(event.code, _UNKNOWN) for event in events)
     reasons = [el("li", el("b", str(number)), " ", reason) for reason, number in counted.most_common()]
     timed = any(event.time for event in events)
-    rows = [(_which(e, endpoint), _why(e), *([time_text(e.time)] if timed else [])) for e in events]
+    rows = [(_which(e, endpoint), _why(e), *([when(e.time)] if timed else [])) for e in events]
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(
         el("h3", f"{title}: {len(events)}"),

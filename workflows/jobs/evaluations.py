@@ -19,11 +19,10 @@ from sqlalchemy import Engine, and_, select
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import Split
 from workflows.jobs.account import Account
-from workflows.jobs.jobs import Clock, Job, NewJob, State, iso
+from workflows.jobs.jobs import EVALUATION, Clock, Job, NewJob, State, iso
 from workflows.jobs.schema import reading, writing
 from workflows.jobs.transitions import JOBS, Transitions
 
-KIND = "evaluate"
 AGAIN_AFTER = timedelta(hours=6)
 ASKED_EACH = 3  # evaluations that one visitor asked for, waiting or running
 # merges that people start have priority 0; jobs that a person waits for come first
@@ -50,7 +49,7 @@ SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there i
 
 def is_the_bot_s(job: Job) -> bool:
     """Whether the bot started the job, which then acts with the token in the environment."""
-    return job.kind == KIND or bool(job.payload.get("watcher"))
+    return job.kind == EVALUATION or bool(job.payload.get("watcher"))
 
 
 def evaluation_id(key: ScoreKey) -> str:
@@ -79,7 +78,7 @@ def evaluation_job(
         known["asked_by"] = asked_by
     return NewJob(
         id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
-        kind=KIND,
+        kind=EVALUATION,
         user=user,
         payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split, **known},
         priority=priority,
@@ -87,10 +86,7 @@ def evaluation_job(
 
 
 class EvaluationRequests:
-    """Takes requests for scores: known ones and those under way cost nothing, the others become jobs.
-
-    Ticks leave half of their owner's quota free, so that evaluations keep no merge out of the queue.
-    """
+    """Takes requests for scores: known ones and those under way cost nothing, the others become jobs."""
 
     def __init__(
         self,
@@ -105,7 +101,7 @@ class EvaluationRequests:
         self._engine = engine
         self._clock = clock
         self._account = account
-        self._limit = max(1, jobs_per_user // 2)
+        self._limit = jobs_per_user
         self._suite_version = suite_version
         self.known_scores = known_scores
         self._scored: set[ScoreKey] = set()  # a score that was there stays
@@ -124,7 +120,7 @@ class EvaluationRequests:
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
         failed_long_ago = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
-        query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~failed_long_ago)
+        query = select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, ~failed_long_ago)
         with reading(self._engine) as connection:
             asked = set(connection.execute(query).scalars())
         left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
@@ -163,7 +159,7 @@ class EvaluationRequests:
                 if asked_by:
                     change.check_asked(asked_by, ASKED_EACH)
                 else:
-                    change.check_quota(user, self._limit)
+                    change.check_quota(user, EVALUATION, self._limit)
                 job = change.enqueue(new, again=job is not None)
                 change.keep_token(new.id, token)
             return job

@@ -30,6 +30,7 @@ DEFAULT_MAX_ATTEMPTS = 5
 BACKOFF_BASE_S = 4.0
 BACKOFF_CAP_S = 600.0
 DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone within seconds
+EVALUATION = "evaluate"  # the kind of job that measures a model
 OUTAGE_CODES = ("E_HUB",)  # errors that are no fault of the job: the Hub is away, and will be back
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
 

@@ -43,3 +43,4 @@ def set_up_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
     )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # the bot asks the Hub every few seconds

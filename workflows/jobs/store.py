@@ -81,7 +81,7 @@ class Store:
                 )
             ended = (State.FAILED, State.CANCELLED, *((State.DONE,) if undone else ()))
             if job is None or job.state in ended:
-                change.check_quota(new.user, self._jobs_per_user)
+                change.check_quota(new.user, new.kind, self._jobs_per_user)
                 job = change.enqueue(new, again=job is not None)
             if token is not None and job.user == new.user and not job.state.is_terminal:
                 change.keep_token(new.id, token)
@@ -98,7 +98,7 @@ class Store:
                     next_step="Sign in as the user who submitted it.",
                 )
             if job.state in (State.FAILED, State.CANCELLED):
-                change.check_quota(user, self._jobs_per_user)
+                change.check_quota(user, job.kind, self._jobs_per_user)
                 again = NewJob(id=job.id, kind=job.kind, user=user, payload=job.payload, priority=job.priority)
                 job = change.enqueue(again, again=True)
                 change.keep_token(job_id, token)

@@ -14,6 +14,7 @@ from hubmerge.errors import DiskError, InternalError, MachineFaultError, MemoryL
 from workflows.jobs.jobs import (
     ACTIVE,
     DISK_STEPS,
+    EVALUATION,
     OUTAGE_TRIES,
     Clock,
     Job,
@@ -64,14 +65,18 @@ class Transitions:
     def find(self, job_id: str) -> Job | None:
         return find_job(self._connection, job_id)
 
-    def check_quota(self, user: str, limit: int) -> None:
-        """QuotaError where `user` has `limit` jobs under way, besides evaluations that visitors asked for."""
+    def check_quota(self, user: str, kind: str, limit: int) -> None:
+        """QuotaError where `user` has `limit` jobs under way; evaluations, which the account asks for by itself, count
+        apart from all other jobs, and those that visitors asked for count nowhere here.
+        """
         own = JOBS.c.payload["asked_by"].as_string().is_(None)
-        query = select(func.count()).where(JOBS.c.user == user, JOBS.c.state.in_(ACTIVE), own)
+        alike = JOBS.c.kind == EVALUATION if kind == EVALUATION else JOBS.c.kind != EVALUATION
+        query = select(func.count()).where(JOBS.c.user == user, JOBS.c.state.in_(ACTIVE), own, alike)
         active = self._connection.execute(query).scalar_one()
         if active >= limit:
+            jobs = "evaluations" if kind == EVALUATION else "jobs"
             raise QuotaError(
-                f"{user} already has {active} jobs waiting or running",
+                f"{user} already has {active} {jobs} waiting or running",
                 expected=f"at most {limit} at once",
                 got=f"job number {active + 1}",
                 next_step="Wait until one has ended, or cancel one.",

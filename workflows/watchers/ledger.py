@@ -115,7 +115,7 @@ class Ledger:
                 return None
             job = change.find(new.id)
             if job is None or (job.user == new.user and _may_go_on(job)):
-                change.check_quota(new.user, self._jobs_per_user)
+                change.check_quota(new.user, new.kind, self._jobs_per_user)
                 job = change.enqueue(new, again=job is not None)
                 change.keep_token(new.id, token)
             self._record(connection, rule, planned, job_id=job.id)

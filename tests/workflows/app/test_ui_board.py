@@ -127,6 +127,19 @@ def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
 
 
 @pytest.mark.browser
+def test_the_first_rows_are_asked_for_once_while_the_page_still_loads(url: str, open_page: Any) -> None:
+    page = open_page(url)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/board/page" in request.url else None)
+    page.goto(f"{url}/leaderboard?view=skills&q=%22%3E%3Cb%3E", wait_until="commit")
+    page.locator("#leaderboard form").first.wait_for()
+    page.wait_for_timeout(500)
+    assert asked == [f"{url}/board/page?view=skills&q=%22%3E%3Cb%3E"]
+    link = page.locator("link[rel=preload][as=fetch]")
+    assert link.get_attribute("href") == "./board/page?view=skills&q=%22%3E%3Cb%3E"
+
+
+@pytest.mark.browser
 def test_the_keyboard_alone_sorts_says_so_and_keeps_its_place(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
     page.locator("#by-overall").focus()
@@ -177,7 +190,8 @@ def test_an_embedded_board_has_no_navigation(url: str, open_page: Any) -> None:
 @pytest.mark.browser
 def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/model?model=bob/grandchild")
-    line = wait_for(page, "#model-tab .hm-wide tbody tr", "instruction")
+    page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
+    line = wait_for(page, "#model-tab .hm-wide tbody tr", "Instructions")
     assert "50.0 (40.4 to 59.6)" in line.inner_text()
     tree = page.locator("#model-tab .hm-tree").first
     assert tree.get_by_role("link", name="org/code").count() == 1
@@ -480,7 +494,7 @@ def test_the_joined_suites_share_one_section() -> None:
     found = [(s, r) for s in board.suites for r in s.rows if r.model == "org/merge"]
     assert found[0][0].suite == COMBINED
     text = score_sections(found, ENDPOINT)
-    assert text.count("Against its parents") == 1
+    assert text.count("Each domain beside every parent") == 1
     assert "code failed: E_EVALUATION" in text
 
 

@@ -19,6 +19,7 @@ from hubmerge.errors import HubUnavailableError
 from hubmerge.evaluation.result import ParentFacts
 from workflows.app.board_table import task_title
 from workflows.app.job_page import _shown as job_shown
+from workflows.app.jobs_page import _listing as activity
 from workflows.app.model_page import _lineage, _shown, parents_of
 from workflows.app.model_panels import verdict_panel
 from workflows.app.model_tabs import card_tab, changed_tab, reproduce_tab
@@ -92,7 +93,7 @@ def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_o
 
 def test_a_scored_model_whose_files_are_away_keeps_its_scores(service: FakeService) -> None:
     board = FakeBoard(full_board())
-    assert "Against its parents" in shown(service, "org/merge", "scores", board)
+    assert "Each domain beside every parent" in shown(service, "org/merge", "scores", board)
     assert "Its files cannot be read now" in shown(service, "org/merge", "card", board)
     assert "method: linear" in shown(service, "bob/grandchild", "reproduce", board)
 
@@ -219,6 +220,10 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
     view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own,))
     head, *_, timer = job_shown(view, None, ENDPOINT, board)
     assert (said in head, timer["active"]) == (True, False)
+    service = FakeService(ENDPOINT)
+    service.put([view])
+    assert f"kept {row.skills.text}" in activity(service, board, {"show": "all"}, None)[0]
+    assert "1 of 1 evaluated" in activity(service, FakeBoard(), {"show": "all"}, None)[0]
 
     head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
     assert ("hm-verdict" in head, timer["active"]) == (False, True)  # the board lags behind
@@ -228,3 +233,15 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
     assert ("Published" in head, "hm-verdict" in head, timer["active"]) == (True, False, False)
     running = replace(view, evaluations=(replace(own, state="running"),))
     assert "hm-verdict" not in job_shown(running, None, ENDPOINT, board)[0]
+
+
+def test_a_parent_that_was_evaluated_elsewhere_ends_a_job_s_wait_as_soon_as_the_board_has_it() -> None:
+    board = FakeBoard(full_board())
+    row = next(r for s in board.content.suites for r in s.rows if verdict_panel(r))
+    own = Scoring(row.model, row.sha, "merge", "2" * 64, "done", finished=datetime.now(UTC).isoformat())
+    parent = Scoring("zoo/base", "b" * 40, "base")  # no job here scored it
+    view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own, parent))
+    head, *_, timer = job_shown(view, None, ENDPOINT, board)
+    assert ("not asked for yet" in head, timer["active"]) == (False, False)
+    head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
+    assert ("not asked for yet" in head, timer["active"]) == (True, True)

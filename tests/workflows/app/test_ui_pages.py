@@ -92,8 +92,9 @@ def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, op
     shown(page, "#agents", CATALOGUE[2])
     page.locator("#inspect").click()
     shown(page, "#verdict", "These models fit")
-    shown(page, "#hint", "Sign in to start")
-    assert page.locator("#start").is_disabled()
+    shown(page, "#hint", "The form is kept while you sign in")
+    assert page.get_by_role("button", name="Sign in to start").is_enabled()
+    assert not page.locator("#start").is_visible()
 
 
 def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
@@ -217,6 +218,9 @@ def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
     shown(page, "#agents", "zoo/tool-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
+    page.goto(f"{pages.url}/merge?__theme=light", wait_until="domcontentloaded")  # as within the Hub's frame
+    shown(page, "#agents", "zoo/tool-agent")
+    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
 
 
 def test_a_page_that_is_left_before_its_form_is_filled_leaves_the_kept_one_as_it_was(
@@ -238,6 +242,21 @@ def test_a_page_that_is_left_before_its_form_is_filled_leaves_the_kept_one_as_it
     assert "agent=" in page.url  # with its address
 
 
+def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages: Pages, open_page: Any) -> None:
+    page = open_page(pages.url)
+    held: list[Any] = []
+    page.route("**/gradio_api/run/**", lambda route: held.append(route))
+    page.goto(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
+    page.wait_for_function("document.querySelector('.hm-form')?.inert")
+    for route in held:
+        route.continue_()
+    page.route("**/gradio_api/run/**", lambda route: route.continue_())
+    page.wait_for_function("document.querySelector('.hm-form')?.inert === false")
+    page.locator("#target-name textarea, #target-name input").first.fill("typed-at-once")
+    shown(page, "#verdict", "These models fit")
+    assert page.locator("#target-name textarea, #target-name input").first.input_value() == "typed-at-once"
+
+
 def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(pages: Pages, open_page: Any) -> None:
     short = f"{pages.url}/merge?base={CATALOGUE[0]}"
     page = open_page(f"{short}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
@@ -249,9 +268,9 @@ def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(
 
 
 def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
-    pages.service.put([job_view(JOB)])
+    pages.service.put([job_view(JOB, state="done", result={"repo": "ada/three-in-one"})])
     page = open_page(f"{pages.url}/job?id={JOB}")
-    page.get_by_text("Use this recipe again").click()
+    page.locator(".hm-next-steps").get_by_text("Use this recipe again").click()
     shown(page, "#agents", "zoo/mem-agent")
     page.wait_for_function("location.search.startsWith('?base=zoo/base&agent=')")  # which a visitor may change
     assert page.locator("#base input").input_value() == "zoo/base"

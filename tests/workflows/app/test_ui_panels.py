@@ -16,7 +16,7 @@ from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
-from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
+from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text, when
 from workflows.app.job_panels import job_list, job_panel
 from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
@@ -64,6 +64,30 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
     ]
     assert time_text("2026-01-31T15:05:00+01:00") == "2026-01-31 14:05 UTC"
     assert time_text("soon") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-20, "in less than a minute"),
+        (-250, "in 4 minutes"),
+        (20, "just now"),
+        (70, "1 minute ago"),
+        (3599, "59 minutes ago"),
+        (7300, "2 hours ago"),
+        (86_400 * 29.5, "29 days ago"),
+    ],
+)
+def test_a_time_is_told_by_its_distance_and_exactly_on_hovering(seconds: float, said: str) -> None:
+    then = datetime.now(UTC) - timedelta(seconds=seconds)
+    told = str(when(then.isoformat()))
+    assert f">{said}</time>" in told
+    assert f'title="{time_text(then.isoformat())}"' in told
+
+
+def test_a_time_long_ago_is_a_date_and_none_is_unknown() -> None:
+    assert ">2026-01-31</time>" in str(when("2026-01-31T15:05:00+01:00"))
+    assert str(when("<b>")) == "unknown"
 
 
 def test_every_problem_is_listed_with_its_code_and_next_step() -> None:
@@ -269,6 +293,25 @@ def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -
     assert "none: 62.0 %" in panel  # what a screen reader says of it
 
 
+def test_a_finished_job_shows_the_shares_and_folds_the_other_numbers() -> None:
+    statistics = {**STATISTICS, "pairs": [{"agents": ["one", "two"], "jaccard": 0.2}]}
+    shown, _, folded = str(statistics_panel(job_view(state="done", statistics=statistics))).partition("<details>")
+    assert "hm-stack" in shown
+    assert "Jaccard" in folded
+    assert "<details>" not in str(statistics_panel(job_view(state="running", statistics=statistics)))
+
+
+def test_a_job_draws_a_bar_for_each_layer_and_agent_once_all_is_counted() -> None:
+    layers = {"0": [0.1, 0.2, 0.4], "1": [0.3, 0.0, 0.4], "2": ["x", 7, float("nan")]}
+    for state in ("running", "done"):
+        shown = str(statistics_panel(job_view(state=state, statistics={**STATISTICS, "layers": layers})))
+        assert shown.count('class="hm-layer-bars"') == 3
+        assert shown.count('<i style="height:100.0%"') == 2  # 0.4 is the most
+        assert "10.0 % to 30.0 %" in shown
+    for none in ({}, {"0": [0.1, 0.2, 0.4]}, [], {"0": 3, "1": None}):
+        assert "hm-layer-bars" not in str(statistics_panel(job_view(statistics={**STATISTICS, "layers": none})))
+
+
 def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card() -> None:
     for name, color in SHARE_COLORS.items():
         assert f"--hm-{name}: {color}" in CSS
@@ -384,6 +427,7 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
     listed = str(job_list([merge, evaluation, failed], "ada"))
     assert listed.count("<tr>") == 1 + 2
     assert "1 of 3 evaluated" in listed
+    assert "kept 3 of 3 skills" in str(job_list([merge], "ada", {merge.id: "3 of 3 skills"}))
     assert "try again" in listed
     assert "try again" not in str(job_list([failed], "bob"))
 
@@ -394,6 +438,13 @@ def test_the_page_of_a_published_merge_goes_on_until_its_scores_are_there() -> N
     assert not is_under_way(replace(done, evaluations=tuple(replace(s, state="done") for s in SCORINGS)))
     assert not is_under_way(replace(done, evaluations=()))
     assert is_under_way(job_view())
+
+
+def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again() -> None:
+    for state in ("failed", "cancelled"):
+        assert f'href="merge?job={"1" * 64}"' in str(job_panel(job_view("1" * 64, state=state), "https://hub.test")[0])
+    evaluation = job_view(kind="evaluate", state="cancelled", recipe={})
+    assert "recipe" not in str(job_panel(evaluation, "https://hub.test")[0])
 
 
 def test_the_code_of_an_error_stands_behind_its_words() -> None:
@@ -450,11 +501,11 @@ def test_older_ones_stand_only_where_there_are_any(jobs: int, older: bool) -> No
     service = FakeService()
     service.put([job_view(f"{n:064d}", ticket=n) for n in range(1, jobs + 1)])
     for asked, visitor in (({"show": "all"}, None), ({"show": "mine"}, Visitor("ada", "token-of-ada"))):
-        listed, _ = activity(service, asked, visitor)
+        listed, _ = activity(service, None, asked, visitor)
         assert ("Older ones" in listed) == older
         if older:
             [before] = re.findall(r"before=(\d+)", listed)
-            last, _ = activity(service, {**asked, "before": before}, visitor)
+            last, _ = activity(service, None, {**asked, "before": before}, visitor)
             assert "Older ones" not in last
 
 

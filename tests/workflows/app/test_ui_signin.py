@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
@@ -91,8 +90,28 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
         assert cookie["httpOnly"]
         assert cookie["secure"]
         page.get_by_role("button", name="Sign out (ada)").click()
-        page.get_by_role("button", name=re.compile("Sign in")).wait_for()
-        page.locator("#start[disabled]").wait_for()
+        page.locator("#sign-in").filter(has_text="Sign in").wait_for()
+        page.locator("#hint").filter(has_text="The form is kept while you sign in").wait_for()
+        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+        assert not page.locator("#start").is_visible()
+        page.set_viewport_size({"width": 390, "height": 844})
+        start = page.get_by_role("button", name="Sign in to start")
+        assert start.bounding_box()["y"] > 700  # at the bottom of a phone, too
+        start.click()
+        page.get_by_role("button", name="Ada (local)").click()
+        page.locator("#start:not([disabled])").wait_for()
+        assert not start.is_visible()
+        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
+    with launch_app(FakeService(), Settings(endpoint="http://127.0.0.1:9"), port=0) as running:
+        page = open_page(f"{running.url}/merge")
+        page.locator("#hint").filter(has_text="nothing can be started").wait_for()
+        assert page.locator("#start").is_disabled()
+        assert not page.locator("#start-after").is_visible()
 
 
 @pytest.mark.browser

@@ -58,3 +58,12 @@ def test_many_different_warnings_take_little_memory() -> None:
     for number in range(1000):
         assert kept.filter(logging.LogRecord("x", logging.WARNING, "", 0, f"warning {number}", (), None))
     assert len(kept._written) <= 200
+
+
+def test_requests_to_the_hub_are_not_written_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = logging.getLogger("httpx2")
+    monkeypatch.setattr(client, "level", client.level)  # put back after the test
+    client.setLevel(logging.INFO)
+    logs.set_up_logging()
+    assert not client.isEnabledFor(logging.INFO)
+    assert client.isEnabledFor(logging.WARNING)

@@ -230,13 +230,15 @@ def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_one
     assert {job.payload["suite"] for job in bench.evaluations()} == {"math"}
 
 
-def test_evaluations_leave_room_in_the_queue_and_go_on_later(tmp_path: Path, clock: FakeClock) -> None:
-    bench = Bench(tmp_path, clock, jobs_per_user=5)
+def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(tmp_path: Path, clock: FakeClock) -> None:
+    bench = Bench(tmp_path, clock, jobs_per_user=2)
     bench.merge("one")
-    assert bench.tick() == 2  # half of five are asked for
-    assert [job.payload["model"] for job in reversed(bench.evaluations())] == ["ada/one", BASE]
-    bench.store.submit(NewJob(id="a" * 64, user="ada", payload={}))  # a person's merge still has room
+    for name in "ab":
+        bench.store.submit(NewJob(id=name * 64, user="ada", payload={}))
     assert bench.tick() == 2
+    assert [job.payload["model"] for job in reversed(bench.evaluations())] == ["ada/one", BASE]
+    with pytest.raises(QuotaError, match="ada already has 2 jobs"):
+        bench.store.submit(NewJob(id="c" * 64, user="ada", payload={}))
     while (job := bench.store.claim("worker")) is not None:
         bench.store.finish(job.id, job.fence, {})
     assert bench.tick() == 0
@@ -286,10 +288,10 @@ def test_requests_at_once_make_one_job(bench: Bench) -> None:
 
 
 def test_a_request_above_the_limit_is_refused_and_a_repeated_one_is_not(tmp_path: Path, clock: FakeClock) -> None:
-    bench = Bench(tmp_path, clock, jobs_per_user=2)
+    bench = Bench(tmp_path, clock, jobs_per_user=1)
     first = bench.requests.key(MATH, SHA[MATH], "zoo")
     bench.requests.request(first, OF_PARENT)
-    with pytest.raises(QuotaError):
+    with pytest.raises(QuotaError, match="ada already has 1 evaluations"):
         bench.requests.request(bench.requests.key(TOOL, SHA[TOOL], "zoo"), OF_PARENT)
     assert bench.requests.request(first, OF_PARENT).state is State.QUEUED
     bench.engine.dispose()

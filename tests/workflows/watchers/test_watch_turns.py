@@ -206,7 +206,7 @@ def test_many_new_models_are_read_over_several_looks(
     monkeypatch.setattr("workflows.watchers.kinds.agents.MOST_LISTED", 3)
     base = agents.base(agents=4)
     bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).decision.waiting == "3 models are new, and one look reads 2"
+    assert one(bot.watchers.poll()).decision.waiting.startswith("3 models match, and one look reads 2 new ones")
     turn = one(bot.watchers.poll())
     assert len(turn.decision.merge.recipe["agents"]) == 3
     assert "a search gives 3 models; older ones are not seen" in caplog.text

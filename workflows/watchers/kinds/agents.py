@@ -87,7 +87,8 @@ class AgentsWatcher(Watcher):
             facts = self._remembered(rule, context, name, found, base)
             if facts is None:
                 if budget == 0:
-                    return Decision(waiting=f"{len(names)} models are new, and one look reads {NEW_PER_LOOK}")
+                    new = f"{len(names)} models match, and one look reads {NEW_PER_LOOK} new ones"
+                    return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
                 budget -= 1
                 facts = self._read(rule, context, name, found, fitting, base)
             if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
