@@ -36,7 +36,7 @@ NO_BOUND = {
     "how much of a value or list a message or page shows": (
         r"wording\.py |in_child\.py _MAX_TEXT|diff_panels\.py LISTED",
     ),
-    "follows from another one": (r"templates\.py _LINE_BYTES|bursts\.py _ENDING_S",),
+    "follows from another one": (r"templates\.py _MESSAGE_BYTES|bursts\.py _ENDING_S",),
     "a least, of what a machine or token has": (r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|machine\.py _MOST_DIGITS",),
 }
 

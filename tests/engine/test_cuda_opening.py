@@ -16,6 +16,7 @@ from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge import machine
 from hubmerge.cli import main as cli
+from hubmerge.cli.flags import stream_options
 from hubmerge.engine import device, lanes, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import Engine, open_engine
@@ -93,7 +94,7 @@ def test_the_command_line_sets_the_limit(command: str) -> None:
     more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
     for given, wanted in (([], MEMORY_BYTES), (["--device-memory", "0.5"], 500_000_000)):
         arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
-        assert cli._stream_options(arguments, Settings()).device_memory_bytes == wanted
+        assert stream_options(arguments, Settings()).device_memory_bytes == wanted
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
