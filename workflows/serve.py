@@ -45,10 +45,19 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class WorkerProcess:
-    """Keeps one worker process alive until it is closed."""
+    """Keeps one worker process alive until it is closed or `stop` is set.
+
+    A signal to the whole group ends the workers before this process closes them: with its `stop`, none is started
+    again meanwhile.
+    """
 
     def __init__(
-        self, settings: Settings, environment: Mapping[str, str] | None = None, *, kinds: Sequence[str] = ()
+        self,
+        settings: Settings,
+        environment: Mapping[str, str] | None = None,
+        *,
+        kinds: Sequence[str] = (),
+        stop: threading.Event | None = None,
     ) -> None:
         self._kinds = ["--kinds", *kinds] if kinds else []
         self._environment = {
@@ -58,7 +67,7 @@ class WorkerProcess:
         }
         # the worker acts with each job's own token only
         self._environment.pop("HF_TOKEN", None)
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, name="hubmerge-worker-keeper", daemon=True)
 
@@ -135,8 +144,10 @@ def serve(
     with ExitStack() as stack:
         stack.callback(store.close)
         dataset = results_dataset(settings)
-        stack.enter_context(WorkerProcess(settings, kinds=("merge",)))
-        stack.enter_context(WorkerProcess(settings, kinds=("diff",)))  # minutes, which need not wait for hours
+        stack.enter_context(WorkerProcess(settings, kinds=("merge",), stop=stop))
+        stack.enter_context(
+            WorkerProcess(settings, kinds=("diff",), stop=stop)
+        )  # minutes, which need not wait for hours
         bot = _bot(settings, vault, dataset, intervals)
         service = MergeService(settings, store, vault, bot.requests)
         if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
@@ -144,7 +155,7 @@ def serve(
         else:
             stack.enter_context(bot)
             if dataset is not None:
-                stack.enter_context(WorkerProcess(settings, kinds=("evaluate",)))
+                stack.enter_context(WorkerProcess(settings, kinds=("evaluate",), stop=stop))
         app = stack.enter_context(
             launch_app(
                 service,

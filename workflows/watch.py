@@ -79,7 +79,7 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
     with ExitStack() as stack:
         stack.enter_context(bot)
         if with_worker:
-            stack.enter_context(WorkerProcess(settings))
+            stack.enter_context(WorkerProcess(settings, stop=stop))
         logging.getLogger(__name__).info("watching by %s", ", ".join(rule.name for rule in rules))
         stop.wait()
     return 0

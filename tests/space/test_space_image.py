@@ -174,10 +174,14 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
         assert Path(f"/proc/{worker}/cwd").readlink() == place.tree
         for path in look:
             assert _get(f"http://127.0.0.1:{port}/gradio_api/file={path}")[0] in (403, 404), path
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/gradio_api/heartbeat/a-visitor", timeout=10)
     finally:
-        os.killpg(app.pid, signal.SIGTERM)
+        os.killpg(app.pid, signal.SIGTERM)  # the workers' too, which may end before the app has closed them
         said = app.communicate(timeout=60)[0]
+    page.close()  # it was open until now, as a visitor's is
     assert "Traceback" not in said, said
+    assert "is started again" not in said, said
+    assert app.returncode == 0
 
 
 def _worker_of(app: int, deadline: float) -> int:

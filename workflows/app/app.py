@@ -11,6 +11,7 @@ server-side rendering and uploads are off; no path of the disk is served; and ev
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import threading
@@ -53,6 +54,7 @@ T = TypeVar("T")
 QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
 _START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 3  # an open page holds a stream that would never end
 
 
 def build_app(
@@ -192,7 +194,10 @@ class RunningApp:
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         self.app = app
         self._host = host
-        self._server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", ws="none"))
+        config = uvicorn.Config(
+            app, host=host, port=port, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S
+        )
+        self._server = uvicorn.Server(config)
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
@@ -226,6 +231,8 @@ class RunningApp:
         self._thread.join()
 
     def stop(self) -> None:
+        """End; requests that go on after moments, as the stream of an open page does, are cut off."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # each of them would be told with a traceback
         self._server.should_exit = True
         self._thread.join()
 

@@ -7,6 +7,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import urllib.request
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -69,6 +71,16 @@ def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
     assert port is not None
     with pytest.raises(InternalError, match="did not start"):
         launch_app(FakeService(), SETTINGS, port=port)
+
+
+def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
+    with launch_app(FakeService(), SETTINGS, port=0) as running:
+        page = urllib.request.urlopen(f"{running.url}/gradio_api/heartbeat/a-visitor", timeout=10)
+        ending = threading.Thread(target=running.stop, daemon=True)
+        ending.start()
+        ending.join(30)
+        assert not ending.is_alive()
+        page.close()
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
