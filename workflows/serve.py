@@ -145,9 +145,8 @@ def serve(
         stack.callback(store.close)
         dataset = results_dataset(settings)
         stack.enter_context(WorkerProcess(settings, kinds=("merge",), stop=stop))
-        stack.enter_context(
-            WorkerProcess(settings, kinds=("diff",), stop=stop)
-        )  # minutes, which need not wait for hours
+        # A diff takes minutes; it need not wait for a merge of hours.
+        stack.enter_context(WorkerProcess(settings, kinds=("diff",), stop=stop))
         bot = _bot(settings, vault, dataset, intervals)
         service = MergeService(settings, store, vault, bot.requests)
         if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
