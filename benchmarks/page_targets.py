@@ -123,7 +123,7 @@ def _flatness(rows: Sequence[Row]) -> Iterator[Target]:
     for method in ("ram", "ram_plus"):
         small, large = found.get(("qwen2.5-1.5b", method)), found.get(("qwen2.5-7b", method))
         if small and large:
-            name = f"{TITLES[method]}: cost per parameter from 1.5B to 7B flat (± 15 %)"
+            name = f"{TITLES[method]}: cost per parameter from 1.5B to 7B flat (± 15%)"
             change = large["cpu_ns_per_element"] / small["cpu_ns_per_element"] - 1
             part = part_of(large)
             measured = f"{change:+.0%}" + (f", but only on {part}" if part else "")
@@ -147,7 +147,7 @@ def _linearity(rows: Sequence[Row]) -> Iterator[Target]:
     for method, costs in by_method.items():
         if {2, 8} <= costs.keys():
             ratio = costs[8] / costs[2]
-            name = f"{TITLES[method]}: linear in the number of agents, 8 against 2 at most 4× (+ 15 %)"
+            name = f"{TITLES[method]}: linear in the number of agents, 8 against 2 at most 4× (+ 15%)"
             yield name, f"{ratio:.1f}×", _met(ratio <= 4 * 1.15)
 
 

@@ -23,7 +23,7 @@ Scores of models and of merges of them, measured with hubmerge.
 
 - `results/MODEL/SHA/SUITE-VERSION-SPLIT.json`: one run each. These files are the truth; the tables are made from them.
 - `details/…/*.parquet`: what was asked, answered and scored, sample by sample.
-- `data/board.parquet`: the leaderboard, a line per model and suite, with 95 % intervals.
+- `data/board.parquet`: the leaderboard, a line per model and suite, with 95% intervals.
 - `data/results.parquet`: all result files in one table, with their git blob ids.
 - `flags.json`, where there is one: models that are contaminated or withdrawn; every merge of them inherits the flag.
 

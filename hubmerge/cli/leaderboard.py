@@ -82,7 +82,7 @@ def _suite_text(suite: SuiteBoard) -> str:
     rows = [_cells(row, suite) for row in suite.rows]
     widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
-    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, ± half of the 95 % interval"
+    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, ± half of the 95% interval"
     return "\n".join((title, *lines, ""))
 
 

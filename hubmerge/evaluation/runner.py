@@ -80,7 +80,7 @@ class EvaluateOptions:
     seed: int = 0
     backend: Backend = "transformers"
     wall_s: float = 4 * 3600.0
-    memory_bytes: int | None = None  # of the evaluating process; None: 90 % of what this machine lets it use
+    memory_bytes: int | None = None  # of the evaluating process; None: 90% of what this machine lets it use
     data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
 
 

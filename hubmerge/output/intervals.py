@@ -1,4 +1,4 @@
-"""95 % confidence intervals of scores, of their means and of their differences.
+"""95% confidence intervals of scores, of their means and of their differences.
 
 A task's score is a mean over n prompts of values between 0 and 1. Its interval is Wilson's score interval (E. B.
 Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 22, 1927; recommended by Brown,
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+Z = 1.959963984540054  # the 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with the limits of its 95 % interval."""
+    """A value with the limits of its 95% interval."""
 
     value: float
     low: float

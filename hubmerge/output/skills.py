@@ -37,8 +37,8 @@ class Skill:
 
     @property
     def text(self) -> str:
-        """88 % (70 to 107)."""
-        return f"{_percent(self.gain_kept.value)} % ({_percent(self.gain_kept.low)} to {_percent(self.gain_kept.high)})"
+        """88% (70 to 107)."""
+        return f"{_percent(self.gain_kept.value)}% ({_percent(self.gain_kept.low)} to {_percent(self.gain_kept.high)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ class SkillsKept:
 
     @property
     def text(self) -> str:
-        """3 of 3 skills: 88 · 99 · 95 %."""
+        """3 of 3 skills: 88 · 99 · 95%."""
         if not self.skills:
             return "no parent above the base"
         gains = " · ".join(_percent(skill.gain_kept.value) for skill in self.skills)
-        return f"{self.kept} of {len(self.skills)} skill{'s' * (len(self.skills) > 1)}: {gains} %"
+        return f"{self.kept} of {len(self.skills)} skill{'s' * (len(self.skills) > 1)}: {gains}%"
 
 
 def verdict(skills: SkillsKept | None, domains: Sequence[DomainLine]) -> str | None:

@@ -264,7 +264,7 @@ def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent
     rows = [{**row, "value": value, **({"model": name} if name else {})} for name, value in values.items()]
     scores = render_card(report(evaluations=rows)).split("## Scores")[1].split("## Use it")[0]
     open_part, folded = scores.split("<details><summary>Every task, beside every parent</summary>\n\n")
-    assert "| GSM8K | math | 80 % (" in open_part
+    assert "| GSM8K | math | 80% (" in open_part
     assert "| math | 60.0 (" in open_part
     assert "| This merge | Best parent |" in open_part
     waiting = render_card(report(evaluations=rows[:-1]))  # a parent that has no score may be the best
@@ -315,7 +315,7 @@ def test_the_changed_share_and_the_sparsity_are_told_apart_where_they_stand() ->
     data["statistics"]["total"]["agents"][0] |= {"density": 0.096, "l0_sparsity": 0.962}
     card = render_card(Report.from_json(data))
     [told] = [line for line in card.splitlines() if "different thresholds" in line]
-    assert "9.60% of the elements by more than 1e-05, and 96.2% of them by less than 1 %" in told
+    assert "9.60% of the elements by more than 1e-05, and 96.2% of them by less than 1%" in told
 
 
 def test_a_card_without_evaluation_says_so_plainly() -> None:

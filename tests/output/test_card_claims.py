@@ -96,7 +96,7 @@ def number(text: str) -> float | None:
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Values, list[Values]]:
-    """Three BF16 agents that changed 5, 40 and 50 %."""
+    """Three BF16 agents that changed 5, 40 and 50%."""
     folder = tmp_path_factory.mktemp("sparse")
     base, agents = write_family(folder, sizes=SIZES)
     return folder, values_of(base), [values_of(a) for a in agents]

@@ -36,7 +36,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
     ) -> dict[str, Any]:
         """The leaderboard of a suite, best first: its version, its domains, how many rows match, and a page of them.
 
-        A row has the rank, scores between 0 and 1 with their 95 % intervals, skills kept, parents, method and license.
+        A row has the rank, scores between 0 and 1 with their 95% intervals, skills kept, parents, method and license.
 
         Args:
             suite: its name; empty for the first.

@@ -1,7 +1,7 @@
 """Score against density as an SVG of our own: no script, no foreign markup, the page's colours.
 
 A point per merge that carries no flag, linked to the merge's page; hover or focus tells its name. Where there are few,
-each has its 95 % interval as a whisker. The density axis is logarithmic where the densities span more than a factor
+each has its 95% interval as a whisker. The density axis is logarithmic where the densities span more than a factor
 of 20.
 """
 

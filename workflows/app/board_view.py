@@ -32,12 +32,12 @@ OVERALL = "Overall"
 MOST_CHOICES = 100  # of a filter
 _FORM = "board-form"
 _GUIDE = (
-    ("Score", "percent of the prompts answered right; ± is half of Wilson's 95 % interval."),
+    ("Score", "percent of the prompts answered right; ± is half of Wilson's 95% interval."),
     ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
     (
         "Skills kept",
         "a skill is a task at which a parent is above the base beyond chance. The percent say how much of the best "
-        "parent's gain over the base the merge has, with the 95 % interval. A skill counts as kept from one half, "
+        "parent's gain over the base the merge has, with the 95% interval. A skill counts as kept from one half, "
         "where the merge, too, is above the base beyond chance. Told once every parent is scored. First by skills come "
         "those that keep skills of several parents, by the number of skills kept, then by the mean.",
     ),

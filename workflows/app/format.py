@@ -81,12 +81,12 @@ def _three(number: float, unit: str) -> str:
 
 
 def percent_text(share: float) -> str:
-    """0.1234 → "12.3 %"; only exact values are shown as 0 % or 100 %."""
+    """0.1234 → "12.3%"; only exact values are shown as 0% or 100%."""
     if 0 < share < 0.001:
-        return "< 0.1 %"
+        return "< 0.1%"
     if 0.999 < share < 1:
-        return "> 99.9 %"
-    return f"{share * 100:.1f} %"
+        return "> 99.9%"
+    return f"{share * 100:.1f}%"
 
 
 def duration_text(seconds: float) -> str:

@@ -84,7 +84,7 @@ def _bar(label: str, kind: str, score: float, base: float) -> Markup:
     fill = el("span", cls=f"hm-of-{kind}", style=f"width: {score:.1f}%")
     line = el("i", style=f"left: {base:.1f}%")
     track = el("span", fill, line, cls="hm-gain", aria_hidden="true")
-    return el("li", el("span", label), el("b", f"{score:.1f} %"), track)
+    return el("li", el("span", label), el("b", f"{score:.1f}%"), track)
 
 
 def _standing(service: Service, board: BoardSource | None) -> Markup:

@@ -129,12 +129,12 @@ def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
 def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
     """How unevenly each update is spread; nothing before it was counted."""
     rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
-    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1 %", "in the top 5 %", "L0 sparsity", "Kurtosis")
+    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1%", "in the top 5%", "L0 sparsity", "Kurtosis")
     if not rows:
         return None
     told = (
-        "L0 sparsity is the share of weights below 1 % of the agent's own largest change. It has another threshold "
-        "than Changed, which counts from one ε for every agent, so that the two need not add up to 100 %."
+        "L0 sparsity is the share of weights below 1% of the agent's own largest change. It has another threshold "
+        "than Changed, which counts from one ε for every agent, so that the two need not add up to 100%."
     )
     return join(table(head, rows), el("p", told, cls="hm-dim"))
 

@@ -61,7 +61,7 @@ def ways_on(model: str, base: str | None) -> Markup | None:
 
 
 def scores_picture(row: Row) -> Markup | None:
-    """Per skill a line for the merge, for each agent and for the base: a dot in its interval, from 0 to 100 %."""
+    """Per skill a line for the merge, for each agent and for the base: a dot in its interval, from 0 to 100%."""
     if not row.domains or not row.parents:
         return None
     agents = [p for p in row.parents if p.role == "agent"][:MOST_DRAWN]
@@ -74,7 +74,7 @@ def scores_picture(row: Row) -> Markup | None:
         groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
     told = el(
         "figcaption",
-        "Dots are scores, from 0 to 100 %; bars are their 95 % intervals. The base comes last.",
+        "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last.",
         cls="hm-dim",
     )
     return section("Beside its parents", el("figure", *groups, told, cls="hm-picture"))
@@ -92,7 +92,7 @@ def _line(name: str, role: str, score: Estimate | None) -> Markup:
         cls="hm-track",
         aria_hidden="true",
     )
-    said = el("span", f"{value:.0f} %", el("small", f" {low:.0f} to {high:.0f}"), cls="hm-dots-value")
+    said = el("span", f"{value:.0f}%", el("small", f" {low:.0f} to {high:.0f}"), cls="hm-dots-value")
     return el("li", label, track, said, cls=f"hm-dots-{role}")
 
 

@@ -46,7 +46,7 @@ def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers
     assert picture.count('class="hm-dot"') == 3 * 4  # the merge, two agents, the base
     lefts = [float(left) for left in re.findall(r'hm-dot" style="left:([\d.]+)%', picture)]
     assert lefts[:4] == [66.0, 60.0, 10.0, 20.0]
-    assert "66 %" in picture  # in words, for who does not see the picture
+    assert "66%" in picture  # in words, for who does not see the picture
     assert 'class="hm-merge"' not in picture  # the form's, which hides what it stands on for a moment
 
 

@@ -157,7 +157,7 @@ def test_views_filters_and_chart_are_addresses(url: str, open_page: Any) -> None
     page = open_page(f"{url}/leaderboard")
     page.locator("#view-skills").click()
     wait_for(page, "#board thead th", "Synergy")
-    wait_for(page, "#board tbody td", "2 of 2 skills: 115 · 84 %")
+    wait_for(page, "#board tbody td", "2 of 2 skills: 115 · 84%")
     again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
     again.locator("#board tbody th").first.wait_for()
     assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]

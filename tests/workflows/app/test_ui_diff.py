@@ -65,7 +65,7 @@ def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: D
     page.locator("#compare").click()
     shown(page, "#diff", "Queued")
     job_of(pages, **RUNNING)
-    shown(page, "#diff .hm-amount", "25.0 %")
+    shown(page, "#diff .hm-amount", "25.0%")
     shown(page, "#diff .hm-current", "Measure")
     job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
     shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
@@ -95,7 +95,7 @@ def test_nobody_who_is_not_signed_in_starts_anything(pages: Pages, open_page: An
 def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
     job = job_of(pages, **RUNNING)
     other = open_page(f"{pages.url}{ADDRESS}", "bob")
-    shown(other, "#diff .hm-amount", "25.0 %")
+    shown(other, "#diff .hm-amount", "25.0%")
     assert not other.locator("#cancel").is_visible()
     own = open_page(f"{pages.url}{ADDRESS}", "ada")
     own.locator("#cancel").click()

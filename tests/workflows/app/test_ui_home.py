@@ -31,7 +31,7 @@ def test_the_figure_shows_what_was_measured() -> None:
         shares = [measured[m]["runner"][task] / measured[m]["total"] for m in models]
         assert scores == tuple(round(share * 100, 1) for share in shares)
     assert {entry["total"] for entry in measured.values()} == {500}
-    assert "97.8 %" in skills_figure()
+    assert "97.8%" in skills_figure()
 
 
 def test_the_latest_merges_come_newest_first_each_model_once() -> None:

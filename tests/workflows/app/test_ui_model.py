@@ -130,7 +130,7 @@ def test_what_changed_draws_a_bar_for_every_layer_of_every_agent() -> None:
     page = str(changed_tab(data))
     assert page.count('class="hm-layer-bars"') == len(data["statistics"]["agents"]) == 2
     assert page.count('<i style="height:') == 2 * len(data["statistics"]["layers"])
-    assert "20.0 %" in page
+    assert "20.0%" in page
     assert "What changed is not known" in str(changed_tab({}))
 
 

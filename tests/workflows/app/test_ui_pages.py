@@ -283,7 +283,7 @@ def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> Non
     pages.service.put([job_view(JOB, **RUNNING)])
     shown(page, "#job", "41 MB/s · about 16 s left")
     shown(page, "#job [aria-current=step]", "Merge")
-    shown(page, "#statistics", "21.4 %")
+    shown(page, "#statistics", "21.4%")
     result = {"repo": "ada/three-in-one", "commit": "c" * 40}
     pages.service.put([job_view(JOB, **{**RUNNING, "state": "done", "stage": "publish"}, result=result)])
     shown(page, "#job", "Published")

@@ -56,11 +56,11 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
     assert [short_count(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 B", "494 M"]
     assert [duration_text(s) for s in (0.4, 65, 3725)] == ["0 s", "1 min 5 s", "1 h 2 min"]
     assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == [
-        "0.0 %",
-        "< 0.1 %",
-        "12.3 %",
-        "> 99.9 %",
-        "100.0 %",
+        "0.0%",
+        "< 0.1%",
+        "12.3%",
+        "> 99.9%",
+        "100.0%",
     ]
     assert time_text("2026-01-31T15:05:00+01:00") == "2026-01-31 14:05 UTC"
     assert time_text("soon") == "unknown"
@@ -150,13 +150,13 @@ def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> 
     assert [name for name in marked if marked[name] == "current"] == ["verify"]
     assert marked["download"] == "ahead"
     assert "25 GB of 100 GB · 5 GB/s · about 15 s left" in job_panel(view, "https://hub.example")[0]
-    assert "Check 25.0 %" in job_list([view])
+    assert "Check 25.0%" in job_list([view])
 
 
 def test_progress_tells_throughput_and_remaining_time() -> None:
     progress = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6}
     head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
-    assert "31.6 %" in head
+    assert "31.6%" in head
     assert "312 MB of 988 MB · 41 MB/s · about 16 s left" in head  # 676 / 41 = 16.49
 
 
@@ -201,7 +201,7 @@ def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
     running = job_view(state="running", stage="merge", statistics=STATISTICS)
     _, _, panel = job_panel(running, "https://hub.example")
     assert "494 M parameters counted so far" in panel
-    assert "21.4 %" in panel  # math-agent's density
+    assert "21.4%" in panel  # math-agent's density
     assert "∞" in panel  # mem-agent shares everything
     assert job_panel(job_view(state="running"), "")[2] == ""
 
@@ -290,7 +290,7 @@ def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -
     widths = {name: float(width) for name, width in re.findall(r'hm-part hm-(\w+)" style="width:([\d.]+)%', panel)}
     assert widths == {name: pytest.approx(100 * share) for name, share in STATISTICS["shares"].items()}
     assert sum(widths.values()) == pytest.approx(100)
-    assert "none: 62.0 %" in panel  # what a screen reader says of it
+    assert "none: 62.0%" in panel  # what a screen reader says of it
 
 
 def test_a_finished_job_shows_the_shares_and_folds_the_other_numbers() -> None:
@@ -307,7 +307,7 @@ def test_a_job_draws_a_bar_for_each_layer_and_agent_once_all_is_counted() -> Non
         shown = str(statistics_panel(job_view(state=state, statistics={**STATISTICS, "layers": layers})))
         assert shown.count('class="hm-layer-bars"') == 3
         assert shown.count('<i style="height:100.0%"') == 2  # 0.4 is the most
-        assert "10.0 % to 30.0 %" in shown
+        assert "10.0% to 30.0%" in shown
     for none in ({}, {"0": [0.1, 0.2, 0.4]}, [], {"0": 3, "1": None}):
         assert "hm-layer-bars" not in str(statistics_panel(job_view(statistics={**STATISTICS, "layers": none})))
 
@@ -333,7 +333,7 @@ def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes() -> None:
     view = job_view(state="running", stage="compile", progress={"done": 0, "total": 1}, log=log, typical_s=17.0)
     said = str(progress_panel(view, datetime(2026, 1, 31, 14, 5, 5, tzinfo=UTC)))
     assert "5 s so far; it usually takes about 17 s" in said
-    assert "0.0 %" not in said
+    assert "0.0%" not in said
 
 
 def test_what_is_left_of_the_whole_job_is_the_step_and_what_followed_it_in_earlier_jobs() -> None:
