@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
@@ -147,8 +147,8 @@ class Bursts:
             warn(warning)
         self._given_up = "device_failed" in finished.device  # the next burst would hold a GPU that it cannot use
         self.facts = {**finished.device, "bursts": self.facts.get("bursts", 0) + 1}
-        if counted := finished.shards[0].inputs:
-            relay.counted(reduce(lambda a, b: a + b, counted.values()))
+        for name, tally in (finished.shards[0].inputs or {}).items():
+            relay.counted(name, tally)
         relay.merged(sum(t.elements for t in shard.tensors))
         return list(finished.shards)
 
@@ -188,7 +188,7 @@ def run_burst(burst: Burst, asking: int) -> Finished:
     """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
     die_with_parent(asking)
     warnings: list[str] = []
-    relay = Relay(lambda: None, lambda: None, warnings.append)
+    relay = Relay(lambda: None, lambda *_: None, warnings.append)
     with (
         TensorReader(burst.models, _Held(burst.paths)) as reader,
         burst.options.on_device(burst.outputs[0].plan, relay.warning) as options,

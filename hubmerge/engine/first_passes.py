@@ -31,13 +31,12 @@ from hubmerge.engine.chunks import (
     with_draws,
 )
 from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
-from hubmerge.engine.progress import Observer, told_counts
+from hubmerge.engine.progress import CountedSoFar, Observer
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.engine.threads import in_order
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally
-from hubmerge.statistics.tally_sums import ToldSum
 
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
@@ -58,7 +57,7 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
     mine = options.ranks.mine(planned)
     nothing = zero_tally(len(plan.agents))
     tallies = {t.name: nothing for t in mine}
-    counted = ToldSum(nothing, told_counts(observer, plan.labels))
+    counted = CountedSoFar(observer, plan.labels)
     done, total = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
@@ -87,7 +86,8 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
         check_inputs(plan, name, counts.tally)
         if chunk.ends:
             tallies[name] = fold.tally()
-            counted.add(tallies[name], last=done == total)
+            counted.add(name, tallies[name])
+        counted.tell()
         observer.progress("probe", done, total, "elements")
         options.tell(observer.warning)
     tallies = options.ranks.tallies(tallies)

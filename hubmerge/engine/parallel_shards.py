@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import TypeVar
 
-from hubmerge.engine.progress import Observer, told_counts
+from hubmerge.engine.progress import CountedSoFar, Observer
 from hubmerge.errors import CancelledError
 from hubmerge.statistics.statistics import Tally
 
@@ -35,20 +35,17 @@ def shards_at_once(workers: int) -> int:
 class Relay:
     """How far one shard is, in elements, and what was counted of it; told in whatever thread writes it."""
 
-    def __init__(self, told: Callable[[], None], counted: Callable[[], None], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, told: Callable[[], None], counted: Callable[[str, Tally], None], warn: Callable[[str], None]
+    ) -> None:
         self.warning = warn
+        self.counted = counted  # all of a tensor
         self.done = 0
-        self.counted_here: Tally | None = None
         self._told = told
-        self._counted = counted
 
     def merged(self, done: int) -> None:
         self.done = done
         self._told()
-
-    def counted(self, total: Tally) -> None:
-        self.counted_here = total
-        self._counted()
 
 
 class Overall:
@@ -56,28 +53,21 @@ class Overall:
 
     def __init__(self, observer: Observer, labels: Sequence[str], done: int, total: int) -> None:
         self.observer = observer
-        self._tell_counts = told_counts(observer, labels)
+        self._counted = CountedSoFar(observer, labels)
         self._done, self._total = done, total
-        self._counted: Tally | None = None
-        self._has_counted = False
         self._open: list[Relay] = []
         self._warnings: SimpleQueue[str] = SimpleQueue()
 
     def relay(self, told: Callable[[], None]) -> Relay:
-        relay = Relay(told, self._counts, self._warnings.put)
+        relay = Relay(told, self._counted.add, self._warnings.put)
         self._open.append(relay)
         return relay
-
-    def _counts(self) -> None:
-        self._has_counted = True
 
     def close(self, relay: Relay, elements: int) -> None:
         """The shard of `relay` is finished."""
         self._warn()
         self._open.remove(relay)
         self._done += elements
-        if relay.counted_here is not None:
-            self._counted = relay.counted_here if self._counted is None else self._counted + relay.counted_here
 
     def _warn(self) -> None:
         while not self._warnings.empty():
@@ -86,10 +76,7 @@ class Overall:
     def tell(self) -> None:
         """Pass on how far it is; raises what the observer raises."""
         self._warn()
-        if self._has_counted:
-            self._has_counted = False
-            parts = (self._counted, *(relay.counted_here for relay in self._open))
-            self._tell_counts(Tally.sum_of([t for t in parts if t is not None]))
+        self._counted.tell()
         self.observer.progress("merge", self._done + sum(r.done for r in self._open), self._total, "elements")
 
 

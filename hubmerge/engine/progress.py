@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from queue import SimpleQueue
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from hubmerge.statistics.statistics import Tally
+from hubmerge.statistics.statistics import LayerDensities, Tally, zero_tally
+from hubmerge.statistics.tally_sums import TallySum
 
 # what a stage does, in the words of a terminal
 _DOING = {
@@ -111,19 +112,33 @@ def resolving(observer: Observer) -> Callable[[int, int], None]:
     return lambda done, total: observer.progress("resolve", done, total, "headers")
 
 
-def told_counts(observer: Observer, labels: Sequence[str]) -> Callable[[Tally], None]:
-    """Tells the statistics counted so far, of agents with these `labels`, now and then."""
-    next_summary = 0.0
+class CountedSoFar:
+    """The statistics so far, of agents with these `labels`: tensors come from any thread, one tells the observer."""
 
-    def tell(total: Tally) -> None:
+    def __init__(self, observer: Observer, labels: Sequence[str]) -> None:
+        self._observer = observer
+        self._labels = labels
+        self._total = TallySum(zero_tally(len(labels)))
+        self._layers = LayerDensities()
+        self._new: SimpleQueue[tuple[str, Tally]] = SimpleQueue()
+        self._next = 0.0
+
+    def add(self, name: str, tally: Tally) -> None:
+        """All of tensor `name` has been counted."""
+        self._new.put((name, tally))
+
+    def tell(self) -> None:
+        """Tell what is new, now and then."""
         from hubmerge.statistics.summary import summarize  # which most of those who only watch need not pay for
 
-        nonlocal next_summary
-        if (now := time.monotonic()) >= next_summary:
-            next_summary = now + _SUMMARY_S
-            observer.statistics(summarize(total, labels))
-
-    return tell
+        if self._new.empty() or time.monotonic() < self._next:
+            return
+        while not self._new.empty():
+            name, tally = self._new.get()
+            self._total.add(tally)
+            self._layers.add(name, tally)
+        self._observer.statistics({**summarize(self._total.value(), self._labels), "layers": self._layers.values()})
+        self._next = time.monotonic() + _SUMMARY_S
 
 
 class Bridge:

@@ -35,7 +35,6 @@ from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
-from hubmerge.statistics.tally_sums import ToldSum
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class _Tallies:
     """What was counted of a shard's tensors; chunks come in the file's order."""
 
     def __init__(
-        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, told: Callable[[Tally], None]
+        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, told: Callable[[str, Tally], None]
     ) -> None:
         agents = len(plan.agents)
         merged = [t.name for t in shard.tensors if t.action == "merge"]
@@ -158,8 +157,7 @@ class _Tallies:
         self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
         self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
         self._plan = plan
-        self._total = ToldSum(self._zero, told)
-        self._last = next((t.name for t in reversed(shard.tensors) if t.action == "merge" and t.elements), "")
+        self._told = told
 
     def add(self, chunk: Chunk, merged: Sequence[Done]) -> None:
         """The results of a chunk, one per output; NonFiniteError names what is not finite."""
@@ -172,7 +170,7 @@ class _Tallies:
             check_inputs(self._plan, name, counts.tally)
             if ends:
                 self.inputs[name] = self._fold_in.tally()
-                self._total.add(self.inputs[name], last=name == self._last)
+                self._told(name, self.inputs[name])
         for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)

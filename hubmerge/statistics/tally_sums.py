@@ -6,8 +6,7 @@ grouping; its real sums are added in the order in which they come.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any, Generic, Self, TypeVar
@@ -15,8 +14,6 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 
 from hubmerge.statistics.histogram import Histogram, HistogramSum
-
-TELLING_S = 0.1  # seconds between two sums that are told; people cannot follow faster ones
 
 
 class Addable:
@@ -101,21 +98,6 @@ class TallySum(Generic[A]):
         if self._histogram is not None:
             self._values["histogram"] = Histogram(*self._histogram.arrays())
         return self._kind(**self._values)
-
-
-class ToldSum(Generic[A]):
-    """A running sum that calls `tell` every TELLING_S and with the last part."""
-
-    def __init__(self, first: A, tell: Callable[[A], None]) -> None:
-        self._sum = TallySum(first)
-        self._tell = tell
-        self._next = 0.0
-
-    def add(self, part: A, *, last: bool) -> None:
-        self._sum.add(part)
-        if last or time.monotonic() >= self._next:
-            self._tell(self._sum.value())
-            self._next = time.monotonic() + TELLING_S
 
 
 @cache

@@ -33,6 +33,7 @@ class Seen:
     def __init__(self) -> None:
         self.done: list[int] = []
         self.elements: list[int] = []
+        self.layers: list[dict[str, list[float]]] = []
         self.threads: set[str] = set()
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -45,6 +46,7 @@ class Seen:
 
     def statistics(self, values: Mapping[str, Any]) -> None:
         self.elements.append(values["elements"])
+        self.layers.append(values["layers"])
 
     def warning(self, message: str) -> None:
         raise AssertionError(message)
@@ -77,12 +79,16 @@ def test_the_observer_sees_one_merge_in_its_own_thread(
     write_family(tmp_path)
     plan = planned(tmp_path, "ram")
     seen = Seen()
-    run(plan, tmp_path / "out", observer=seen, parallel=parallel)
+    merged = run(plan, tmp_path / "out", observer=seen, parallel=parallel)
     assert seen.threads == {threading.current_thread().name}
     assert seen.done == sorted(seen.done)
     assert seen.elements == sorted(seen.elements)
     assert seen.done[-1] == plan.elements
     assert seen.elements[-1] == sum(t.elements for t in plan.tensors() if t.action == "merge")
+    depths = [len(layers) for layers in seen.layers]
+    assert depths == sorted(depths)
+    assert parallel > 1 or depths[0] < depths[-1]  # a layer is told while others are still to be counted
+    assert seen.layers[-1] == merged.statistics.layer_densities()
 
 
 @pytest.mark.parametrize("stop_at", [0, 2])

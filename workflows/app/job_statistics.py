@@ -29,8 +29,11 @@ def statistics_panel(view: JobView) -> Markup | None:
     """What the agents changed and where they meet, as far as it has been counted."""
     if not view.statistics or not number_of(view.statistics, "elements"):
         return None
-    layers = layers_figure(_shares_by_layer(view.statistics))
-    if view.state not in TERMINAL:  # all is open, since each new count would close what a reader opened
+    ended = view.state in TERMINAL
+    layers = layers_figure(
+        _shares_by_layer(view.statistics), "Layer by layer" if ended else "The layers counted so far"
+    )
+    if not ended:  # all is open, since each new count would close what a reader opened
         first, bar, agents, *more = statistics_parts(view.statistics, "counted so far")
         return section("What the agents changed", first, bar, agents, layers, *more)
     first, bar, agents, *more = statistics_parts(view.statistics)
@@ -50,7 +53,7 @@ def _shares_by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-def layers_figure(agents: Mapping[str, Mapping[str, float]]) -> Markup | None:
+def layers_figure(agents: Mapping[str, Mapping[str, float]], what: str = "Layer by layer") -> Markup | None:
     """Per agent a bar for each layer, as high as the share of the layer that it changed; None of fewer than two."""
     depths = list(dict.fromkeys(depth for shares in agents.values() for depth in shares))[:MOST_LAYERS]
     most = max((share for shares in agents.values() for share in shares.values()), default=0.0)
@@ -61,7 +64,7 @@ def layers_figure(agents: Mapping[str, Mapping[str, float]]) -> Markup | None:
         for name, shares in agents.items()
         if shares
     ]
-    told = f"Layer by layer, from the first to the last; a full bar is {percent_text(most)} of a layer."
+    told = f"{what}, from the first to the last; a full bar is {percent_text(most)} of a layer."
     return el("figure", el("ul", *rows, cls="hm-layers"), el("figcaption", told, cls="hm-dim"))
 
 
