@@ -26,18 +26,6 @@ NOWHERE = Hub("http://127.0.0.1:9")
 SHARDS = 3
 
 
-class Quiet:
-    """Hears everything and says nothing."""
-
-    def stage(self, name: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def statistics(self, values: Any) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Kind:
     """One class of a model type, and what is asked of its small configuration."""
@@ -80,7 +68,7 @@ def merged(folders: Sequence[Path], out: Path, ignore: Sequence[str] = ()) -> Re
     base, *agents = map(str, folders)
     recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(ignore)})
     prepared = prepare(recipe, NOWHERE, Request(allow_local=True, license="mit"))
-    return merge_to_folder(prepared, NOWHERE, out, StreamOptions(cache=out.parent / "cache"), Quiet())
+    return merge_to_folder(prepared, NOWHERE, out, StreamOptions(cache=out.parent / "cache"))
 
 
 def outputs(model: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
