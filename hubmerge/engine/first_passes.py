@@ -31,8 +31,9 @@ from hubmerge.engine.chunks import (
     with_draws,
 )
 from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
-from hubmerge.engine.progress import CountedSoFar, Observer
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
+from hubmerge.engine.so_far import CountedSoFar
 from hubmerge.engine.threads import in_order
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader

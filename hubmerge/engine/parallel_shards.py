@@ -15,7 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import TypeVar
 
-from hubmerge.engine.progress import CountedSoFar, Observer
+from hubmerge.engine.progress import Observer
+from hubmerge.engine.so_far import CountedSoFar
 from hubmerge.errors import CancelledError
 from hubmerge.statistics.statistics import Tally
 

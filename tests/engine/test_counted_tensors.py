@@ -16,7 +16,7 @@ from builders import tensor, write_model
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 from test_sweep import run_variants
 
-from hubmerge.engine import memory, progress
+from hubmerge.engine import memory, so_far
 from hubmerge.engine.chunks import StreamOptions
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
@@ -52,7 +52,7 @@ class Watching(Unobserved):
 def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_SUMMARY_S", 0.0)
+    monkeypatch.setattr(so_far, "_SUMMARY_S", 0.0)
     write_family(tmp_path)
     plan, watching = scoped_plan(tmp_path), Watching()
     merged = run(plan, tmp_path / "out", observer=watching)

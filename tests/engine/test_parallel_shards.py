@@ -12,7 +12,7 @@ import pytest
 from builders import f32, sparse_agent, tensor, write_model
 from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine import progress
+from hubmerge.engine import so_far
 from hubmerge.engine.parallel_shards import MOST_SHARDS, Overall, shards_at_once, write_shards
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.methods import registry
@@ -75,7 +75,7 @@ def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_on
 def test_the_observer_sees_one_merge_in_its_own_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: int
 ) -> None:
-    monkeypatch.setattr(progress, "_SUMMARY_S", 0.0)
+    monkeypatch.setattr(so_far, "_SUMMARY_S", 0.0)
     write_family(tmp_path)
     plan = planned(tmp_path, "ram")
     seen = Seen()

@@ -201,7 +201,7 @@ def scales_text(scales: Sequence[float | None]) -> str:
 def skills_text(row: Row) -> str:
     """3 of 3 skills: 88 · 99 · 95%; before that how many parents are scored, and nothing for what is no merge."""
     if row.skills:
-        return row.skills.text.replace(" %", "\u00a0%")  # a line may not begin with the sign
+        return row.skills.text
     is_awaited = row.status == "done" and any(p.status != "scored" for p in row.parents)
     return f"{_parents(row)} parents scored" if is_awaited else NOTHING
 
