@@ -6,7 +6,7 @@
 
 All of it is one commit, and only in a repo whose hubmerge.json carries the identity of a merge and names the repo as
 its target. If README.md is not what the stored report renders to, it was edited (or made by another version). It is
-then left as it is, together with hubmerge.json, and the answer says so.
+then left as it is, together with hubmerge.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
@@ -35,21 +35,12 @@ CARD = "README.md"
 FOLDER = ".eval_results"
 _MAX_MANIFEST_BYTES = 16_000_000
 _COMMIT_TRIES = 5
+_OF_A_SCORE = ("domain", "value", "stderr", "samples", "truncated", "few_shot", "dataset", "dataset_revision")
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class ScoresPublished:
-    """`commit` is None where nothing had to be written; `card_kept`: somebody edited the card, which stays."""
-
-    commit: str | None
-    card_kept: bool
-
-
-def publish_scores(
-    hub: Hub, repo: str, results: Iterable[EvaluationResult], *, source_url: str = ""
-) -> ScoresPublished:
-    """Put the scores of the merge in `repo` beside those of its parents; safe to repeat.
+def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, source_url: str = "") -> str | None:
+    """Put the scores of the merge in `repo` beside those of its parents; returns the commit, if one is needed.
 
     `results`: of the merge and of its parents; what does not belong is left out. `source_url`: the results dataset.
     """
@@ -60,16 +51,15 @@ def publish_scores(
         report, card = _own_report(hub, state)
         rows = evaluation_rows(report, repo, results)
         files = benchmark_files(rows, source_url)
-        kept = not _same(hub, state, CARD, card)
-        if not kept and rows:
+        if rows and _same(hub, state, CARD, card):
             scored = replace(report, evaluations=tuple(rows))
             files[CARD] = _card(scored, state, hub.endpoint)
             files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
         if not files:
-            return ScoresPublished(None, kept)
+            return None
         try:
-            commit = hub.commit(
+            return hub.commit(
                 repo,
                 [],
                 files.items(),
@@ -77,7 +67,6 @@ def publish_scores(
                 description="",
                 parent=state.sha,
             )
-            return ScoresPublished(commit, kept)
         except HubUnavailableError as error:
             failures += 1
             if failures == _COMMIT_TRIES:
@@ -112,17 +101,7 @@ def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str,
     row |= {"model": label} if label else _how_asked(name)
     if task is None:  # a failed run: no number, never a zero
         return row | {"value": None}
-    return row | {
-        "domain": task.domain,
-        "value": task.value,
-        "stderr": task.stderr,
-        "samples": task.samples,
-        "truncated": task.truncated,
-        "few_shot": task.few_shot,
-        "dataset": task.dataset,
-        "dataset_revision": task.dataset_revision,
-        "created": run.created,
-    }
+    return row | {key: getattr(task, key) for key in _OF_A_SCORE} | {"created": run.created}
 
 
 def _how_asked(name: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
-from hubmerge.output.domains import DomainLine
 from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import SkillsKept
 
 SCHEMA = 2
 _A_PART = 100
+_OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
 _FORMULA = "=+-@\t\r\n＝＋－＠"
 
 
@@ -31,18 +31,14 @@ def json_parts(board: Board) -> Iterator[str]:
     # without indentation: that would take Python's slow encoder, seconds for ten thousand rows
     yield f'{{"schema_version": {SCHEMA}, "suites": ['
     for place, suite in enumerate(board.suites):
-        head: dict[str, Any] = {"suite": suite.suite, "version": suite.version, "split": suite.split}
-        head |= {"versions": suite.versions, "domains": suite.domains}
+        head = _named(suite, "suite", "version", "split", "versions", "domains")
         yield f'{", " if place else ""}{_json(head).removesuffix("}")}, "rows": ['
         for first in range(0, len(suite.rows), _A_PART):
             rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
             yield (", " if first else "") + ", ".join(rows)
         yield "]}"
-    flags = [
-        {"kind": f.kind, "model": f.model, "sha": f.sha, "reason": f.reason, "community": f.community}
-        for f in board.flags
-    ]
-    refused = [{"where": r.where, "reason": r.reason} for r in board.refused]
+    flags = [_named(flag, "kind", "model", "sha", "reason", "community") for flag in board.flags]
+    refused = [_named(refusal, "where", "reason") for refusal in board.refused]
     yield f'], "flags": {_json(flags)}, "refused": {_json(refused)}}}\n'
 
 
@@ -54,72 +50,51 @@ def row_data(row: Row) -> dict[str, Any]:
     """One row; what is not known is null, a failed run has no scores."""
     facts = row.facts
     return {
-        "rank": row.rank,
-        "model": row.model,
-        "sha": row.sha,
-        "status": row.status,
-        "error": {"code": row.error.code, "message": row.error.message} if row.error else None,
-        "flags": [
-            {"kind": f.kind, "reason": f.reason, "inherited_from": f.inherited_from, "community": f.community}
-            for f in row.flags
-        ],
-        "failures": {s: {"code": e.code, "message": e.message} for s, e in sorted(row.failures.items())},
+        **_named(row, "rank", "model", "sha", "status"),
+        "error": _named(row.error, "code", "message") if row.error else None,
+        "flags": [_named(flag, "kind", "reason", "inherited_from", "community") for flag in row.flags],
+        "failures": {suite: _named(error, "code", "message") for suite, error in sorted(row.failures.items())},
         "superseded": row.superseded,
         "overall": _estimate(row.overall),
         "domains": [
             {
                 "domain": d.domain,
                 **_limits(d.score),
-                "rank": d.rank,
-                "best_parent": d.best_parent,
+                **_named(d, "rank", "best_parent"),
                 "change": _estimate(d.change),
-                "synergy": d.synergy,
-                "synergy_certain": d.synergy_certain,
+                **_named(d, "synergy", "synergy_certain"),
             }
             for d in row.domains
         ],
         "tasks": [
-            {
-                "task": t.task,
-                "domain": t.domain,
-                "metric": t.metric,
-                **_limits(t.score),
-                "samples": t.samples,
-                "truncated": t.truncated,
-                "few_shot": t.few_shot,
-                "task_version": t.task_version,
-                "dataset": t.dataset,
-                "dataset_revision": t.dataset_revision,
-            }
-            for t in row.tasks
+            {**_named(task, "task", "domain", "metric"), **_limits(task.score), **_named(task, *_OF_TASKS)}
+            for task in row.tasks
         ],
         "skills": _skills(row.skills),
         "skills_rank": row.skills_rank,
         "instruction_change": _estimate(row.instruction_change),
-        "parents": [
-            {"role": p.role, "id": p.id, "sha": p.sha, "weight": p.weight, "status": p.status} for p in row.parents
-        ],
+        "parents": [_named(parent, "role", "id", "sha", "weight", "status") for parent in row.parents],
         "ancestors": list(row.ancestors),
-        "author": facts.author,
-        "license": facts.license,
-        "parameters": facts.parameters,
-        "size_bytes": facts.size_bytes,
+        **_named(facts, "author", "license", "parameters", "size_bytes"),
         "committed": facts.created,
         "evaluated": row.created,
         "dtype": row.environment.dtype,
-        "narrowed": row.narrowed,
-        "run_by": row.run_by,
-        "signed": row.signed,
-        "committed_by": row.committed_by,
+        **_named(row, "narrowed", "run_by", "signed", "committed_by"),
         "method": facts.method,
         "method_parameters": dict(facts.method_parameters),
         "recipe": facts.recipe,
         "agents": row.agents,
-        "density": facts.density,
-        "overlap": facts.overlap,
-        "conflict": facts.conflict,
+        **_named(facts, "density", "overlap", "conflict"),
         "effective_scales": list(facts.effective_scales),
     }
+
+
+def _named(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _limits(estimate: Estimate) -> dict[str, float]:
+    return _named(estimate, "value", "low", "high")
 
 
 def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
@@ -129,18 +104,8 @@ def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
 def _skills(found: SkillsKept | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "kept": found.kept,
-        "mean": _estimate(found.mean),
-        "skills": [
-            {"task": s.task, "domain": s.domain, "best_parent": s.best_parent, "kept": s.kept, **_limits(s.gain_kept)}
-            for s in found.skills
-        ],
-    }
-
-
-def _limits(estimate: Estimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    skills = [{**_named(s, "task", "domain", "best_parent", "kept"), **_limits(s.gain_kept)} for s in found.skills]
+    return {"kept": found.kept, "mean": _estimate(found.mean), "skills": skills}
 
 
 def suite_csv(suite: SuiteBoard) -> str:
@@ -164,22 +129,26 @@ def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
-    data = row_data(row)
+    data, skills = row_data(row), row.skills
 
     def as_told(*names: str) -> dict[str, Any]:
         return {name: data[name] for name in names}
 
-    return {
+    columns = {
         **_head(suite),
         **as_told("rank", "model", "sha", "status"),
         "error": f"{row.error.code}: {row.error.message}" if row.error else None,
         "flags": "; ".join(map(flag_text, row.flags)),
         **_three("overall", row.overall),
-        **_domain_columns(suite, row),
+    }
+    for name in suite.domains:
+        line = row.domain(name)
+        columns |= _three(name, line.score if line else None)
+    return columns | {
         "skills_rank": row.skills_rank,
-        "skills_kept": row.skills.kept if row.skills else None,
-        "skills_of_parents": len(row.skills.skills) if row.skills else None,
-        **_three("gain_kept", row.skills.mean if row.skills else None),
+        "skills_kept": skills.kept if skills else None,
+        "skills_of_parents": len(skills.skills) if skills else None,
+        **_three("gain_kept", skills.mean if skills else None),
         "synergy": "; ".join(row.synergy),
         **_three("instruction_change", row.instruction_change),
         "method": data["method"],
@@ -196,14 +165,6 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
 
 def _head(suite: SuiteBoard) -> dict[str, Any]:
     return {"suite": suite.suite, "suite_version": suite.version, "split": suite.split}
-
-
-def _domain_columns(suite: SuiteBoard, row: Row) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    for name in suite.domains:
-        line: DomainLine | None = row.domain(name)
-        columns |= _three(name, line.score if line else None)
-    return columns
 
 
 def _three(name: str, estimate: Estimate | None) -> dict[str, float | None]:

@@ -28,7 +28,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any
@@ -37,17 +37,8 @@ from hubmerge.board.committers import UNKNOWN, Committed
 from hubmerge.board.files import ResultFiles
 from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.standing import Standing
-from hubmerge.board.values import (
-    COMBINED,
-    Board,
-    Flag,
-    Refusal,
-    Row,
-    RowFlag,
-    SuiteBoard,
-    TaskLine,
-)
-from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
+from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, SuiteBoard, TaskLine
+from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
@@ -58,6 +49,7 @@ MAX_TASKS = 200
 MAX_PARENTS = 65  # a base and 64 agents
 _NAME = re.compile(r"[A-Za-z0-9][\w.+\-]{0,99}", re.ASCII)
 _CLOCKS_DIFFER = timedelta(days=1)
+_AS_STATED = tuple(f.name for f in fields(TaskLine) if f.name != "score")  # what a task's line has as its result has it
 
 
 def build_board(
@@ -240,19 +232,8 @@ def _all_scored(group: Iterable[EvaluationResult], out: set[Refusal]) -> dict[No
 
 def _scored(result: EvaluationResult) -> _Scored:
     lines = tuple(
-        TaskLine(
-            t.task,
-            t.domain,
-            t.metric,
-            score_interval(t.value, t.samples, t.stderr),
-            t.samples,
-            t.truncated,
-            t.few_shot,
-            t.task_version,
-            t.dataset,
-            t.dataset_revision,
-        )
-        for t in sorted(result.tasks, key=lambda t: (domain_order(t.domain), t.task))
+        TaskLine(score=score_interval(t.value, t.samples, t.stderr), **{name: getattr(t, name) for name in _AS_STATED})
+        for t in sorted(result.tasks, key=_task_order)
     )
     parts: dict[str, list[Estimate]] = {}
     for line in lines:
@@ -261,6 +242,10 @@ def _scored(result: EvaluationResult) -> _Scored:
     ran = result.environment
     narrowed = f"{ran.dtype}, stored as {ran.stored_dtype}" if ran.stored_dtype else None
     return _Scored(result, lines, domains, mean(list(domains.values())) if domains else None, narrowed=narrowed)
+
+
+def _task_order(task: TaskLine | TaskScore) -> tuple[tuple[int, str], str]:
+    return domain_order(task.domain), task.task
 
 
 def _domains(scored: Mapping[Node, _Scored]) -> tuple[str, ...]:
@@ -288,7 +273,7 @@ def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
     told = max((p.result for p in (done or parts).values()), key=_preference)
     domains = {d: e for p in done.values() for d, e in p.domains.items()}
     ordered = {d: domains[d] for d in sorted(domains, key=domain_order)}
-    tasks = sorted((t for p in done.values() for t in p.tasks), key=lambda t: (domain_order(t.domain), t.task))
+    tasks = sorted((t for p in done.values() for t in p.tasks), key=_task_order)
     overall = mean(list(ordered.values())) if set(done) == complete else None
     narrowed = next((p.narrowed for p in done.values() if p.narrowed), None)
     return _Scored(told, tuple(tasks), ordered, overall, failures, narrowed)
@@ -319,10 +304,11 @@ def _rows(
         counts = node in counted
         credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
         ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
-        row = _row(own, [_parent(p, credible) for p in own.result.facts.parents], ranks)
         rows.append(
-            replace(
-                row,
+            _row(
+                own,
+                [_parent(p, credible) for p in own.result.facts.parents],
+                ranks,
                 rank=overall.of(own.overall) if counts and own.overall else None,
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
@@ -365,12 +351,7 @@ def _newest(group: Sequence[EvaluationResult]) -> dict[str, Node]:
             committed = created
         return (min(committed, created), created, result.sha)
 
-    found: dict[str, EvaluationResult] = {}
-    for result in group:
-        known = found.get(result.model)
-        if known is None or age(result) > age(known):
-            found[result.model] = result
-    return {model: (model, r.sha) for model, r in found.items()}
+    return {result.model: (result.model, result.sha) for result in sorted(group, key=age)}
 
 
 def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
@@ -383,10 +364,9 @@ def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
     return replace(line, status="scored", domains=own.domains, tasks=own.by_task, overall=own.overall)
 
 
-def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) -> Row:
-    """The row as far as it depends on the model, its parents and its ranks per domain."""
+def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int], **placed: Any) -> Row:
+    """The row of a model beside its parents; `ranks`: those in its domains, `placed`: its place among the rows."""
     result = own.result
-    lines = tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items())
     base = next((p for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
     change = (
         difference(own.domains[INSTRUCTION], base.domains[INSTRUCTION]) if base and INSTRUCTION in own.domains else None
@@ -400,7 +380,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         facts=result.facts,
         environment=result.environment,
         tasks=own.tasks,
-        domains=lines,
+        domains=tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items()),
         overall=own.overall,
         skills=skills_kept(own.by_task, parents),
         instruction_change=change,
@@ -408,6 +388,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         failures=own.failures,
         narrowed=own.narrowed,
         claimed_by=result.run_by,
+        **placed,
     )
 
 

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hubmerge.board.committers import Committed, Committers
-from hubmerge.board.dataset_card import dataset_card
 from hubmerge.board.files import MAX_FILES, RESULTS, ResultFiles, is_result_path, parse_files, renamed
 from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
 from hubmerge.board.leaderboard import board_of
@@ -37,6 +37,7 @@ from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
 from hubmerge.hub.errors import BranchMovedError
 from hubmerge.hub.names import blob_id
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 
 DETAILS = "details/"
 BOARD_TABLE = "data/board.parquet"
@@ -47,6 +48,35 @@ _COMMIT_TRIES = 5
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
 _CARD_BYTES = 1024 * 1024
 _DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
+# of the card: the configurations that `datasets.load_dataset` reads, and the text
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {"config_name": "board", "data_files": "data/board.parquet", "default": True},
+    {"config_name": "results", "data_files": "data/results.parquet"},
+    {"config_name": "details", "data_files": "details/**/*.parquet"},
+)
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*\n?", re.DOTALL | re.MULTILINE)
+_TEXT = """\
+# Evaluation results
+
+Scores of models and of merges of them, measured with hubmerge.
+
+- `results/MODEL/SHA/SUITE-VERSION-SPLIT.json`: one run each. These files are the truth; the tables are made from them.
+- `details/…/*.parquet`: what was asked, answered and scored, sample by sample.
+- `data/board.parquet`: the leaderboard, a line per model and suite, with 95% intervals.
+- `data/results.parquet`: all result files in one table, with their git blob ids.
+- `flags.json`, where there is one: models that are contaminated or withdrawn; every merge of them inherits the flag.
+
+```python
+from datasets import load_dataset
+
+board = load_dataset("REPO", "board", split="train")
+```
+
+`hubmerge leaderboard --results REPO` builds the same board from the result files.
+
+A failed run has a status and an error but no scores, which is not a zero. A score counts only for the commit that it
+names.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +93,6 @@ class LoadedResults(ResultFiles):
     def believed(self) -> tuple[EvaluationResult, ...]:
         """The results that may decide something: those signed by a trusted key, where there is one."""
         return believed(self.results, self.trusted)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The outcome of `publish`: the dataset's commit, the result files written, and those kept as they were."""
-
-    commit: str
-    written: tuple[str, ...]
-    kept: tuple[str, ...]
 
 
 class ResultsDataset:
@@ -103,8 +124,10 @@ class ResultsDataset:
         details: Mapping[str, Path] | None = None,
         *,
         private: bool = False,
-    ) -> Recorded:
-        """Add results and their details in one commit; nothing is committed when all of them are there.
+    ) -> tuple[str, ...]:
+        """Add results and their details in one commit; returns the paths of the result files written.
+
+        Nothing is committed when all of them are there.
 
         `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
         that is done in the dataset is kept; a failed one is replaced by a later result. What a trusted key signed
@@ -122,11 +145,10 @@ class ResultsDataset:
         while True:
             loaded = self.load()
             new = {p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted)}
-            kept = tuple(sorted(set(contents) - set(new)))
             if not new:
-                return Recorded(loaded.sha, (), kept)
+                return ()
             try:
-                commit = self._hub.commit(
+                self._hub.commit(
                     self.repo,
                     [operation for path, operation in operations.items() if owners[path] in new],
                     self._files(loaded, new).items(),
@@ -134,7 +156,7 @@ class ResultsDataset:
                     description="",
                     parent=loaded.sha,
                 )
-                return Recorded(commit, tuple(sorted(new)), kept)
+                return tuple(sorted(new))
             except HubUnavailableError as error:
                 failures += 1
                 if failures == _COMMIT_TRIES:
@@ -312,3 +334,32 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def dataset_card(current: bytes | None) -> bytes | None:
+    """The README.md to write, or None where the current one does.
+
+    A card that somebody edited is kept; only configurations that it lacks are added to its header.
+    """
+    if current is None:
+        own = dump_plain_yaml({"tags": ["hubmerge", "evaluation"], "configs": list(CONFIGS)})
+        return f"---\n{own}---\n\n{_TEXT}".encode()
+    try:
+        text = current.decode("utf-8").replace("\r\n", "\n")
+        found = _FRONT_MATTER.match(text)
+        header = (load_plain_yaml(found[1]) if found else None) or {}
+    except ValueError:
+        return None  # not ours to repair
+    if not isinstance(header, dict):
+        return None
+    configs = header.get("configs") or []
+    if not isinstance(configs, list):
+        return None
+    names = [c.get("config_name") for c in configs if isinstance(c, dict)]
+    lacking = [c for c in CONFIGS if c["config_name"] not in names]
+    if not lacking:
+        return None
+    if any(isinstance(c, dict) and c.get("default") for c in configs):
+        lacking = [{k: v for k, v in c.items() if k != "default"} for c in lacking]
+    body = text[found.end() :] if found else text
+    return f"---\n{dump_plain_yaml({**header, 'configs': [*configs, *lacking]})}---\n{body}".encode()

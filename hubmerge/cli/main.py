@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -32,6 +31,7 @@ _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
+_RESUME = "go on in an unfinished folder, as is done without it"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _REPEATED = "; the same command goes on"
 
@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     try:
         settings = load_settings()
         # one of several processes hears nothing while it waits for the others: SIGTERM ends it at once
-        if ends_soon and not (settings.world_size > 1 and arguments.command in (_merge, _run)):
+        if ends_soon and not (settings.world_size > 1 and arguments.command in ("merge", "run")):
             _end_soon_when([signal.SIGINT, signal.SIGTERM], arguments)
-        code = int(arguments.command(arguments, settings))
+        code = int(arguments.run(arguments, settings))
         sys.stdout.flush()
         return code
     except HubmergeError as error:
@@ -155,160 +155,130 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(
-        name: str, run: Callable[[Any, Settings], int], help: str, again: str | None = None
+        name: str,
+        run: str | Callable[[Any, Settings], int],
+        help: str,
+        again: str | None = None,
+        *,
+        function: str = "run_cli",
+        one_object: bool = False,
     ) -> argparse.ArgumentParser:
+        """`run`: a function, or the module whose `function` reports to a terminal, and which is imported when it runs.
+
+        `one_object`: with --json the result is one object, and where the command fails, standard output stays empty.
+        """
         command = commands.add_parser(name, help=help, description=help)
-        command.set_defaults(command=run, again=again, parser=command)
+        called = _in_terminal(run, function, one_object) if isinstance(run, str) else run
+        command.set_defaults(run=called, command=name, again=again, parser=command)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
+        if one_object:
+            command.add_argument("--json", action="store_true", help=_JSON)
         return command
 
+    from hubmerge.cli import diff, evaluate, leaderboard, sensitivity, suites
     from hubmerge.cli import init as recipe_init
+    from hubmerge.cli import run as run_command
+    from workflows import jobs_command, sign_command, watch
 
-    recipe_init.add_arguments(add("init", _init, "write a commented recipe of a base and its agents", ""))
+    words = "write a commented recipe of a base and its agents"
+    recipe_init.add_arguments(add("init", "hubmerge.cli.init", words, ""))
 
-    inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions", "")
-    inspect.add_argument("recipe", type=Path)
-    inspect.add_argument("--json", action="store_true")
+    words = "check a recipe from headers alone: compatibility, sizes, predictions"
+    command = add("inspect", "hubmerge.cli.inspect", words, "")
+    command.add_argument("recipe", type=Path)
+    command.add_argument("--json", action="store_true")
 
-    probe = add("probe", _probe, "the statistics of a recipe's agents: density, overlap, conflicts", "")
-    probe.add_argument("recipe", type=Path)
-    probe.add_argument("--json", action="store_true")
-    add_stream_options(probe)
+    words = "the statistics of a recipe's agents: density, overlap, conflicts"
+    command = add("probe", "hubmerge.cli.probe", words, "")
+    command.add_argument("recipe", type=Path)
+    command.add_argument("--json", action="store_true")
+    add_stream_options(command)
 
-    diff = add("diff", _diff, "what one training changed: a model beside the one that it was trained from", "")
-    from hubmerge.cli import diff as diff_command
+    words = "what one training changed: a model beside the one that it was trained from"
+    command = add("diff", "hubmerge.cli.diff", words, "")
+    diff.add_arguments(command)
+    add_stream_options(command)
 
-    diff_command.add_arguments(diff)
-    add_stream_options(diff)
-
-    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _REPEATED)
-    merge.add_argument("recipe", type=Path)
-    output = merge.add_mutually_exclusive_group(required=True)
+    words = "merge to a folder: shards, config, tokenizer, card, hubmerge.json"
+    command = add("merge", "hubmerge.cli.merge", words, _REPEATED, function="run_merge", one_object=True)
+    command.add_argument("recipe", type=Path)
+    output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("--out", type=Path, help="the folder")
     words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
     output.add_argument("--null-sink", action="store_true", help=words)
-    merge.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
-    merge.add_argument("--license", help=_LICENSE)
-    merge.add_argument("--json", action="store_true", help=_JSON)
-    add_stream_options(merge)
+    command.add_argument("--resume", action="store_true", help=_RESUME)
+    command.add_argument("--license", help=_LICENSE)
+    add_stream_options(command)
 
-    publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
-    publish.add_argument("folder", type=Path)
-    publish.add_argument("repo")
-    add_visibility(publish)
-    publish.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
-    publish.add_argument("--json", action="store_true", help=_JSON)
+    words = "publish a finished folder to a repo on the Hub, in one commit"
+    command = add("publish", "hubmerge.cli.publish", words, _REPEATED, one_object=True)
+    command.add_argument("folder", type=Path)
+    command.add_argument("repo")
+    add_visibility(command)
+    command.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
 
-    run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
-    from hubmerge.cli import run as run_command
+    words = "the whole line: check, merge, publish; run again to go on after a kill"
+    command = add("run", "hubmerge.cli.run", words, _REPEATED, one_object=True)
+    run_command.add_arguments(command)
+    add_stream_options(command)
 
-    run_command.add_arguments(run)
-    run.add_argument("--json", action="store_true", help=_JSON)
-    add_stream_options(run)
+    words = "several methods or a grid of parameters in one go, inputs read once"
+    command = add("sweep", "hubmerge.cli.merge", words, _REPEATED, function="run_sweep", one_object=True)
+    command.add_argument("sweep", type=Path)
+    command.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
+    command.add_argument("--resume", action="store_true", help=_RESUME)
+    command.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
+    add_visibility(command)
+    command.add_argument("--license", help=_LICENSE)
+    add_stream_options(command)
 
-    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _REPEATED)
-    sweep.add_argument("sweep", type=Path)
-    sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
-    sweep.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
-    sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
-    add_visibility(sweep)
-    sweep.add_argument("--license", help=_LICENSE)
-    sweep.add_argument("--json", action="store_true", help=_JSON)
-    add_stream_options(sweep)
-
-    from hubmerge.cli.sensitivity import add_arguments
-
-    add_arguments(add("sensitivity", _sensitivity, "the diagonal Fisher of an agent on calibration pairs"))
-
-    from hubmerge.cli import evaluate as evaluation_command
-    from hubmerge.cli import suites
-    from hubmerge.cli.leaderboard import add_arguments as add_leaderboard_arguments
-
-    evaluation_command.add_arguments(add("evaluate", _evaluate, "measure a model with a suite of tasks"))
-    suites.add_arguments(add("suites", suites.run_cli, "the suites of tasks, and what their datasets are pinned to"))
-    add_leaderboard_arguments(add("leaderboard", _leaderboard, "the table of merges and what they kept"))
-
-    watch = add("watch", _watch, "merge new agents as they appear on the Hub, by rules")
-    from workflows.watch import add_arguments as add_watch_arguments
-
-    add_watch_arguments(watch)
-    from workflows import jobs_command, sign_command
-
+    words = "the diagonal Fisher of an agent on calibration pairs"
+    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words))
+    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", "measure a model with a suite of tasks"))
+    words = "the suites of tasks, and what their datasets are pinned to"
+    suites.add_arguments(add("suites", suites.run_cli, words))
+    words = "the table of merges and what they kept"
+    leaderboard.add_arguments(add("leaderboard", "hubmerge.cli.leaderboard", words))
+    watch.add_arguments(add("watch", "workflows.watch", "merge new agents as they appear on the Hub, by rules"))
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
-    sign_command.add_arguments(add("sign", lambda a, s: sign_command.run_cli(a, s, _hub(s)), words))
-    methods = add("methods", _methods, "the merge methods, their papers and parameters")
-    methods.add_argument("--json", action="store_true")
+    sign_command.add_arguments(add("sign", _sign, words))
+    add("methods", _methods, "the merge methods, their papers and parameters").add_argument(
+        "--json", action="store_true"
+    )
 
-    localhub = add("localhub", _localhub, "an embedded Hub on loopback")
-    localhub.add_argument("--port", type=port, default=0, help="0 takes a free one")
-    localhub.add_argument("--data", type=Path, required=True)
-    localhub.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
-    localhub.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
+    command = add("localhub", _localhub, "an embedded Hub on loopback")
+    command.add_argument("--port", type=port, default=0, help="0 takes a free one")
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
+    command.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
 
-    for name, handler, help in (
-        ("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT"),
-        ("demo", _demo, "the app on an embedded Hub seeded with the example agents; no account, no network"),
-    ):
-        command = add(name, handler, help)
+    serve = add("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT")
+    words = "the app on an embedded Hub seeded with the example agents; no account, no network"
+    demo = add("demo", _demo, words)
+    for command in (serve, demo):
         command.add_argument("--host", default="127.0.0.1")
         command.add_argument("--port", type=port, default=7860)
-        if name == "demo":
-            command.add_argument("--watch", action="store_true", help="also let the example watcher merge")
+    demo.add_argument("--watch", action="store_true", help="also let the example watcher merge")
     return parser
 
 
-def _in_terminal(module: str, name: str = "run_cli", *, one_object: bool = False) -> Callable[[Any, Settings], int]:
-    """A command that reports to a terminal; `module` is imported when it runs.
-
-    `one_object`: with --json its result is one object, and where it fails, standard output stays empty.
-    """
-
+def _in_terminal(module: str, function: str, one_object: bool) -> Callable[[Any, Settings], int]:
     def run(arguments: Any, settings: Settings) -> int:
         with Terminal(arguments.log_json, one_object=one_object and arguments.json) as terminal:
-            code = int(getattr(import_module(module), name)(arguments, settings, terminal))
+            code = int(getattr(import_module(module), function)(arguments, settings, terminal))
             terminal.print_result()
         return code
 
     return run
 
 
-_init = _in_terminal("hubmerge.cli.init")
-_inspect = _in_terminal("hubmerge.cli.inspect")
-_probe = _in_terminal("hubmerge.cli.probe")
-_diff = _in_terminal("hubmerge.cli.diff")
-_merge = _in_terminal("hubmerge.cli.merge", "run_merge", one_object=True)
-_sweep = _in_terminal("hubmerge.cli.merge", "run_sweep", one_object=True)
-_run = _in_terminal("hubmerge.cli.run", one_object=True)
-_sensitivity = _in_terminal("hubmerge.cli.sensitivity")
-_evaluate = _in_terminal("hubmerge.cli.evaluate")
-_leaderboard = _in_terminal("hubmerge.cli.leaderboard")
-_watch = _in_terminal("workflows.watch")
-
-
-def _hub(settings: Settings) -> Any:
+def _sign(arguments: Any, settings: Settings) -> int:
     from hubmerge.hub.login import hub_of_user
+    from workflows import sign_command
 
-    return hub_of_user(settings)
-
-
-def _publish(arguments: Any, settings: Settings) -> int:
-    from hubmerge.library import publish
-
-    with Terminal(arguments.log_json, one_object=arguments.json) as terminal:
-        published = publish(
-            arguments.folder,
-            arguments.repo,
-            private=arguments.private,
-            public=arguments.public,
-            license=arguments.license,
-            hub=_hub(settings),
-            observer=terminal,
-        )
-        terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
-        terminal.print_result()
-    return 0
+    return int(sign_command.run_cli(arguments, settings, hub_of_user(settings)))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

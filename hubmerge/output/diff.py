@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from hubmerge import __version__
 from hubmerge.engine.chunks import StreamOptions, chunks_of, epsilon_of
@@ -104,10 +105,6 @@ class Change:
         derived = ("density", "identical_share", "mean", "relative_l2")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Change:
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
-
 
 @dataclass(frozen=True)
 class Magnitude:
@@ -158,48 +155,25 @@ class Diff:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema,
-            "hubmerge": self.hubmerge,
-            "epsilon": self.epsilon,
-            "base": asdict(self.base),
-            "agent": asdict(self.agent),
-            "architecture": self.architecture,
-            "tensor_count": self.tensor_count,
-            "nothing_changed": self.nothing_changed,
-            "total": self.total.to_json(),
-            "modules": {name: c.to_json() for name, c in self.modules.items()},
-            "layers": {str(depth): c.to_json() for depth, c in self.layers.items()},
-            "grid": {str(depth): {n: dict(c) for n, c in row.items()} for depth, row in self.grid.items()},
-            "magnitudes": [asdict(m) for m in self.magnitudes],
-            "tensors": {n: {"shape": list(self.shapes[n]), **c.to_json()} for n, c in self.tensors.items()},
-            "integers": dict(self.integers),
-            "warnings": list(self.warnings),
-        }
+        data = {f.name: _as_json(getattr(self, f.name)) for f in fields(self)}
+        shapes = data.pop("shapes")
+        data["tensors"] = {name: {"shape": shapes[name], **change} for name, change in data["tensors"].items()}
+        return {**data, "nothing_changed": self.nothing_changed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diff:
-        def side(values: Mapping[str, Any]) -> Side:
-            return Side(**{**values, "dtypes": tuple(values["dtypes"])})
+        shapes = {name: change["shape"] for name, change in data["tensors"].items()}
+        return TypeAdapter(cls).validate_python({**data, "shapes": shapes})
 
-        return cls(
-            schema=data["schema"],
-            hubmerge=data["hubmerge"],
-            epsilon=data["epsilon"],
-            base=side(data["base"]),
-            agent=side(data["agent"]),
-            architecture=data["architecture"],
-            tensor_count=data["tensor_count"],
-            total=Change.from_json(data["total"]),
-            modules={name: Change.from_json(c) for name, c in data["modules"].items()},
-            layers={int(depth): Change.from_json(c) for depth, c in data["layers"].items()},
-            grid={int(depth): row for depth, row in data["grid"].items()},
-            magnitudes=tuple(Magnitude(**m) for m in data["magnitudes"]),
-            tensors={name: Change.from_json(c) for name, c in data["tensors"].items()},
-            shapes={name: tuple(c["shape"]) for name, c in data["tensors"].items()},
-            integers=data["integers"],
-            warnings=tuple(data["warnings"]),
-        )
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Change):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return [_as_json(part) for part in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def comparison_recipe(base: str, agent: str, ignore: Sequence[str] = ()) -> Recipe:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hubmerge import __version__
 from hubmerge.engine.stream import MergeResult
-from hubmerge.methods import get_method, registry
+from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
 from hubmerge.output.task import task_of
@@ -28,7 +28,6 @@ from hubmerge.statistics.summary import summarize
 
 SCHEMA = 3
 SIXTEEN_BITS = ("BF16", "F16")
-_OWN_FACTOR = ("ram", "ram_plus", "ram_plus_soft")  # methods whose λ is right in reports from before schema 3
 
 
 @dataclass(frozen=True)
@@ -104,33 +103,17 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
-        values = _with_measured_alone(data) if data["schema"] < 3 else dict(data)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"a report of schema {data['schema']!r}, where {SCHEMA} is known"[:200])
+        values = dict(data)
         values["parents"] = tuple(
             Parent(**p | {"made_from": ancestors_in(p.get("made_from"))}) for p in data["parents"]
         )
         values["files"] = tuple(OutputFile(**f) for f in data["files"])
         values["outcomes"] = tuple(AgentOutcome(**o) for o in values["outcomes"])
-        for name in ("dtype", "warnings", "evaluations"):
+        for name in ("dtype", "warnings", "evaluations", "sensitivities"):
             values[name] = tuple(data[name])
-        values["sensitivities"] = tuple(data.get("sensitivities", ()))
         return cls(**values)
-
-
-def _with_measured_alone(data: Mapping[str, Any]) -> dict[str, Any]:
-    """An older report (before schema 3) without its made-up values: a λ of 1, and copies for a rounding that was not
-    measured."""
-    method = registry().get(str(data["method"]["name"]))
-    stated = method is None or method.name in _OWN_FACTOR
-    measured = method is None or (method.rescales and any(d in SIXTEEN_BITS for d in data["dtype"]))
-    outcomes = [
-        {
-            **outcome,
-            "scale": outcome["scale"] if stated else None,
-            "effective_scale_other_rounding": outcome["effective_scale_other_rounding"] if measured else None,
-        }
-        for outcome in data["outcomes"]
-    ]
-    return {**data, "outcomes": outcomes}
 
 
 def make_report(

@@ -97,12 +97,6 @@ def test_what_the_datasets_owner_committed_without_a_signature_is_unsigned_and_h
     assert (row.run_by, row.committed_by, row.signed, row.rank) == ("unsigned", "ada", False, None)
 
 
-def test_the_last_commit_of_a_file_counts_and_not_the_one_that_its_title_claims(lab: LocalHubProcess) -> None:
-    add(lab, "ada", "lab/replaced", strange("org/x"), strange("org/y"))
-    add(lab, "bob", "lab/replaced", strange("org/x", value=0.9))
-    assert told(opened(lab, "lab/replaced")) == {"org/x": ("community", "bob"), "org/y": ("community", "ada")}
-
-
 def test_a_file_that_was_replaced_while_the_app_ran_has_its_new_committer(lab: LocalHubProcess) -> None:
     dataset = opened(lab, "lab/running")
     add(lab, "ada", "lab/running", strange("org/x"))

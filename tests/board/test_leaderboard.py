@@ -76,13 +76,6 @@ def test_a_rank_is_one_plus_the_number_wholly_above() -> None:
         assert own.rank == 1 + above
 
 
-def test_without_scored_parents_there_is_no_synergy() -> None:
-    merge = row(build_board(family()[3:]), "org/merge")
-    assert merge.synergy == ()
-    assert merge.instruction_change is None
-    assert [p.status for p in merge.parents] == ["not scored"] * 3
-
-
 def test_synergy_needs_the_score_of_every_parent() -> None:
     base, math_agent, _, merge = family()
     found = row(build_board([base, math_agent, merge]), "org/merge")

@@ -71,10 +71,9 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     nan["model.norm.weight"] = tensor(broken)
     model("nan", nan)
     model("halfway", {n: t for n, t in one.items() if "layers.1" not in n})
-    places["noconfig"] = model("noconfig", one)
-    (places["noconfig"] / "config.json").unlink()
-    places["bin"] = model("bin", one)
-    (places["bin"] / "model.safetensors").rename(places["bin"] / "pytorch_model.bin")
+    (model("noconfig", one) / "config.json").unlink()
+    pickled = model("bin", one)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     trainer = folder / "trainer"
     for step in (9, 10, 100):
         write_model(trainer / f"checkpoint-{step}", one, files=CARD)
@@ -84,14 +83,15 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     (folder / "below").mkdir()
     (folder / "below" / "recipe.yaml").write_text("base: ../base\nagents: [../one, ../two]\nmethod: ram\n")
     write_model(folder / "exp" / "agent0", one, files=CARD)
-    places["gguf"] = model("gguf", one, files={"README.md": b"---\nlicense: mit\nbase_model: ada/one\n---\n"})
-    (places["gguf"] / "model.safetensors").rename(places["gguf"] / "model-Q4_K_M.gguf")
-    (places["gguf"] / "config.json").unlink()
+    from_one = {"README.md": b"---\nlicense: mit\nbase_model: ada/one\n---\n"}
+    gguf = model("gguf", one, files=from_one)
+    (gguf / "model.safetensors").rename(gguf / "model-Q4_K_M.gguf")
+    (gguf / "config.json").unlink()
     packed = {n: t for n, t in one.items() if "q_proj" not in n}
     packed["model.layers.0.self_attn.q_proj.qweight"] = tensor(np.ones((16, 2)), "I32")
     for name in ("awq", "gptq"):
         quantized = llama_config(one, quantization_config={"quant_method": name, "bits": 4, "group_size": 128})
-        model(name, packed, config=quantized, files={"README.md": b"---\nlicense: mit\nbase_model: ada/one\n---\n"})
+        model(name, packed, config=quantized, files=from_one)
     adapter = folder / "adapter"
     adapter.mkdir()
     factors = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -117,8 +117,7 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
         places[name] = folder / name
     (folder / "file").write_text("somebody's")
     places["file"] = folder / "file"
-    places["comma"] = model("comma", one)
-    (places["comma"] / "config.json").write_text('{"architectures": ["LlamaForCausalLM"],}')
+    (model("comma", one) / "config.json").write_text('{"architectures": ["LlamaForCausalLM"],}')
     for name in ("base", "one", "two", "gguf"):
         api.create_repo(f"ada/{name}", exist_ok=True)
         api.upload_folder(repo_id=f"ada/{name}", folder_path=places[name])
@@ -171,12 +170,10 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
     head = (
         "# Typical mistakes, and what is said\n\n"
         "Each is tried by a test, which holds this page to the messages. `…` is a folder or what differs between "
-        "machines, HUB the address of a Hub; `before` is what an earlier version said.\n\n"
-        "| mistake | command | before | now |\n|---|---|---|---|\n"
+        "machines, HUB the address of a Hub.\n\n"
+        "| mistake | command | what is said |\n|---|---|---|\n"
     )
-    return head + "".join(
-        f"| {cell(r['mistake'])} | `{r['command']}` | {cell(r['before'])} | {cell(r['now'])} |\n" for r in rows
-    )
+    return head + "".join(f"| {cell(r['mistake'])} | `{r['command']}` | {cell(r['now'])} |\n" for r in rows)
 
 
 MISTAKES = (

@@ -107,11 +107,7 @@ def test_a_mistake_is_answered_with_what_where_and_what_to_do(
 
 def test_the_page_of_mistakes_is_made_of_what_is_said_and_they_are_at_least_forty() -> None:
     if WRITING:
-        before = {row["mistake"]: row["before"] for row in ROWS}
-        rows = [
-            {"mistake": m.title, "command": m.arguments, "before": before.get(m.title, ""), "now": _now[m.title]}
-            for m in MISTAKES
-        ]
+        rows = [{"mistake": m.title, "command": m.arguments, "now": _now[m.title]} for m in MISTAKES]
         DATA.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         (DOCS / "mistakes.md").write_text(mistakes.page(rows), encoding="utf-8")
         return

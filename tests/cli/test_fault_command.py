@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub.client import Hub
-from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
 
 REPO = Path(__file__).resolve().parents[2]
@@ -108,11 +106,6 @@ def test_a_line_break_after_a_token_does_no_harm(faulty_hub: LocalHubProcess) ->
     assert Hub(faulty_hub.endpoint, " \n").token is None
 
 
-def test_a_token_that_may_only_read_is_told_from_one_that_may_write(faulty_hub: LocalHubProcess) -> None:
-    may = [Hub(faulty_hub.endpoint, faulty_hub.tokens[name]).whoami().may_write for name in ("ada", "ada_read")]
-    assert may == [True, False]
-
-
 def test_an_upload_that_is_tried_again_is_logged_without_its_signature(
     faulty_hub: LocalHubProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,20 +161,6 @@ def test_a_probe_keeps_to_its_disk_budget(
     monkeypatch.setattr(Hub, "download", download)
     assert main(["probe", str(hub_recipe), "--disk-budget", "0.0001"]) == 0
     assert capsys.readouterr().out == unlimited
-
-
-def test_what_inspect_lists_stands_in_two_columns_and_sizes_read_as_on_a_card(
-    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changed = {"folder_disk_least_bytes": 999_700, "folder_disk_most_bytes": 999_700, "warnings": ["mind this"]}
-    monkeypatch.setattr(inspect_command, "plan_summary", lambda plan: plan_summary(plan) | changed)
-    assert main(["inspect", str(recipe_file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "  Disk, merging to a folder      1.00 MB" in lines
-    assert lines[-2:] == ["Warnings", "  - mind this"]
-    columns = [line for line in lines if line.startswith("  ") and not line.startswith("  - ")]
-    assert len(columns) > 10
-    assert all(line[32] == " " and line[33] != " " for line in columns)
 
 
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(

@@ -24,15 +24,15 @@ REPO = Path(__file__).resolve().parents[2]
 IMPATIENT = "import sys, hubmerge.cli.main as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
 
 PRESSED_TWICE = """
-import signal, sys, hubmerge.cli.main as c
+import signal, sys, hubmerge.cli.inspect, hubmerge.cli.main as c
 first, second = (signal.Signals[name] for name in sys.argv[1:])
-def command(arguments, settings):
+def command(arguments, settings, terminal):
     try:
         signal.raise_signal(first)
     finally:
         signal.raise_signal(second)
         print("cleared up")
-c._inspect = command
+hubmerge.cli.inspect.run_cli = command
 sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
 """
 
@@ -49,11 +49,11 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 HANDLED = """
-import signal, sys, hubmerge.cli.main as c
-def command(arguments, settings):
+import signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge
+def command(arguments, settings, terminal=None):
     print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
     return 0
-c._merge = c._methods = command
+hubmerge.cli.merge.run_merge = c._methods = command
 sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 

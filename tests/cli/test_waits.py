@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import pkgutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -77,39 +78,31 @@ def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
     return listening(Ear(), monkeypatch)
 
 
-@pytest.fixture
-def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make a function wait, at its first call, until the command says that it is in `stage`."""
+class Slowly:
+    """Makes functions wait, each at its first call, until the command says which stage it is in."""
 
-    def slow_down(where: str, stage: str, error: Exception | None = None, unit: str | None = None) -> None:
-        owner, name = where.rsplit(".", 1)
-        module = pytest.importorskip(owner) if owner.islower() else None
-        target = module
-        if target is None:
-            module_name, class_name = owner.rsplit(".", 1)
-            target = getattr(pytest.importorskip(module_name), class_name)
-        original = getattr(target, name)
-        waited = threading.Event()
+    def __init__(self, ear: Ear, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._ear, self._monkeypatch = ear, monkeypatch
+        self.never_waited: list[str] = []
+
+    def __call__(self, where: str, stage: str, error: Exception | None = None, unit: str | None = None) -> None:
+        original = pkgutil.resolve_name(where)
 
         def waiting(*arguments: Any, **named: Any) -> Any:
-            if not waited.is_set():
-                ear.wait_for(stage, unit)
-                waited.set()
+            if where in self.never_waited:
+                self._ear.wait_for(stage, unit)
+                self.never_waited.remove(where)
             if error is not None:
                 raise error
             return original(*arguments, **named)
 
-        monkeypatch.setattr(target, name, waiting)
-        slow.append((where, waited))
-
-    slow: list[tuple[str, threading.Event]] = []
-    slow_down.__dict__["asked"] = lambda: [where for where, waited in slow if not waited.is_set()]
-    return slow_down
+        self._monkeypatch.setattr(where, waiting)
+        self.never_waited.append(where)
 
 
-def never_waited(slowly: Any) -> list[str]:
-    found: list[str] = slowly.asked()
-    return found
+@pytest.fixture
+def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Slowly:
+    return Slowly(ear, monkeypatch)
 
 
 READS = ("hubmerge.sources.open._read_header", "resolve")
@@ -140,7 +133,7 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("command", SAID)
 def test_a_command_says_what_it_waits_for(
-    command: str, recipe_file: Path, slowly: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    command: str, recipe_file: Path, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
 ):
     models = json.loads(recipe_file.read_text())
     sweep = {"base": models["base"], "agents": models["agents"], "sweep": [{"method": "ram"}]}
@@ -151,10 +144,10 @@ def test_a_command_says_what_it_waits_for(
         slowly(*one)
     ends = any(len(one) > 2 for one in said)
     assert main([command, *arguments, "--log-json"]) == int(ends)
-    assert never_waited(slowly) == []
+    assert slowly.never_waited == []
 
 
-def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Callable[..., None], ear: Ear):
+def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Slowly, ear: Ear):
     slowly("hubmerge.sources.open.parse_header", "resolve", unit="headers")
     assert main(["inspect", str(recipe_file), "--json", "--log-json"]) == 0
     told = [line for line in ear.lines() if line.get("unit") == "headers"]
@@ -162,14 +155,14 @@ def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Call
     assert all(line["done"] <= line["total"] <= 3 for line in told)
 
 
-def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Callable[..., None], monkeypatch: Any):
+def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, monkeypatch: Any):
     monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.fast.unavailable", "compile")
     slowly("hubmerge.engine.shard_work.read_chunk", "merge")
     slowly("hubmerge.line.render_figures", "card")
     assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
-    assert never_waited(slowly) == []
+    assert slowly.never_waited == []
 
 
 def test_building_the_fast_pass_is_a_stage(recipe_file: Path, ear: Ear, monkeypatch: Any):
@@ -182,7 +175,7 @@ def test_building_the_fast_pass_is_a_stage(recipe_file: Path, ear: Ear, monkeypa
 
 
 def test_publish_says_what_it_reads_sends_and_waits_for(
-    recipe_file: Path, slowly: Callable[..., None], hub: LocalHubProcess, ear: Ear
+    recipe_file: Path, slowly: Slowly, hub: LocalHubProcess, ear: Ear
 ):
     out = recipe_file.parent / "out"
     assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
@@ -190,7 +183,7 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
     slowly("hubmerge.hub.client.Hub.preupload", "verify")
     slowly("hubmerge.hub.client.Hub.commit", "commit")
     assert main(["publish", str(out), "ada/waited", "--log-json"]) == 0
-    assert never_waited(slowly) == []
+    assert slowly.never_waited == []
     size = (out / "model.safetensors").stat().st_size
     progress = [line for line in ear.lines() if line["type"] == "progress"]
     for stage in ("verify", "publish"):

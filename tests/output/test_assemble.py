@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
-from report_helpers import report
 
 from hubmerge.hub.client import Hub
-from hubmerge.output.card import render_card
-from hubmerge.output.finished import _restated, write_folder
-from hubmerge.output.report import Report
+from hubmerge.output.finished import write_folder
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan, make_plan
 from hubmerge.recipe.file import recipe_from_yaml
@@ -75,15 +71,6 @@ def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
     assert [note.partition(":")[0] for note in notes] == ["tokenizer_config.json"]
 
 
-def test_a_manifest_with_half_a_character_is_rewritten_for_another_license():
-    before = report(architecture="Llama\ud800")
-    after = replace(before, license={"id": "mit"})
-    card = render_card(before, figures=(), endpoint=NOWHERE.endpoint).encode()
-    files = _restated(before, after, {"README.md": card}, NOWHERE.endpoint)
-    assert Report.from_json(json.loads(files["hubmerge.json"])) == after
-    assert b"license: mit" in files["README.md"]
-
-
 # --- other files -------------------------------------------------------------------------------------------------
 
 
@@ -119,11 +106,6 @@ def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
         "licenses/my--agent/LICENSE",
         "licenses/my--agent-2/LICENSE",
     }
-
-
-def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
-    files, _ = companions(tmp_path, agent_files={"LICENSE": b"x"})
-    assert not any(part in name for name in files for part in tmp_path.parts[1:])
 
 
 def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path: Path):

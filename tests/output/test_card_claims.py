@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,21 +303,6 @@ def test_the_letters_of_a_formula_are_explained(method: str) -> None:
     assert "weight" in legend
     # every formula says where the weights go
     assert any(w in found.formula for w in ("wₖ", "wₜ")) or method == "dare_ties"
-
-
-def test_a_report_of_before_says_no_more_than_was_measured() -> None:
-    data = report_data() | {"schema": 2, "rounding": "nearest"}
-    for method, stated, other in (
-        ("ram_plus", True, True),
-        ("ram", True, False),
-        ("ram_quantile", False, True),
-        ("ties", False, False),
-    ):
-        data["method"] |= {"name": method}
-        read = Report.from_json(data)
-        assert all((o.scale is not None) == stated for o in read.outcomes)
-        assert all((o.effective_scale_other_rounding is not None) == other for o in read.outcomes)
-    assert Report.from_json(read.to_json()) == replace(read)
 
 
 def test_a_scale_is_stated_for_no_method_but_those_that_multiply_unique_updates_by_it() -> None:

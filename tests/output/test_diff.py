@@ -165,23 +165,18 @@ def test_four_elements_by_hand(tmp_path: Path) -> None:
     assert not found.nothing_changed
 
 
-@pytest.mark.parametrize(("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "F16")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "F16"), ("F32", "F32")]
+)
 def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path, before: str, after: str) -> None:
     base = random_base(0, before)
-    agent = {n: tensor(f32(t), after) for n, t in sparse_agent(base, 0.1, 1).items()}
+    share = 1.0 if before == after == "F32" else 0.1
+    agent = {n: tensor(f32(t), after) for n, t in sparse_agent(base, share, 1).items()}
     found = compare(tmp_path, base, agent)
     assert_all_as_defined(found, values(base), values(agent))
+    assert (found.total.density > 0.99) == (share == 1.0)
     assert (found.base.dtypes, found.agent.dtypes) == ((before,), (after,))
     assert any("rounding" in text for text in found.warnings) == (before != after)
-
-
-def test_a_dense_difference_is_no_special_case(tmp_path: Path) -> None:
-    base = random_base(0, "F32")
-    rng = np.random.default_rng(1)
-    agent = {n: tensor(f32(t) + rng.normal(0, 0.01, t.shape), "F32") for n, t in base.items()}
-    found = compare(tmp_path, base, agent)
-    assert_all_as_defined(found, values(base), values(agent))
-    assert found.total.density > 0.99
 
 
 def test_the_trained_agents_of_the_zoo(tmp_path: Path) -> None:
@@ -214,11 +209,7 @@ def test_of_a_model_and_itself_nothing_changed_whatever_it_is_stored_as(tmp_path
     assert found.total.relative_l2 == 0
     assert (found.magnitudes, found.top("density", 5), found.top("relative_l2", 5)) == ((), [], [])
     assert NOTHING_CHANGED in in_words(found, 5)
-
-
-def test_the_very_same_folder_is_compared_and_not_refused(tmp_path: Path) -> None:
-    write_model(tmp_path / "base", random_base(0))
-    assert diff_of(tmp_path / "base", tmp_path / "base", tmp_path).nothing_changed
+    assert diff_of(tmp_path / "base", tmp_path / "base", tmp_path).nothing_changed, "the same folder is not refused"
 
 
 def test_tensors_of_integers_are_compared_by_themselves(tmp_path: Path) -> None:
@@ -438,24 +429,18 @@ def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, capsys: p
     assert "got --ignore names every tensor" in error
 
 
-def test_another_architecture_an_adapter_as_base_a_missing_folder_and_broken_weights_are_said(tmp_path: Path) -> None:
+def test_another_architecture_an_adapter_as_base_and_broken_weights_are_said(tmp_path: Path) -> None:
     base = random_base(0)
     write_model(tmp_path / "base", base)
     write_model(tmp_path / "other", base, config={**llama_config(base), "architectures": ["Qwen2ForCausalLM"]})
     assert "another architecture" in str(refused(tmp_path / "base", tmp_path / "other", tmp_path))
     adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
     write_model(adapter, {"base_model.model.model.norm.lora_A.weight": tensor(np.ones((1, 16)))})
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
     (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
     assert "the base is an adapter" in str(refused(adapter, tmp_path / "base", tmp_path))
-    assert refused(tmp_path / "base", tmp_path / "nowhere", tmp_path).code == "E_SOURCE"
     assert refused("not a name!", tmp_path / "base", tmp_path).code == "E_RECIPE"
-    (tmp_path / "pickled").mkdir()
-    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80")
-    assert refused(tmp_path / "base", tmp_path / "pickled", tmp_path).code == "E_FORMAT"
-    broken = {**base, "model.norm.weight": tensor(np.full(16, np.nan))}
-    write_model(tmp_path / "broken", broken)
+    write_model(tmp_path / "broken", {**base, "model.norm.weight": tensor(np.full(16, np.nan))})
     error = refused(tmp_path / "base", tmp_path / "broken", tmp_path)
     assert isinstance(error, NonFiniteError)
     assert "model.norm.weight" in str(error)

@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi
+from publishing import Publication
 
-from hubmerge.engine.progress import Unobserved
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError
-from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
-from hubmerge.output.publish import Published, Target, publish
+from hubmerge.hub.errors import BranchMovedError, RefusedError, TooLateError
+from hubmerge.output.publish import Published
 from localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
 from localhub.process import LocalHubProcess
 
-IDENTITY = "5a" * 32
 COMMIT = "/commit/main$"
 
 
-class Job:
-    """One publication, which can be tried again and again."""
-
-    def __init__(self, process: LocalHubProcess, folder: Path, name: str) -> None:
-        self.name = name
-        self.pauses: list[float] = []
-        self.hub = patient(process, self.pauses.append)
-        self.api = HfApi(process.endpoint, token=process.tokens["ada"])
-        self.shards = [folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-        for shard in self.shards:
-            shard.write_bytes(shard.name.encode() * 10_000)
-        self.files = {
-            "README.md": b"---\nlicense: mit\n---\n# A merge\n",
-            "hubmerge.json": json.dumps({"identity": IDENTITY}).encode(),
-        }
-
-    def publish(self) -> Published:
-        target = Target(self.name, False)
-        return publish(self.hub, target, IDENTITY, "Merge", self.shards, self.files, Unobserved())
-
-    def titles(self) -> list[str]:
-        return [c.title for c in self.api.list_repo_commits(self.name)]
-
-    def is_whole_in_one_commit(self) -> bool:
-        info = self.api.model_info(self.name, files_metadata=True)
-        large = {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs}
-        assert large == {p.name: sha256(p.read_bytes()).hexdigest() for p in self.shards}
-        assert {s.rfilename for s in info.siblings or ()} == {*large, *self.files, ".gitattributes"}
-        return self.titles() == [f"Merge [hubmerge {IDENTITY[:16]}]", "initial commit"]
-
-
-def patient(process: LocalHubProcess, sleep: Callable[[float], object]) -> Hub:
-    return Hub(process.endpoint, process.tokens["ada"], patience=Patience(sleep=sleep))
-
-
 @pytest.fixture
-def job(faulty_hub: LocalHubProcess, tmp_path: Path, name: str, client_pauses: list[float]) -> Job:
-    return Job(faulty_hub, tmp_path, name)
+def job(faulty_hub: LocalHubProcess, tmp_path: Path, name: str, client_pauses: list[float]) -> Publication:
+    return Publication(faulty_hub, tmp_path, name)
 
 
 ROUTES = [
@@ -86,7 +45,9 @@ TROUBLE = {
 
 @pytest.mark.parametrize("trouble", TROUBLE)
 @pytest.mark.parametrize("route", ROUTES)
-def test_trouble_at_any_step_ends_in_one_whole_commit(job: Job, switch: FaultSwitch, route: str, trouble: str) -> None:
+def test_trouble_at_any_step_ends_in_one_whole_commit(
+    job: Publication, switch: FaultSwitch, route: str, trouble: str
+) -> None:
     rule = switch.add(route, TROUBLE[trouble])
     done = job.publish()
     assert switch.state(rule).fired == 1
@@ -95,18 +56,18 @@ def test_trouble_at_any_step_ends_in_one_whole_commit(job: Job, switch: FaultSwi
 
 
 def test_a_pause_that_the_hub_asks_for_is_kept_when_writing_too(
-    job: Job, switch: FaultSwitch, client_pauses: list[float]
+    job: Publication, switch: FaultSwitch, client_pauses: list[float]
 ) -> None:
     for route in ("/api/repos/create", "/lfs-uploads/", COMMIT):
         switch.add(route, Status(status=429, rate_limit_reset_s=9))
     job.publish()
-    assert len([pause for pause in (*job.pauses, *client_pauses) if 9 <= pause <= 10]) == 3
+    assert len([pause for pause in (*job.hub.pauses, *client_pauses) if 9 <= pause <= 10]) == 3
     assert job.is_whole_in_one_commit()
 
 
 @pytest.mark.parametrize("status", [500, 503, 507])
 def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
-    job: Job, switch: FaultSwitch, status: int
+    job: Publication, switch: FaultSwitch, status: int
 ) -> None:
     switch.add("/lfs-uploads/", Status(status=status, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage") as caught:
@@ -119,13 +80,15 @@ def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
 
 
 @pytest.mark.parametrize("status", [413, 451])
-def test_a_commit_that_is_refused_for_good_is_asked_for_once(job: Job, switch: FaultSwitch, status: int) -> None:
+def test_a_commit_that_is_refused_for_good_is_asked_for_once(
+    job: Publication, switch: FaultSwitch, status: int
+) -> None:
     rule = switch.add(COMMIT, Status(status=status, message="not here"), methods=["POST"], times=None)
     with pytest.raises(RefusedError, match="not here") as caught:
         job.publish()
     assert not caught.value.retryable
     assert switch.state(rule).fired == 1
-    assert not job.pauses
+    assert not job.hub.pauses
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
@@ -139,7 +102,7 @@ def test_a_commit_that_is_refused_for_good_is_asked_for_once(job: Job, switch: F
     ],
 )
 def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
-    job: Job, switch: FaultSwitch, status: int, said: str
+    job: Publication, switch: FaultSwitch, status: int, said: str
 ) -> None:
     rule = switch.add("/lfs-uploads/", Status(status=status, message=said), times=2)
     addresses = switch.add("/info/lfs/objects/batch", Observe(), times=None)
@@ -150,15 +113,15 @@ def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
 
 
 def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growing_pauses(
-    job: Job, switch: FaultSwitch
+    job: Publication, switch: FaultSwitch
 ) -> None:
     said = "<Error><Code>RequestTimeout</Code></Error>"
     switch.add("/lfs-uploads/", Status(status=400, message=said), times=60)
     with pytest.raises(TooLateError) as caught:
         job.publish()
     assert caught.value.retryable
-    assert len(job.pauses) == 4
-    assert job.pauses[3] > 2 * job.pauses[0]  # from 0.25–0.5 s to 2–4 s
+    assert len(job.hub.pauses) == 4
+    assert job.hub.pauses[3] > 2 * job.hub.pauses[0]  # from 0.25–0.5 s to 2–4 s
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
@@ -166,7 +129,7 @@ def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growi
 
 @pytest.mark.parametrize(("status", "error"), [(400, RefusedError), (403, PermissionDeniedError)])
 def test_an_upload_that_is_refused_for_another_reason_is_not_repeated(
-    job: Job, switch: FaultSwitch, status: int, error: type[HubmergeError]
+    job: Publication, switch: FaultSwitch, status: int, error: type[HubmergeError]
 ) -> None:
     rule = switch.add("/lfs-uploads/", Status(status=status, message="<Code>AccessDenied</Code>"), times=None)
     with pytest.raises(error):
@@ -175,7 +138,7 @@ def test_an_upload_that_is_refused_for_another_reason_is_not_repeated(
     assert job.titles() == ["initial commit"]
 
 
-def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Job, switch: FaultSwitch) -> None:
+def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Publication, switch: FaultSwitch) -> None:
     """After the commit the target still looks empty for a while, as on a replica that lags."""
     commits = switch.add(COMMIT, Observe(), methods=["POST"], times=None)
     switch.add(COMMIT, LostAnswer(), methods=["POST"])
@@ -184,11 +147,11 @@ def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Job, swit
     assert job.is_whole_in_one_commit()
     assert done.commit == job.api.model_info(job.name).sha
     assert 2 <= switch.state(commits).seen <= 3
-    assert job.pauses, "a replica that lags is not asked again at once"
+    assert job.hub.pauses, "a replica that lags is not asked again at once"
 
 
 def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds_the_commit(
-    job: Job, switch: FaultSwitch
+    job: Publication, switch: FaultSwitch
 ) -> None:
     done = job.publish()
     # the client asks for the head in a way of its own when it finds nothing to change
@@ -196,7 +159,7 @@ def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds
     with pytest.raises(BranchMovedError) as caught:
         job.publish()
     assert caught.value.retryable
-    assert len(job.pauses) == 4
+    assert len(job.hub.pauses) == 4
     assert switch.state(rule).fired > 10
     switch.clear()
     assert job.is_whole_in_one_commit()
@@ -206,12 +169,12 @@ def test_a_head_that_stays_stale_is_given_up_after_pauses_and_the_next_try_finds
 def test_two_workers_that_publish_the_same_merge_at_once_make_one_commit(
     faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
 ) -> None:
-    jobs = [Job(faulty_hub, tmp_path, name) for _ in range(2)]
+    jobs = [Publication(faulty_hub, tmp_path, name) for _ in range(2)]
     jobs[0].api.create_repo(name)
     commits = switch.add(COMMIT, Observe(), methods=["POST"], times=None)
     switch.add(COMMIT, Delay(seconds=1), methods=["POST"])  # the first to come is overtaken
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(Job.publish, jobs))
+        done = list(pool.map(Publication.publish, jobs))
     assert done[0] == done[1]
     assert jobs[0].is_whole_in_one_commit()
     assert switch.state(commits).seen <= 2
@@ -220,9 +183,9 @@ def test_two_workers_that_publish_the_same_merge_at_once_make_one_commit(
 def test_a_worker_that_was_overtaken_between_two_tries_finds_the_commit_of_the_other(
     faulty_hub: LocalHubProcess, tmp_path: Path, name: str, switch: FaultSwitch, client_pauses: list[float]
 ) -> None:
-    slow, fast = (Job(faulty_hub, tmp_path, name) for _ in range(2))
+    slow, fast = (Publication(faulty_hub, tmp_path, name) for _ in range(2))
     overtaken: list[Published] = []
-    slow.hub = patient(faulty_hub, lambda pause: overtaken.append(fast.publish()))
+    slow.hub._pause = lambda seconds: overtaken.append(fast.publish())  # type: ignore[method-assign]
     switch.add(COMMIT, Status(status=503))
     assert [slow.publish()] == overtaken
     assert slow.is_whole_in_one_commit()
@@ -237,7 +200,7 @@ def test_an_upload_in_parts_survives_trouble_at_every_step(
 ) -> None:
     options = ("--faults", "--multipart-bytes", "100000", "--part-bytes", "150000")
     with LocalHubProcess(tmp_path / "hub", options=options) as process, FaultSwitch(process.endpoint) as switch:
-        job = Job(process, tmp_path, name)
+        job = Publication(process, tmp_path, name)
         rule = switch.add("/lfs-uploads/[0-9]+/[0-9a-f]+" + step, trouble)
         job.publish()
         assert switch.state(rule).fired == 1

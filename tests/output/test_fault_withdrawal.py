@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from builders import T, llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from line import Line, Watcher, threads_left
+from line import Line, Watcher
 
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
 from hubmerge.hub.client import Hub
@@ -201,18 +201,3 @@ def test_a_hub_that_does_not_let_it_go_is_told_of_and_hides_no_refusal(run: Run,
         run()
     assert run.is_there()
     assert [w for w in run.watcher.warnings if run.target in w and "could not be removed" in w]
-
-
-def test_the_same_target_can_be_used_again_afterwards(run: Run, faulty_hub: LocalHubProcess, tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError):
-        run()
-    fixed = f"{run.target}-fixed"
-    base = random_base(3, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
-    write_model(tmp_path / "fixed", sparse_agent(base, 0.3, 2), shards=3)
-    run.api.create_repo(fixed)
-    run.api.upload_folder(repo_id=fixed, folder_path=tmp_path / "fixed")
-    good = {**run.recipe, "agents": ["ada/broken-one", fixed]}
-    other = Run(faulty_hub, tmp_path / "again", good, run.target)
-    assert other().repo == run.target
-    assert other.commits() == 1
-    assert threads_left() == []

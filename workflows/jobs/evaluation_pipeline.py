@@ -115,7 +115,7 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
     told = []
     for merge in _concerned(results, result):
         try:
-            if publish_scores(hub, merge, results, source_url=dataset.url).commit is not None:
+            if publish_scores(hub, merge, results, source_url=dataset.url) is not None:
                 told.append(merge)
         except HubmergeError as error:
             # somebody else's repo, or one that is gone: the score stands in the dataset all the same
