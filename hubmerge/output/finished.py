@@ -17,7 +17,7 @@ from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.output.card import render_card
-from hubmerge.output.publish import Published, Target, Uploaded, publish
+from hubmerge.output.publish import Published, Shard, Target, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.wording import json_file
@@ -85,8 +85,8 @@ def publish_folder(
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `license_choice` is
-    needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
+    `uploaded`: shards whose bytes the target holds already. `license_choice` is needed where the merge has none;
+    RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
@@ -104,10 +104,9 @@ def publish_folder(
         prepared_target,
         report.identity,
         title,
-        [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
+        [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files],
         {**small, **(extra or {})},
         observer,
-        {f.name: f.sha256 for f in report.files},
     )
 
 

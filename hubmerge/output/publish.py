@@ -87,12 +87,13 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """A file whose bytes the target holds already."""
+class Shard:
+    """A file of weights, which lies at `path`; None: the target holds its bytes already."""
 
     name: str
     size: int  # bytes
     sha256: str
+    path: Path | None
 
 
 @dataclass(frozen=True)
@@ -235,38 +236,36 @@ def publish(
     target: Target,
     identity: str,
     title: str,
-    shards: Sequence[Path | Uploaded],
+    shards: Sequence[Shard],
     files: Mapping[str, bytes],
     observer: Observer,
-    digests: Mapping[str, str] | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `observer` is told bytes in the stages verify and publish, and when the Hub is asked for the commit.
-    `digests`: by name the sha256 that a shard must have; CorruptError, before any of it is sent, where it has another.
+    `observer` is told bytes in the stages verify and publish, and when the Hub is asked for the commit. Raises
+    CorruptError, before anything is sent, where a shard has other bytes than its sha256 says.
     """
     told = _Told(observer)
-    known: dict[str, str] = {}
-    if digests and (here := [s for s in shards if isinstance(s, Path)]):
-        state = check_target(hub, target, identity)
-        if state.state == "ours":
-            return _published(hub, target, identity, state.head)
-        there, before = [path.stat().st_size if path.is_file() else 0 for path in here], 0
-        for path, size in zip(here, there, strict=True):  # before the target is made
-            known[path.name] = _verified(path, digests[path.name], partial(told, "verify", before, sum(there)))
-            before += size
+    if here := [(shard, shard.path) for shard in shards if shard.path is not None]:
+        if published := find_published(hub, target, identity):
+            return published
+        before, size = 0, sum(shard.size for shard, _ in here)
+        for shard, path in here:  # before the target is made
+            _verify(path, shard.sha256, partial(told, "verify", before, size))
+            before += shard.size
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
         return _published(hub, target, identity, state.head)
-    sizes = [s.size if isinstance(s, Uploaded) else s.stat().st_size for s in shards]
+    before, size = 0, sum(shard.size for shard in shards)
     operations: list[Any] = []
-    for number, shard in enumerate(shards, 1):
-        if isinstance(shard, Uploaded):
+    for shard in shards:
+        if shard.path is None:
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
-            sent = partial(told, "publish", sum(sizes[: number - 1]), sum(sizes))
-            operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name), sent=sent))
-        observer.progress("publish", sum(sizes[:number]), sum(sizes), "B")
+            sent = partial(told, "publish", before, size)
+            operations.append(hub.preupload(target.repo, shard.path, shard.name, sha256=shard.sha256, sent=sent))
+        before += shard.size
+        observer.progress("publish", before, size, "B")
     observer.progress("commit", 0, 0, "")
     failures = 0
     while True:
@@ -310,7 +309,7 @@ class _Told:
             self._observer.progress(stage, before + done, total, "B")
 
 
-def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:
+def _verify(shard: Path, sha256: str, read: Callable[[int], None]) -> None:
     try:
         with shard.open("rb") as file:
             hashed, done = hashlib.sha256(), 0
@@ -329,7 +328,6 @@ def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:
             got=digest[:40],
             next_step="Merge again into a new folder; nothing was published.",
         )
-    return digest
 
 
 def _mark(identity: str) -> str:

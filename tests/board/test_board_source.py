@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from board_helpers import family, result
@@ -78,10 +80,9 @@ def test_a_hub_that_never_answered_is_told(dataset: Dataset, source: DatasetBoar
     assert source.board().suites
 
 
-def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
-    dataset: Dataset, source: DatasetBoard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hubmerge.board.source.FIRST_WAIT_S", 0.1)
+@contextmanager
+def being_read(dataset: Dataset, source: DatasetBoard) -> Iterator[None]:
+    """Another thread reads the dataset meanwhile, and has read it afterwards."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow() -> LoadedResults:
@@ -90,14 +91,22 @@ def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
         return dataset.loaded
 
     dataset.load = slow  # type: ignore[method-assign]
-    first = threading.Thread(target=source.board)
-    first.start()
+    reading = threading.Thread(target=source.board)
+    reading.start()
     assert inside.wait(60)
-    for _ in range(3):
-        with pytest.raises(HubUnavailableError, match="read for the first time"):
-            source.board()
+    yield
     go_on.set()
-    first.join()
+    reading.join()
+
+
+def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
+    dataset: Dataset, source: DatasetBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hubmerge.board.source.FIRST_WAIT_S", 0.1)
+    with being_read(dataset, source):
+        for _ in range(3):
+            with pytest.raises(HubUnavailableError, match="read for the first time"):
+                source.board()
     assert source.board().suites
 
 
@@ -108,19 +117,7 @@ def test_a_dataset_that_does_not_exist_yet_is_an_empty_board(dataset: Dataset, s
 
 def test_nobody_waits_while_another_thread_rebuilds(dataset: Dataset, source: DatasetBoard) -> None:
     board = source.board()
-    inside, go_on = threading.Event(), threading.Event()
-
-    def slow() -> LoadedResults:
-        inside.set()
-        assert go_on.wait(20)
-        return LoadedResults(results=(), sha="b" * 40)
-
-    dataset.now = 31
-    dataset.load = slow  # type: ignore[method-assign]
-    rebuilding = threading.Thread(target=source.board)
-    rebuilding.start()
-    assert inside.wait(20)
-    assert source.board() is board
-    go_on.set()
-    rebuilding.join()
+    dataset.loaded, dataset.now = LoadedResults(results=(), sha="b" * 40), 31
+    with being_read(dataset, source):
+        assert source.board() is board
     assert source.board() == Board()

@@ -179,7 +179,7 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
 ):
     out = recipe_file.parent / "out"
     assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
-    slowly("hubmerge.output.publish._verified", "publish")
+    slowly("hubmerge.output.publish._verify", "publish")
     slowly("hubmerge.hub.client.Hub.preupload", "verify")
     slowly("hubmerge.hub.client.Hub.commit", "commit")
     assert main(["publish", str(out), "ada/waited", "--log-json"]) == 0

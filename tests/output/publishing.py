@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
-from hubmerge.output.publish import Published, Target, publish
+from hubmerge.output.publish import Published, Shard, Target, publish
 from localhub.process import LocalHubProcess
 
 IDENTITY = "5a" * 32
@@ -50,27 +50,20 @@ class Publication:
         self.hub = Watched(process)
         self.api = HfApi(process.endpoint, token=process.tokens["ada"])
         self.shards = [folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-        for shard in self.shards:
-            shard.write_bytes((shard.name + name).encode() * 7_000)
+        self.stated: list[Shard] = []  # as the manifest has them
+        for path in self.shards:
+            content = (path.name + name).encode() * 7_000
+            path.write_bytes(content)
+            self.stated.append(Shard(path.name, len(content), hashlib.sha256(content).hexdigest(), path))
         self.files = {
             "README.md": b"---\nlicense: mit\n---\n# A merge\n",
             "licenses/a/LICENSE": b"MIT",
             "hubmerge.json": json.dumps({"identity": IDENTITY}).encode(),
         }
 
-    @property
-    def sizes(self) -> list[int]:
-        return [shard.stat().st_size for shard in self.shards]
-
-    @property
-    def digests(self) -> dict[str, str]:
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in self.shards}
-
-    def publish(
-        self, *, name: str = "", private: bool = False, observer: Observer | None = None, **digests: Any
-    ) -> Published:
-        target, observer = Target(name or self.name, private), observer or Unobserved()
-        return publish(self.hub, target, IDENTITY, "Merge", self.shards, self.files, observer, **digests)
+    def publish(self, *, name: str = "", private: bool = False, observer: Observer | None = None) -> Published:
+        target = Target(name or self.name, private)
+        return publish(self.hub, target, IDENTITY, "Merge", self.stated, self.files, observer or Unobserved())
 
     def add(self, path: str, content: bytes) -> None:
         """A file of somebody else's."""
@@ -87,7 +80,9 @@ class Publication:
 
     def is_whole_in_one_commit(self) -> bool:
         info = self.api.model_info(self.name, files_metadata=True)
-        assert {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs} == self.digests
-        assert self.there() == {*self.digests, *self.files, ".gitattributes"}
+        assert {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs} == {
+            s.name: s.sha256 for s in self.stated
+        }
+        assert self.there() == {*(s.name for s in self.stated), *self.files, ".gitattributes"}
         assert all(self.hub.read_file(self.name, str(info.sha), path) == data for path, data in self.files.items())
         return self.titles() == [f"Merge [hubmerge {IDENTITY[:16]}]", "initial commit"]
