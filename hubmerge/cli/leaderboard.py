@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.errors import ResultError
+from hubmerge.errors import ResultError, printable
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,17 +68,8 @@ def _text(board: Board) -> str:
 
 
 def _suite_text(suite: SuiteBoard) -> str:
-    heads = [
-        "rank",
-        "model",
-        "overall",
-        *map(_printable, suite.domains),
-        "skills kept",
-        "synergy",
-        "method",
-        "run by",
-        "flags",
-    ]
+    domains = map(_printable, suite.domains)
+    heads = ["rank", "model", "overall", *domains, "skills kept", "synergy", "method", "run by", "flags"]
     rows = [_cells(row, suite) for row in suite.rows]
     widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
@@ -104,7 +95,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
 
 def _printable(text: str) -> str:
     """Foreign text without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
+    return printable(text[:160])
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hubmerge.errors import printable
-from hubmerge.markdown import count, percent, short_count
+from hubmerge.markdown import count, factor, percent, short_count
 from hubmerge.output.diff import Change, Diff, Measure, Side
 
 TOP_TITLES: Mapping[Measure, str] = {
@@ -72,7 +72,7 @@ def facts(diff: Diff) -> list[tuple[str, str]]:
             "the 1% largest |δ| hold",
             f"{percent(total.top_1_mass)} of the sum; the 5% largest {percent(total.top_5_mass)}",
         ),
-        ("Gini coefficient of |δ|", f"{_fixed(total.gini)} (0: all alike, 1: all in one parameter)"),
+        ("Gini coefficient of |δ|", f"{factor(total.gini)} (0: all alike, 1: all in one parameter)"),
         ("excess kurtosis of δ", f"{number(total.kurtosis)} (0: as a normal distribution's)"),
         ("small beside the largest |δ|", f"{percent(total.l0_sparsity)} are below a hundredth of it (L0 sparsity)"),
     ]
@@ -159,10 +159,6 @@ def number(value: float | None) -> str:
 def plain(value: float) -> str:
     """0.00001 rather than 1e-05."""
     return f"{value:.12f}".rstrip("0").rstrip(".") if value >= 1e-9 else number(value)
-
-
-def _fixed(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3f}"
 
 
 def _plural(number: int, word: str) -> str:

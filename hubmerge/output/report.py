@@ -14,6 +14,7 @@ import numpy as np
 
 from hubmerge import __version__
 from hubmerge.engine.stream import MergeResult
+from hubmerge.markdown import factor
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
@@ -273,14 +274,10 @@ def sweep_table(reports: Mapping[str, Report]) -> str:
     head = ["variant", *(f"{label}: unique, shared" for label in labels), "changed", "sha256"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, report in reports.items():
-        kept = [f"{_figure(o.effective_scale)}, {_figure(o.kept_shared)}" for o in report.outcomes]
+        kept = [f"{factor(o.effective_scale)}, {factor(o.kept_shared)}" for o in report.outcomes]
         changed = f"{report.result['changed'] / max(report.result['elements'], 1):.2%}"
         lines.append("| " + " | ".join([f"`{name}`", *kept, changed, f"`{report.files[0].sha256[:12]}`"]) + " |")
     return (
         "What each variant kept of an agent: its unique updates as stored (effective λ), and its shared ones "
         "before rounding.\n\n" + "\n".join(lines) + "\n"
     )
-
-
-def _figure(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3f}"
