@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
-from hubmerge.output.intervals import Estimate
-from hubmerge.output.skills import SkillsKept
+from hubmerge.output.scores import Estimate, SkillsKept
 
 SCHEMA = 2
 _A_PART = 100

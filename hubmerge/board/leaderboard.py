@@ -18,7 +18,7 @@ the best one's share rank 1. Failed runs, flagged models and superseded commits 
 nobody down.
 
 Against the parents, only scores of the very commit that was merged count, under the same suite, version and split:
-how much of the parents' skills was kept (hubmerge/output/skills.py), and in which domains the merge is above every
+how much of the parents' skills was kept (hubmerge/output/scores.py), and in which domains the merge is above every
 parent, can be said only once all of them have one.
 """
 
@@ -41,9 +41,17 @@ from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, 
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
 from hubmerge.hub.names import is_hub_id
-from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
-from hubmerge.output.intervals import Estimate, difference, mean, score_interval
-from hubmerge.output.skills import skills_kept
+from hubmerge.output.scores import (
+    INSTRUCTION,
+    Estimate,
+    ParentLine,
+    difference,
+    domain_line,
+    domain_order,
+    mean,
+    score_interval,
+    skills_kept,
+)
 
 MAX_TASKS = 200
 MAX_PARENTS = 65  # a base and 64 agents

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
-from hubmerge.output.domains import DomainLine, ParentLine
-from hubmerge.output.intervals import Estimate
-from hubmerge.output.skills import SkillsKept
+from hubmerge.output.scores import DomainLine, Estimate, ParentLine, SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 

@@ -12,7 +12,7 @@ from hubmerge.settings import Settings
 if TYPE_CHECKING:
     from hubmerge.board.values import Board, Row, SuiteBoard
     from hubmerge.cli.terminal import Terminal
-    from hubmerge.output.intervals import Estimate
+    from hubmerge.output.scores import Estimate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

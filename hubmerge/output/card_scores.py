@@ -13,10 +13,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from hubmerge.markdown import Markdown, factor
-from hubmerge.output.domains import DomainLine, ParentLine, domain_line, domain_order
-from hubmerge.output.intervals import Estimate, mean, score_interval
 from hubmerge.output.report import Parent
-from hubmerge.output.skills import skills_kept, verdict
+from hubmerge.output.scores import (
+    DomainLine,
+    Estimate,
+    ParentLine,
+    domain_line,
+    domain_order,
+    mean,
+    score_interval,
+    skills_kept,
+    verdict,
+)
 
 _MERGE = "this merge"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)

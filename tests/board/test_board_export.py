@@ -55,12 +55,6 @@ def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
     assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
-def test_a_failed_run_has_empty_scores_in_the_csv() -> None:
-    [line] = rows_of(suite_csv(build_board([result("org/x", "1"), result("org/y", "2", {"math": 0.1})]).suites[0]))[1:]
-    assert (line["status"], line["overall"], line["math"]) == ("failed", "", "")
-    assert line["error"].startswith("E_EVALUATION")
-
-
 def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
     data = json.loads(board_json(board))
@@ -113,15 +107,11 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     assert [t["truncated"] for t in rows["evil/x"]["tasks"]] == [3, 3, 3]
     cells = {line["model"]: line for line in rows_of(suite_csv(board.suites[0]))}
     columns = ("run_by", "signed", "committed_by", "dtype", "narrowed")
-    assert [cells["evil/x"][c] for c in columns] == [
-        "community",
-        "no",
-        "eve",
-        "bfloat16",
-        "bfloat16, stored as float32",
-    ]
+    assert [cells["evil/x"][c] for c in columns] == ["community", "no", "eve", "bfloat16", words]
     assert [cells["org/base"][c] for c in columns] == ["carol", "yes", "", "float32", ""]
     assert cells["org/code"]["flags"] == "contaminated (says the community): leaked"
+    assert [cells["org/failed"][c] for c in ("status", "overall", "math")] == ["failed", "", ""]
+    assert cells["org/failed"]["error"].startswith("E_EVALUATION")
 
 
 def arguments(*words: str) -> object:

@@ -99,12 +99,6 @@ def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
     assert board.refused == read.refused
 
 
-def test_foreign_html_is_text_and_refuses_nothing() -> None:
-    odd = result("org/odd", "9", {"math": 0.5}, facts={"author": HOSTILE, "license": HOSTILE, "method": HOSTILE})
-    read = parse_files(stored(odd))
-    assert read.results[0].facts.license == HOSTILE
-
-
 def test_flags_are_read_one_by_one() -> None:
     entries = [
         {"kind": "contaminated", "model": "org/math", "reason": HOSTILE},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Board, Flag, Row, SuiteBoard
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.output.intervals import score_interval
+from hubmerge.output.scores import score_interval
 
 
 def only(board: Board) -> SuiteBoard:

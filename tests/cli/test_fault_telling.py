@@ -77,38 +77,16 @@ def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
     assert any("7.00k/7.00k" in line for line in lines_of(capsys.readouterr().err))
 
 
-@pytest.mark.parametrize(
-    ("command", "where"),
-    [
-        (["probe", "RECIPE"], "hubmerge.cli.probe.probe"),
-        (["merge", "RECIPE", "--out", "out"], "hubmerge.line.merge_to_folder"),
-        (["sweep", "SWEEP", "--out", "out"], "hubmerge.cli.merge.merge_to_folders"),
-        (["publish", "out", "ada/x"], "hubmerge.library.publish_folder"),
-    ],
-    ids=["probe", "merge", "sweep", "publish"],
-)
 def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    command: list[str],
-    where: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path
 ) -> None:
-    folders = write_parents(tmp_path)
-    recipe = recipe_dict(folders[0], folders[1:])
-    (tmp_path / "RECIPE").write_text(json.dumps(recipe))
-    models = {name: recipe[name] for name in ("base", "agents")}
-    (tmp_path / "SWEEP").write_text(json.dumps({**models, "sweep": [{"method": "ram"}]}))
-
-    def fails(*arguments: object, **named: object) -> None:
-        observer = next(one for one in arguments if isinstance(one, Terminal))
+    def fails(prepared: object, hub: object, options: object, observer: Terminal) -> None:
         observer.progress("merge", 1, 10, "elements")
         raise CorruptError("damaged")
 
-    monkeypatch.setattr(where, fails)
+    monkeypatch.setattr("hubmerge.cli.probe.probe", fails)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.chdir(tmp_path)
-    assert main(command) == 1
+    assert main(["probe", str(recipe_file)]) == 1
     shown = lines_of(capsys.readouterr().err)
     assert any(line.startswith("merging:") for line in shown)
     assert "hubmerge: E_CORRUPT: damaged." in shown

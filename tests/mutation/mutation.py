@@ -89,7 +89,7 @@ GROUPS = {
                 f"tests/board/test_{name}.py"
                 for name in ("committers", "eval_results", "keepers", "leaderboard", "provenance", "results_dataset")
             ),
-            "tests/output/test_board_intervals.py",
+            "tests/output/test_scores.py",
         ),
     ),
     "localhub": Group(

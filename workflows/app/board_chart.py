@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
-from hubmerge.output.intervals import Estimate
+from hubmerge.output.scores import Estimate
 from workflows.app.board_table import interval_text, model_href, model_link
 from workflows.app.format import el, percent_text
 from workflows.app.panels import method_title, table

@@ -15,7 +15,7 @@ from hubmerge.evaluation.result import ParentFacts
 from hubmerge.evaluation.suites import SUITES
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
-from hubmerge.output.domains import ParentLine
+from hubmerge.output.scores import ParentLine
 from hubmerge.sources.ancestry import Ancestor
 from workflows.app.board_query import COMPARED
 from workflows.app.board_table import NOTHING, domain_title, interval_text, model_link, skills_text, task_title

@@ -14,8 +14,7 @@ from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
-from hubmerge.output.intervals import Estimate
-from hubmerge.output.skills import Skill
+from hubmerge.output.scores import Estimate, Skill
 from workflows.app.format import bytes_text, el, link, time_text
 from workflows.app.panels import method_title
 

@@ -12,8 +12,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.card_scores import way_of_asking
-from hubmerge.output.intervals import Estimate
-from hubmerge.output.skills import verdict
+from hubmerge.output.scores import Estimate, verdict
 from hubmerge.output.task import snippet, task_of
 from workflows.app.board_table import domain_title
 from workflows.app.format import diff_href, el, join, link

@@ -10,9 +10,7 @@ from board_helpers import HOSTILE, family
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Row
-from hubmerge.output.domains import DomainLine
-from hubmerge.output.intervals import Estimate
-from hubmerge.output.skills import Skill, SkillsKept, verdict
+from hubmerge.output.scores import DomainLine, Estimate, Skill, SkillsKept, verdict
 from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
 
 
