@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     """Sign the named entries, then list all. Errors are raised, and the caller prints them."""
     # imported here, since every command builds this one's parser
-    from hubmerge.board.keepers import entries_of, with_signatures
+    from hubmerge.board.files import entries_of, with_signatures
     from hubmerge.board.trust import KEYS, keys_file, named_keys
     from hubmerge.evaluation.signing import public_key
 
@@ -66,7 +66,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
 
 def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
     """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
-    from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
+    from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
 
     if named.startswith((".", "/", "~")) or named.count("/") != 1:

@@ -1,34 +1,48 @@
-"""Reads result files and flags of a results dataset or a folder, and trusts none of their bytes.
+"""Reads result files and the keepers' files of a results dataset or a folder, and trusts none of their bytes.
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    one result each, at the path that its content says
-    flags.json, versions.json                     the keepers' files (keepers.py)
+    flags.json       {"flags": [{"kind", "model", "sha"?, "reason"?, "signature"?}, …]}
+    versions.json    {"versions": [{"suite", "version", "same_as", "signature"?}, …]}
 
-A file or flag that cannot be believed is left out, with the reason.
+A file or entry that cannot be believed is left out, with the reason.
+
+The keepers of the dataset write the latter two by hand. Whoever may write to the dataset can write an entry, so each
+is signed by itself (hubmerge/evaluation/signing.py): one that a stranger adds spoils no other. Where a trusted key is
+known, a flag that none signed is the community's, which is shown and takes no rank, and a version that none signed is
+not applied. Where none is known, all entries count alike.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeGuard
 
-from hubmerge.board.committers import UNKNOWN, Committed
-from hubmerge.board.keepers import (
-    FLAGS,
-    KEEPERS_FILES,
-    MAX_FLAGS_BYTES,
-    VERSIONS,
-    Versions,
-    parse_flags,
-    parse_versions,
-)
-from hubmerge.board.values import Flag, Refusal
+from hubmerge.board.standing import UNKNOWN, Committed
+from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
+from hubmerge.evaluation.signing import Provenance, entry_provenance, signed_entry
+from hubmerge.hub.names import is_hub_id
 
 RESULTS = "results/"
 MAX_FILES = 200_000
+FLAGS = "flags.json"
+VERSIONS = "versions.json"
+KEEPERS_FILES = (FLAGS, VERSIONS)
+MAX_FLAGS_BYTES = 4 * 1024 * 1024
+MAX_FLAGS = 5000
+_LISTS = {FLAGS: "flags", VERSIONS: "versions"}
+_HALF = re.compile("[\ud800-\udfff]")
+_NOT_SIGNED = "no trusted key signed it, so it is not applied"
+
+Versions = Mapping[tuple[str, str], str]  # suite, version → the version that it is
+_Value = Flag | tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -119,3 +133,129 @@ def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
             files.append((relative, path.read_bytes()))
     parsed = parse_files(files, trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))
+
+
+# --- the keepers' entries ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry as it stands in its file. `id` follows from its content, whatever its place and signature."""
+
+    id: str
+    place: int  # in the file, from 0
+    content: Mapping[str, Any]  # without the signature
+    value: _Value  # the flag, or suite, version and the version that it is
+    provenance: Provenance
+
+
+def parse_flags(data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Flag, ...], list[Refusal]]:
+    """The flags of flags.json; a broken or forged one is refused by its place and takes no other with it."""
+    refused: list[Refusal] = []
+    flags = []
+    for entry in _entries(FLAGS, data, trusted, refused):
+        assert isinstance(entry.value, Flag)
+        flags.append(replace(entry.value, community=bool(trusted) and entry.provenance == "community"))
+    if strange := sum(flag.community for flag in flags):
+        refused.append(
+            Refusal(FLAGS, f"entries that no trusted key signed: {strange}; they are shown and take no rank")
+        )
+    return tuple(flags), refused
+
+
+def parse_versions(data: bytes, trusted: Collection[str] = ()) -> tuple[Versions, list[Refusal]]:
+    """The table of versions.json: one step, no chains; a broken, forged or unsigned entry is refused by its place."""
+    refused: list[Refusal] = []
+    found: dict[tuple[str, str], str] = {}
+    for entry in _entries(VERSIONS, data, trusted, refused):
+        assert isinstance(entry.value, tuple)
+        suite, version, same_as = entry.value
+        if trusted and entry.provenance == "community":
+            refused.append(_entry_refusal(VERSIONS, entry.place, _NOT_SIGNED))
+        else:
+            found[suite, version] = same_as
+    return found, refused
+
+
+def entries_of(path: str, data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Entry, ...], list[Refusal]]:
+    """The entries of one of KEEPERS_FILES, with the refusals of broken and forged ones."""
+    refused: list[Refusal] = []
+    return tuple(_entries(path, data, trusted, refused)), refused
+
+
+def with_signatures(path: str, data: bytes, ids: Collection[str], seed: bytes) -> bytes:
+    """The file with those entries signed by the private key `seed`; the very bytes where none of them is in it."""
+    chosen = [entry for entry in entries_of(path, data)[0] if entry.id in ids]
+    if not chosen:
+        return data
+    document = json.loads(data)
+    for entry in chosen:
+        document[_LISTS[path]][entry.place] = signed_entry(_LISTS[path], entry.content, seed)
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _entries(path: str, data: bytes, trusted: Collection[str], refused: list[Refusal]) -> Iterator[Entry]:
+    """The entries that can be read and are not forged."""
+    key = _LISTS[path]
+    listed, whole = _listed(path, key, data)
+    refused += whole
+    for place, raw in enumerate(listed):
+        signature = raw.get("signature") if isinstance(raw, dict) else None
+        content = {k: v for k, v in raw.items() if k != "signature"} if isinstance(raw, dict) else raw
+        value = _flag(content) if path == FLAGS else _version(content)
+        if isinstance(value, str):
+            refused.append(_entry_refusal(path, place, value))
+            continue
+        provenance = entry_provenance(key, content, signature, trusted)
+        if provenance == "forged":
+            refused.append(_entry_refusal(path, place, "its signature is not of this content"))
+            continue
+        text = json.dumps([key, content], sort_keys=True)
+        yield Entry(hashlib.sha256(text.encode()).hexdigest()[:12], place, content, value, provenance)
+
+
+def _listed(path: str, key: str, data: bytes) -> tuple[list[Any], list[Refusal]]:
+    """The list below `key`."""
+    if len(data) > MAX_FLAGS_BYTES:
+        return [], [Refusal(path, f"more than {MAX_FLAGS_BYTES} bytes")]
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return [], [Refusal(path, str(error)[:200])]
+    entries = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(entries, list) or len(entries) > MAX_FLAGS:
+        return [], [Refusal(path, f'expected {{"{key}": […]}} with at most {MAX_FLAGS} entries')]
+    return entries, []
+
+
+def _version(entry: Any) -> tuple[str, str, str] | str:
+    """Suite, version and the version that it is, or the reason why the entry is refused."""
+    texts = [entry.get(k) for k in ("suite", "version", "same_as")] if isinstance(entry, dict) else []
+    if len(texts) == 3 == len(entry) and all(_is_text(t) and 0 < len(t) <= 100 for t in texts):
+        suite, version, same_as = map(str, texts)
+        return suite, version, same_as
+    return "expected suite, version and same_as"
+
+
+def _flag(entry: Any) -> Flag | str:
+    """The flag, or the reason why it is refused."""
+    if not isinstance(entry, dict) or set(entry) - {"kind", "model", "sha", "reason"}:
+        return "expected kind, model, and optionally sha and reason"
+    kind = next((k for k in FLAG_KINDS if k == entry.get("kind")), None)
+    model, sha, reason = entry.get("model"), entry.get("sha"), entry.get("reason", "")
+    if kind is None:
+        return f"expected kind {' or '.join(FLAG_KINDS)}"
+    if not isinstance(model, str) or not is_hub_id(model):
+        return "its model is not a repo's name"
+    if not (sha is None or _is_text(sha)) or not _is_text(reason):
+        return "sha and reason are texts"
+    return Flag(kind, model, sha, reason[:500])
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value is text that UTF-8 can encode; JSON's escapes can also make lone surrogates."""
+    return isinstance(value, str) and not _HALF.search(value)
+
+
+def _entry_refusal(path: str, place: int, reason: str) -> Refusal:
+    return Refusal(f"{path}, entry {place + 1}", reason)

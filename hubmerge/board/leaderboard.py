@@ -33,10 +33,9 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any
 
-from hubmerge.board.committers import UNKNOWN, Committed
 from hubmerge.board.files import ResultFiles
 from hubmerge.board.lineage import Lineage, Node
-from hubmerge.board.standing import Standing
+from hubmerge.board.standing import UNKNOWN, Committed, Standing
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, SuiteBoard, TaskLine
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
 from hubmerge.evaluation.signing import Provenance, provenance

@@ -24,11 +24,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hubmerge.board.committers import Committed, Committers
-from hubmerge.board.files import MAX_FILES, RESULTS, ResultFiles, is_result_path, parse_files, renamed
-from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
+from hubmerge.board.files import (
+    KEEPERS_FILES,
+    MAX_FILES,
+    MAX_FLAGS_BYTES,
+    RESULTS,
+    ResultFiles,
+    is_result_path,
+    parse_files,
+    renamed,
+)
 from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
+from hubmerge.board.standing import Committed, Committers
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Refusal
 from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError

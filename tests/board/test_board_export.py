@@ -14,10 +14,10 @@ import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task
 
 from benchmarks.board import synthetic
-from hubmerge.board.committers import Committed
 from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
+from hubmerge.board.standing import Committed
 from hubmerge.board.values import Flag
 from hubmerge.cli.leaderboard import add_arguments, run_cli
 from hubmerge.cli.terminal import Terminal

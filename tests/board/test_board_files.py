@@ -10,8 +10,7 @@ import pytest
 from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
 
 from hubmerge.board.export import board_json
-from hubmerge.board.files import parse_files, read_folder
-from hubmerge.board.keepers import MAX_FLAGS_BYTES, parse_flags
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError

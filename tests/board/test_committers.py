@@ -12,12 +12,12 @@ import pytest
 from board_helpers import SEED, TRUSTED, family, own, result, rows
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-from hubmerge.board import committers
-from hubmerge.board.committers import Committed
+from hubmerge.board import standing
 from hubmerge.board.export import suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import BOARD_TABLE, ResultsDataset
 from hubmerge.board.source import DatasetBoard
+from hubmerge.board.standing import Committed
 from hubmerge.board.trust import Trust
 from hubmerge.board.values import Row
 from hubmerge.evaluation.result import EvaluationResult, result_path
@@ -137,7 +137,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
     faults.add(path.format(repo), Status(status=status), times=None)
     dataset = opened(lab, repo)
     board = DatasetBoard(dataset, refresh_s=0.0)
-    with caplog.at_level(logging.INFO, committers.__name__):
+    with caplog.at_level(logging.INFO, standing.__name__):
         row = rows(board.board())["org/x"]
     assert (row.run_by, row.committed_by, row.rank) == ("community", None, 1)
     assert "is not known" in caplog.text
@@ -146,7 +146,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
 
 
 def test_of_many_unsigned_rows_each_look_asks_for_some(lab: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committers, "MAX_FILES_A_LOOK", 2)
+    monkeypatch.setattr(standing, "MAX_FILES_A_LOOK", 2)
     add(lab, "bob", "lab/many", *(strange(f"org/{k}") for k in range(5)))
     dataset = opened(lab, "lab/many")
     known = [len(dataset.load().committed.accounts) for _ in range(4)]

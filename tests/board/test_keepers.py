@@ -11,8 +11,7 @@ import pytest
 from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from hubmerge.board.files import ResultFiles, parse_files
-from hubmerge.board.keepers import entries_of, parse_flags, parse_versions, with_signatures
+from hubmerge.board.files import ResultFiles, entries_of, parse_files, parse_flags, parse_versions, with_signatures
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.trust import Trust, keys_file

@@ -18,8 +18,7 @@ import tokenizers
 
 from hubmerge.board.eval_results import _own_report
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import parse_files
-from hubmerge.board.keepers import FLAGS, VERSIONS
+from hubmerge.board.files import FLAGS, VERSIONS, parse_files
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.trust import keys_file, parse_keys
