@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.isolation.confinement import Limits, confine, give_way
+from hubmerge.isolation.confinement import Limits, confine, give_way, take_own_network
 from hubmerge.isolation.in_child import Reporter, run
-from hubmerge.isolation.own_network import take_own_network
 
 _MAX_FILE_BYTES = 16 * 10**9  # journals and details; the model is read, not written
 _MAX_PROCESSES = 4096  # of the user, threads included

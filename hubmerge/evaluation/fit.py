@@ -1,17 +1,23 @@
-"""Which dtype a model runs in here: the stored one, bfloat16 where that is wider and does not fit, or none.
+"""What a machine's memory and disk mean for an evaluation. A machine that is too small says nothing of the model.
 
-A run holds the weights, the keys and values of its batches, and itself. Whether that fits is told from headers alone:
-on the CPU before anything is fetched, on a GPU by the process that sees its memory. A machine that is too small says
-nothing of the model, so nothing is recorded of it.
+A run holds the weights, the keys and values of its batches, and itself. From headers alone the dtype is chosen: the
+stored one, bfloat16 where that is wider and does not fit, or none; on the CPU before anything is fetched, on a GPU by
+the process that sees its memory. Where another program may have ended a run, it is tried once more.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import shutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from hubmerge.errors import DeviceError
-from hubmerge.plan.disk import shown_bytes
+from hubmerge.errors import DeviceError, DiskError, HubmergeError, MachineFaultError
+from hubmerge.plan.disk import shown_bytes, used_bytes
 from hubmerge.sources.base import Model
 
 SHARE_OF_CACHE = 0.25  # of the memory, for the keys and values of a batch
@@ -19,6 +25,9 @@ PROCESS_BYTES = 1_500_000_000  # for libraries, activations and logits; a quarte
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _NARROWER = "bfloat16"  # has the range of float32
+# of the disk, for datasets' rows, answers and the job database on the same disk: this, or a twentieth of a small one
+RESERVE_BYTES = 2 * 10**9
+_FAULT = "fault.json"  # how far a run got before the machine may have ended it
 
 
 @dataclass(frozen=True)
@@ -66,4 +75,69 @@ def fitting_dtype(weights: Weights, asked: str, memory_bytes: int, where: str) -
         expected=f"{wanted} for it in {least}",
         got=found,
         next_step=f"Evaluate it on a machine with more memory{', or in bfloat16' if narrower else ''}.",
+    )
+
+
+def forget_faults(workdir: Path) -> None:
+    """Forget earlier faults, since the run has ended for good; the next one has two tries again."""
+    (workdir / _FAULT).unlink(missing_ok=True)
+
+
+def clear_weights(workdir: Path) -> None:
+    """Remove the fetched weights."""
+    for name in ("model", "inputs"):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+
+
+def require_room(model: Model, workdir: Path, what: str) -> None:
+    """DiskError where the weights would leave less than the reserve; files fetched before take no further room."""
+    if model.ref.kind != "hub":
+        return
+    there = used_bytes([workdir / "inputs"])
+    disk = shutil.disk_usage(workdir)
+    reserve = min(RESERVE_BYTES, disk.total // 20)
+    missing = max(0, model.weight_bytes - there)
+    if missing and missing + reserve > disk.free:
+        clear_weights(workdir)
+        needed, found, kept = shown_bytes(model.weight_bytes + reserve, disk.free + there, reserve)
+        raise DiskError(
+            "the model does not fit on this disk",
+            where=what,
+            expected=f"{needed} free, {kept} of it for everything else",
+            got=found,
+            next_step="Evaluate it on a machine with more disk.",
+        )
+
+
+@contextmanager
+def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
+    """Remove this run's fetched weights if the disk fills up meanwhile."""
+    try:
+        yield
+    except DiskError:
+        clear_weights(workdir)
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        clear_weights(workdir)
+        raise DiskError(
+            "the disk is full", where=what, got=str(error.strerror), next_step="Free some disk and try again."
+        ) from None
+
+
+def try_once_more(error: HubmergeError, workdir: Path, what: str) -> None:
+    """MachineFaultError, unless an earlier try of this run ended at the same place."""
+    mark = workdir / _FAULT
+    answers = workdir / "generations"
+    done = sum(path.stat().st_size for path in answers.glob("*")) if answers.is_dir() else 0
+    with suppress(OSError, ValueError):
+        if done <= int(json.loads(mark.read_text())["done"]):
+            return
+    mark.write_text(json.dumps({"done": done}))
+    raise MachineFaultError(
+        "the machine ended the evaluation, which says nothing of the model yet",
+        where=what,
+        got=str(error).removeprefix(f"{error.code}: ").replace(str(workdir), "…")[:400],
+        next_step="Run it again while nothing else runs here: it goes on, and ends for good if it comes no further.",
     )

@@ -28,10 +28,17 @@ class AnswerJournal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._answers: dict[str, list[str]] = {}
-        self._end = 0  # bytes of whole lines; what follows is torn
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._read(path.read_bytes())
+        with open(path, "a+b") as file:
+            file.seek(0)
+            whole = 0  # bytes; nothing after a torn line can be trusted to be whole
+            for line in file:
+                pairs = _pairs(line)
+                if pairs is None:
+                    break
+                whole += len(line)
+                self._answers.update(pairs)
+            file.truncate(whole)
 
     def __getitem__(self, key: str) -> list[str]:
         return self._answers[key]
@@ -42,30 +49,18 @@ class AnswerJournal:
     def add(self, keys: Sequence[str], answers: Sequence[Sequence[str]]) -> None:
         """Record a batch; it is on the disk when this returns."""
         pairs = list(zip(keys, map(list, answers), strict=True))
-        line = json.dumps(pairs, ensure_ascii=True).encode() + b"\n"
-        with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
-            file.seek(self._end)
-            file.truncate()
-            file.write(line)
+        with open(self._path, "ab") as file:
+            file.write(json.dumps(pairs, ensure_ascii=True).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        self._end += len(line)
         self._answers.update(pairs)
-
-    def _read(self, data: bytes) -> None:
-        for line in data.splitlines(keepends=True):
-            pairs = _pairs(line)
-            if pairs is None:  # nothing after a torn line can be trusted to be whole
-                return
-            self._end += len(line)
-            self._answers.update(pairs)
 
 
 def _pairs(line: bytes) -> dict[str, list[str]] | None:
+    """The answers of a line; None where it was torn."""
     if not line.endswith(b"\n"):
         return None
     try:
-        pairs = json.loads(line)
-        return {str(key): [str(text) for text in texts] for key, texts in pairs}
+        return {str(key): [str(text) for text in texts] for key, texts in json.loads(line)}
     except (ValueError, TypeError):
         return None

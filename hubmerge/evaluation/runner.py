@@ -39,13 +39,15 @@ from hubmerge.errors import (
 )
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.fetch import fetch_rows
-from hubmerge.evaluation.fit import ITEM_BYTES, fitting_dtype, weights_of
-from hubmerge.evaluation.machine_faults import (
+from hubmerge.evaluation.fit import (
+    ITEM_BYTES,
     clear_weights,
     cleared_where_the_disk_is_full,
+    fitting_dtype,
     forget_faults,
     require_room,
     try_once_more,
+    weights_of,
 )
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, TaskScore
 from hubmerge.evaluation.suites import PinnedSuite
@@ -225,14 +227,12 @@ def _check(options: EvaluateOptions) -> None:
     if options.batch_size < 1 or options.wall_s <= 0:
         raise EvaluationError("batch size and wall limit must be positive")
     if options.backend == "vllm":
-        missing = "the package vllm" if importlib.util.find_spec("vllm") is None else ""
-        if not missing and _device(options.device) != "cuda":
-            missing = "a CUDA device"
-        if missing:
+        found = importlib.util.find_spec("vllm") is not None
+        if not found or _device(options.device) != "cuda":
             raise EvaluationError(
                 "the backend vllm is not installed",
                 expected="the package vllm and a CUDA device",
-                got=f"without {missing}",
+                got=f"without {'a CUDA device' if found else 'the package vllm'}",
                 next_step="Use the backend transformers.",
             )
 
@@ -321,38 +321,42 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
             for task, score in zip(run.suite.tasks, said, strict=True)
         )
         dtype, stored = plain(done["dtype"]), weights_of(run.model).stored
-        narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored]
-        environment = _run_environment(
-            run,
-            seconds,
-            device=plain(done["device"]),
-            dtype=dtype,
-            batch_tokens=done.get("batch_tokens"),
-            stored_dtype=stored if narrower and run.options.dtype == "auto" else None,
-        )
+        narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored] and run.options.dtype == "auto"
+        ran = {"dtype": dtype, "stored_dtype": stored if narrower else None, "batch_tokens": done.get("batch_tokens")}
+        return _record(run, facts, seconds, {"device": plain(done["device"]), **ran}, tasks=scores)
     except (KeyError, TypeError, ValueError) as error:
-        raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=type(error).__name__) from (
-            error
-        )
-    return _record(run, facts, environment, tasks=scores)
+        got = type(error).__name__
+        raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=got) from error
 
 
 def _failed(run: _Run, facts: ModelFacts, error: HubmergeError, seconds: float) -> EvaluationResult:
     """A failed run: the reason, free of this machine's paths."""
     message = str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")
-    environment = _run_environment(run, seconds, device=run.options.device, dtype=run.options.dtype)
     reason = RunError(code=error.code, message=plain(message))
-    return _record(run, facts, environment, error=reason)
+    return _record(run, facts, seconds, {"device": run.options.device, "dtype": run.options.dtype}, error=reason)
 
 
 def _record(
     run: _Run,
     facts: ModelFacts,
-    environment: RunEnvironment,
+    seconds: float,
+    found: Mapping[str, Any],
     *,
     tasks: tuple[TaskScore, ...] = (),
     error: RunError | None = None,
 ) -> EvaluationResult:
+    """`found`: of the environment what only the evaluating process knows."""
+    environment = RunEnvironment(
+        hubmerge=__version__,
+        lighteval=version("lighteval"),
+        transformers=version("transformers"),
+        torch=version("torch"),
+        backend=run.options.backend,
+        batch_size=run.options.batch_size,
+        seed=run.options.seed,
+        seconds=round(seconds, 1),
+        **found,
+    )
     return EvaluationResult(
         schema_version=1,
         model=run.model.ref.id,
@@ -366,19 +370,4 @@ def _record(
         facts=facts,
         environment=environment,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-def _run_environment(run: _Run, seconds: float, **found: Any) -> RunEnvironment:
-    """`found`: what only the evaluating process knows."""
-    return RunEnvironment(
-        hubmerge=__version__,
-        lighteval=version("lighteval"),
-        transformers=version("transformers"),
-        torch=version("torch"),
-        backend=run.options.backend,
-        batch_size=run.options.batch_size,
-        seed=run.options.seed,
-        seconds=round(seconds, 1),
-        **found,
     )

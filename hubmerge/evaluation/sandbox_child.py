@@ -108,7 +108,7 @@ class Asked:
 
     def _sent(self, value: Any) -> Any:
         if isinstance(value, _Elsewhere):
-            return {"object": object.__getattribute__(value, "_number")}
+            return {"object": value._number}
         return encode(value, self._sent)
 
     def _answer(self, message: Any) -> Any:
@@ -142,14 +142,15 @@ def _raised(name: str, text: str) -> Exception:
 class _Elsewhere:
     """An object that stayed in the solution's process. It equals nothing but itself."""
 
+    _solution: Asked
+    _number: int
+    _kind: str
+
     def __init__(self, solution: Asked, number: int, kind: str) -> None:
-        object.__setattr__(self, "_solution", solution)
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_kind", kind)
+        vars(self).update(_solution=solution, _number=number, _kind=kind)
 
     def _ask(self, action: str, *arguments: Any) -> Any:
-        solution: Asked = object.__getattribute__(self, "_solution")
-        return solution.ask(action, self, *arguments)
+        return self._solution.ask(action, self, *arguments)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._ask("call", list(arguments), named)
@@ -174,12 +175,8 @@ class _Elsewhere:
         return self._ask("truth") is True
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = self._ask("iterator")
-        while True:
-            found = iterator._ask("next")
-            if not found:
-                return
-            yield found[0]
+        iterator: Iterator[Any] = self._ask("iterator")
+        return iterator
 
     def __next__(self) -> Any:
         found = self._ask("next")
@@ -191,14 +188,13 @@ class _Elsewhere:
         return str(self._ask("text"))
 
     def __repr__(self) -> str:
-        return f"<{object.__getattribute__(self, '_kind')} of the solution>"
+        return f"<{self._kind} of the solution>"
 
     def __eq__(self, other: object) -> bool:
-        own = object.__getattribute__(self, "_number")
-        return isinstance(other, _Elsewhere) and object.__getattribute__(other, "_number") == own
+        return isinstance(other, _Elsewhere) and other._number == self._number
 
     def __hash__(self) -> int:
-        return hash(object.__getattribute__(self, "_number"))
+        return hash(self._number)
 
 
 # --- the solution's side -----------------------------------------------------------------------------------

@@ -4,7 +4,11 @@ No process or program can be started, so nothing outlives it or slips out of its
 process; no socket opens, of any family (socketpair inside the process works, asyncio needs it); no file can be
 opened for writing, created, renamed, removed or changed. These are seccomp rules and hold on every kernel that has
 seccomp, for every user: a verdict does not depend on the machine. Capabilities are dropped, so root is an ordinary
-user here. Where the kernel has Landlock, only the given folders can be read.
+user here.
+
+Where the kernel has Landlock (userspace-api/landlock.rst), only the given folders can be read. The process handles
+every right that this kernel knows, so that all are refused, and allows reading beneath the given paths. That also hides
+other processes' memory, environment and (from ABI 6) keeps signals inside.
 """
 
 from __future__ import annotations
@@ -15,13 +19,19 @@ import os
 import socket
 from collections.abc import Sequence
 
-from hubmerge.isolation import landlock, seccomp
+from hubmerge.isolation import seccomp
 from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
 from hubmerge.isolation.seccomp import SyscallRule
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CAPABILITY_VERSION_3 = 0x20080522
+_LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
+_PATH_BENEATH = 1
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # ABI → how many file rights it knows; 16 from ABI 5
+_NET_BIND_CONNECT = 0b11  # from ABI 4
+_SCOPE_UNIX_AND_SIGNAL = 0b11  # from ABI 6
 
 _READ_ONLY_FILES: tuple[SyscallRule, ...] = (
     SyscallRule("open", errno.EROFS, "any_bit_of", 1, _WRITING),
@@ -80,7 +90,7 @@ def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
     limit_resources(limits)
     seccomp.no_new_privileges()
     _drop_capabilities()
-    landlock.allow_reading_only(readable)
+    _allow_reading_only(readable)
     seccomp.install(rules(os.getpid()))
     require_no_network()
 
@@ -89,3 +99,55 @@ def _drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     if seccomp.system_call("capset", header, (ctypes.c_uint32 * 6)()) != 0:
         raise seccomp.unconfinable(f"capset: {os.strerror(ctypes.get_errno())}")
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64)]
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
+
+
+def landlock_abi() -> int:
+    """The version of Landlock that this kernel offers; 0: none."""
+    return max(0, seccomp.system_call("landlock_create_ruleset", None, ctypes.c_size_t(0), _LANDLOCK_VERSION))
+
+
+def _allow_reading_only(paths: Sequence[str]) -> None:
+    """Restrict this process to reading beneath `paths` (those that exist), where this kernel has Landlock."""
+    version = landlock_abi()
+    if not version:
+        return
+    rights = (1 << _RIGHTS.get(version, 16)) - 1
+    attributes = _Ruleset(
+        rights, _NET_BIND_CONNECT if version >= 4 else 0, _SCOPE_UNIX_AND_SIGNAL if version >= 6 else 0
+    )
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = _checked("landlock_create_ruleset", ctypes.byref(attributes), ctypes.c_size_t(size), 0)
+    try:
+        for path in paths:
+            _allow(ruleset, path)
+        _checked("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return
+    try:
+        rule = _PathBeneath(_READ_FILE | (_READ_DIR if os.path.isdir(path) else 0), fd)
+        _checked("landlock_add_rule", ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
+    finally:
+        os.close(fd)
+
+
+def _checked(name: str, *arguments: object) -> int:
+    result = seccomp.system_call(name, *arguments)
+    if result < 0:
+        raise seccomp.unconfinable(f"{name}: {os.strerror(ctypes.get_errno())}")
+    return result

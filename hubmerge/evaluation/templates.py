@@ -18,7 +18,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -38,6 +38,11 @@ MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
 MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
 MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
 _MESSAGE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
+_TOO_LONG = "the chat template makes too long prompts"
+# made beforehand, since nothing can be made when it is needed
+_NO_MEMORY = json.dumps(
+    {"failed": ("the chat template needs too much memory", f"at most {MEMORY_BYTES} bytes", "more")}
+).encode()
 
 
 def check_template(tokenizer: Any) -> None:
@@ -83,23 +88,25 @@ def _render_all(render: Callable[[Item], str], items: Sequence[Item], writing: C
     processor_s = math.ceil(PROCESSOR_S + PROCESSOR_S_EACH * len(items))
     limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
     for item in items:
-        words = _one(render, item)
         try:
-            data = json.dumps(words).encode()
+            data = json.dumps(_one(render, item)).encode()
         except MemoryError:
-            data = b'{"memory": ""}'
+            data = _NO_MEMORY
         writing.send_bytes(data)
 
 
-def _one(render: Callable[[Item], str], item: Item) -> dict[str, str]:
+def _one(render: Callable[[Item], str], item: Item) -> dict[str, Any]:
+    """The text, or in its place the arguments of `_failed`."""
     try:
         text = render(item)
     except MemoryError:
-        return {"memory": ""}
+        raise
     except Exception as error:  # noqa: BLE001 - a stranger's program: whatever it raises is its failure
         lines = str(error).strip().splitlines() or ["no reason given"]
-        return {"failed": f"{type(error).__name__}: {lines[0][:300]}"}
-    return {"long": str(len(text))} if len(text) > MAX_PROMPT_CHARACTERS else {"text": text}
+        return {"failed": ("the chat template fails", "a prompt", f"{type(error).__name__}: {lines[0][:300]}")}
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        return {"failed": (_TOO_LONG, f"at most {MAX_PROMPT_CHARACTERS} characters", str(len(text)))}
+    return {"text": text}
 
 
 def _data_bytes() -> int:
@@ -126,15 +133,14 @@ def _collected(reading: Connection, child: ForkProcess, count: int) -> list[str]
         except EOFError:
             break
         except OSError:
-            expected = f"at most {_MESSAGE_BYTES} bytes"
-            raise _failed("the chat template makes too long prompts", expected, "more") from None
+            raise _failed(_TOO_LONG, f"at most {_MESSAGE_BYTES} bytes", "more") from None
         total += len(data)
-        words = json.loads(data)
-        if "text" not in words:
-            raise _failure(words)
+        said = json.loads(data)
+        if "failed" in said:
+            raise _failed(*said["failed"])
         if total > MAX_RENDERED_BYTES:
-            raise _failed("the chat template makes too long prompts", f"at most {MAX_RENDERED_BYTES} bytes", str(total))
-        texts.append(words["text"])
+            raise _failed(_TOO_LONG, f"at most {MAX_RENDERED_BYTES} bytes", str(total))
+        texts.append(said["text"])
     else:
         return texts
     child.join()
@@ -151,15 +157,6 @@ def _processor_s(child: int | None) -> float:
     """The processor time of the fork, in seconds."""
     fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _failure(words: Mapping[str, str]) -> EvaluationError:
-    if "memory" in words:
-        return _failed("the chat template needs too much memory", f"at most {MEMORY_BYTES} bytes", "more")
-    if "long" in words:
-        expected = f"at most {MAX_PROMPT_CHARACTERS} characters"
-        return _failed("the chat template makes too long prompts", expected, words["long"])
-    return _failed("the chat template fails", "a prompt", words["failed"])
 
 
 def _failed(what: str, expected: str, got: str) -> EvaluationError:

@@ -1,14 +1,14 @@
 """bfcl-eval's own verdicts, computed in its own environment (.cache/bfcl): one JSON line in, one JSON line out.
 
-In: `{"category", "function", "ground_truth", "answers": [[form, text], …]}`. Out: one [valid, reason]
-per answer. In: `{"values": [[language, declared type, item type, text], …]}`. Out: the `repr` of each, converted.
-`form` says whose decoder reads the text: `prompting` is the one of the models that are asked for a list
-of calls, `tagged` the one of Qwen's tool-call tags, `json` takes the calls as they stand in a JSON list (the package's
-own JSON format is not used in these categories; it cuts a list of calls at the first `}]` inside an argument). The
-steps and their order are those of the package's own runner; an exception in the decoder is "no call", one in the
-checker ends the package's run and is told as `crash`. The registry of models and the handlers' base class import the
-client of every provider, so stand-ins take their place; neither takes part in a verdict beyond the one switch that is
-set here.
+In: `{"category", "function", "ground_truth", "answers": [[form, text], …]}`. Out: one [valid, reason] per answer.
+In: `{"values": [[language, declared type, item type, text], …]}`. Out: the `repr` of each, converted.
+
+`form` says whose decoder reads the text: `prompting` is the one of the models that are asked for a list of calls,
+`tagged` the one of Qwen's tool-call tags, `json` takes the calls as they stand in a JSON list (the package's own JSON
+format is not used in these categories; it cuts a list of calls at the first `}]` inside an argument). The steps and
+their order are those of the package's own runner; an exception in the decoder is "no call", one in the checker ends the
+package's run and is told as `crash`. The registry of models and the handlers' base class import the client of every
+provider, so stand-ins take their place; neither takes part in a verdict beyond the one switch that is set here.
 """
 
 from __future__ import annotations
@@ -101,14 +101,12 @@ def converted(language: str, declared: str, item: str | None, text: str) -> str:
 def main() -> None:
     for line in sys.stdin:
         case = json.loads(line)
-        if "values" in case:
-            with contextlib.redirect_stdout(io.StringIO()):
-                values = [converted(*value) for value in case["values"]]
-            print(json.dumps(values), flush=True)
-            continue
         with contextlib.redirect_stdout(io.StringIO()):  # the package prints what it cannot convert
-            verdicts = [verdict(case, form, text) for form, text in case["answers"]]
-        print(json.dumps(verdicts), flush=True)
+            if "values" in case:
+                said: list[Any] = [converted(*value) for value in case["values"]]
+            else:
+                said = [verdict(case, form, text) for form, text in case["answers"]]
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

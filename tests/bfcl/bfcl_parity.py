@@ -1,134 +1,71 @@
-"""Our verdicts beside bfcl-eval's, on every row of every category and every damaged variant.
+"""Answers to every row of every category with bfcl-eval's verdicts on them, kept in verdicts.jsonl.gz.
 
-python tests/bfcl/bfcl_parity.py            # prints the numbers; needs .cache/bfcl (tests/bfcl/install.sh)
-python tests/bfcl/bfcl_parity.py --rows 8 --write    # damage to 8 rows per category; keep the verdicts
+    python tests/bfcl/bfcl_parity.py    # asks bfcl-eval again (.cache/bfcl, tests/bfcl/install.sh), keeps what it says
+
+Kept are a gold answer to each row, and damaged ones: one argument's value, a call or the list of calls, or the text was
+changed. Of every kind of damage each category has an answer for every reason that bfcl-eval gave among about 300 rows.
+Then come texts of Java and JavaScript values, with what its converters make of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
+import gzip
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bfcl_damage import ROOT, Variant, all_variants
-
-from hubmerge.evaluation.tasks.bfcl import TASKS
-
+ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".cache" / "bfcl" / "bin" / "python"
-CHILD = Path(__file__).with_name("bfcl_child.py")
-VERDICTS = Path(__file__).with_name("verdicts.json")
-_TASKS = {str(task.rows.subset): task for task in TASKS}
+VERDICTS = Path(__file__).with_name("verdicts.jsonl.gz")
+DATA = ROOT / "examples" / "datasets" / "bfcl" / "data"
 
 
-def ours(category: str, row: Mapping[str, Any], found: Sequence[Variant]) -> list[bool]:
-    """Our verdict on every variant."""
-    task = _TASKS[category]
-    reference = task.reference(row)
-    return [task.score(text, reference) == 1.0 for _, _, text in found]
+def lines(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
 
 
-class Reference:
-    """bfcl-eval in its own process."""
-
-    def __enter__(self) -> Reference:
-        self._folder = tempfile.TemporaryDirectory()
-        self._child = subprocess.Popen(
-            [PYTHON, CHILD],
-            stdin=subprocess.PIPE,
+def asked_again(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same answers and values with what bfcl-eval says of them now."""
+    rows: dict[str, dict[str, Any]] = {}
+    questions: list[dict[str, Any]] = []
+    for each in kept:
+        if "values" in each:
+            questions.append({"values": [value for *value, _ in each["values"]]})
+            continue
+        if each["category"] not in rows:
+            rows[each["category"]] = {row["id"]: row for row in lines(DATA / f"{each['category']}.jsonl.gz")}
+        row = rows[each["category"]][each["row"]]
+        parts = {name: json.loads(row[name]) for name in ("function", "ground_truth")}
+        answers = [[form, text] for _, form, text, _ in each["answers"]]
+        questions.append({"category": each["category"], "answers": answers, **parts})
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [PYTHON, Path(__file__).with_name("bfcl_child.py")],
+            input="".join(json.dumps(question) + "\n" for question in questions),
             stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "BFCL_PROJECT_ROOT": self._folder.name},  # where it makes its folders
+            env={"PATH": os.environ["PATH"], "BFCL_PROJECT_ROOT": folder},  # where it makes its folders
             encoding="utf-8",
+            check=True,
         )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._child.communicate()
-        self._folder.cleanup()
-
-    def verdicts(self, category: str, row: Mapping[str, Any], found: Sequence[Variant]) -> list[tuple[bool, str]]:
-        case = {
-            "category": category,
-            "function": json.loads(row["function"]),
-            "ground_truth": json.loads(row["ground_truth"]),
-            "answers": [(form, text) for _, form, text in found],
-        }
-        return [(valid, reason) for valid, reason in self._ask(case)]
-
-    def values(self, values: Sequence[tuple[str, str, str | None, str]]) -> list[str]:
-        """What its converters make of texts; each with language, declared type and item type."""
-        return list(self._ask({"values": values}))
-
-    def _ask(self, question: Mapping[str, Any]) -> list[Any]:
-        assert self._child.stdin
-        assert self._child.stdout
-        self._child.stdin.write(json.dumps(question) + "\n")
-        self._child.stdin.flush()
-        return list(json.loads(self._child.stdout.readline()))
+    again = []
+    for each, line in zip(kept, done.stdout.splitlines(), strict=True):
+        name = "values" if "values" in each else "answers"
+        said = [verdict if name == "values" else verdict[0] for verdict in json.loads(line)]
+        again.append({**each, name: [[*asked, new] for (*asked, _), new in zip(each[name], said, strict=True)]})
+    return again
 
 
-@dataclass
-class Tally:
-    """A category's numbers."""
-
-    rows: int = 0
-    gold: int = 0  # rows whose gold answer counts
-    valid: int = 0  # of the damaged variants
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    def add(self, found: Sequence[Variant], verdicts: Sequence[bool]) -> None:
-        self.rows += 1
-        self.digest.update(bytes(verdicts))
-        judged = [(kind, valid) for (kind, _, _), valid in zip(found, verdicts, strict=True)]
-        self.gold += any(valid for kind, valid in judged if kind == "gold")
-        self.valid += sum(valid for kind, valid in judged if kind != "gold")
-
-    def kept(self) -> dict[str, Any]:
-        return {"rows": self.rows, "gold": self.gold, "valid": self.valid, "sha256": self.digest.hexdigest()}
-
-
-def compare(
-    reference: Reference, cases: Iterable[tuple[str, Mapping[str, Any], list[Variant]]]
-) -> tuple[dict[str, Tally], list[tuple[str, Variant, bool, str]]]:
-    """Numbers per category, and every disagreement: row id, variant, our verdict, the reference's reason."""
-    tallies: dict[str, Tally] = {}
-    differing = []
-    for category, row, found in cases:
-        theirs = reference.verdicts(category, row, found)
-        tallies.setdefault(category, Tally()).add(found, [valid for valid, _ in theirs])
-        for variant, mine, (valid, reason) in zip(found, ours(category, row, found), theirs, strict=True):
-            if mine != valid:
-                differing.append((row["id"], variant, mine, reason))
-    return tallies, differing
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, help="per category whose answers are damaged (all)")
-    parser.add_argument("--write", action="store_true", help="keep bfcl-eval's verdicts in verdicts.json")
-    options = parser.parse_args()
-    with Reference() as reference:
-        tallies, differing = compare(reference, all_variants(options.rows))
-    for name, tally in tallies.items():
-        print(f"{name}: {tally.rows:,} rows, {tally.gold:,} gold answers count, {tally.valid:,} damaged ones")
-    kinds = Counter((variant[0], variant[1]) for _, variant, _, _ in differing)
-    for (kind, form), count in kinds.most_common():
-        example = next(d for d in differing if d[1][:2] == (kind, form))
-        text = f"{example[0]} ours {example[2]}, theirs {example[3]!r}: {example[1][2]!r}"
-        print(f"{count} × {kind!r} ({form}): {text}"[:700])
-    if options.write:
-        kept = {"damaged_rows": options.rows, "categories": {name: tally.kept() for name, tally in tallies.items()}}
-        VERDICTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    return 1 if differing else 0
+def write(kept: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(each) + "\n" for each in kept)
+    VERDICTS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    before = lines(VERDICTS)
+    write(asked_again(before))
+    sys.exit("bfcl-eval's verdicts were others" if lines(VERDICTS) != before else 0)

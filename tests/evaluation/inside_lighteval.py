@@ -34,11 +34,7 @@ ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 _LCB_TESTS = json.dumps([{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}])
 ROWS = {
     "gsm8k": {"question": "Two apples and three apples?", "answer": "2 + 3 = 5\n#### 5"},
-    "math_500": {
-        "problem": "What is 1/2 + 1/4?",
-        "solution": "It is $\\boxed{\\frac{3}{4}}$.",
-        "answer": "\\frac{3}{4}",
-    },
+    "math_500": {"problem": "What is 1/2 + 1/4?", "solution": "$\\boxed{\\frac{3}{4}}$", "answer": "\\frac{3}{4}"},
     "aime24": {"problem": "Find it.", "answer": "204"},
     "ifeval": {
         "prompt": "Write no commas, in two sentences at least, with two words in capitals.",
@@ -61,19 +57,15 @@ ROWS = {
         "metadata": "{}",
     },
 }
-RIGHT = {
-    "gsm8k": "2 + 3 = 5. The answer is 5",
-    "math_500": "ANSWER: $\\frac{3}{4}$",
-    "aime24": "Therefore, the final answer is: $\\boxed{204}$. I hope it is correct",
-    "ifeval": "HELLO there. This IS FINE.",
-    "lcb:codegeneration": "```python\na, b = map(int, input().split())\nprint(a + b)\n```",
-}
-WRONG = {
-    "gsm8k": "2 + 3 = 6. The answer is 6",
-    "math_500": "ANSWER: $\\frac{3}{5}$",
-    "aime24": "Therefore, the final answer is: $\\boxed{205}$. I hope it is correct",
-    "ifeval": "hello, there. This is fine.",
-    "lcb:codegeneration": "```python\nimport os\nos._exit(0)\n```",
+ANSWERS = {  # a right and a wrong one
+    "gsm8k": ("2 + 3 = 5. The answer is 5", "2 + 3 = 6. The answer is 6"),
+    "math_500": ("ANSWER: $\\frac{3}{4}$", "ANSWER: $\\frac{3}{5}$"),
+    "aime24": ("Therefore, the final answer is: $\\boxed{204}$.", "Therefore, the final answer is: $\\boxed{205}$."),
+    "ifeval": ("HELLO there. This IS FINE.", "hello, there. This is fine."),
+    "lcb:codegeneration": (
+        "```python\na, b = map(int, input().split())\nprint(a + b)\n```",
+        "```python\nimport os\nos._exit(0)\n```",
+    ),
 }
 
 
@@ -98,8 +90,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: dict[str, Any]) -> None:
     for name, task in installed.items():
-        for answers, expected in ((RIGHT, 1.0), (WRONG, 0.0)):
-            responses = [ModelResponse(text=[answers[name]])]
+        for answer, expected in zip(ANSWERS[name], (1.0, 0.0), strict=True):
+            responses = [ModelResponse(text=[answer])]
             [values] = apply_metric(docs=task.get_docs(), responses=responses, metrics=list(task.metrics))
             assert float(values[get_task(name).metric]) == expected, name
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from task_helpers import own_task, scored
 
-from hubmerge.evaluation.tasks import get_task, humaneval, mbpp
-from hubmerge.evaluation.tasks.base import Task
+from hubmerge.evaluation.tasks import humaneval, mbpp
 from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "humaneval" / "openai_humaneval" / "test.jsonl"
@@ -46,54 +46,42 @@ MBPP_ROWS: list[dict[str, Any]] = [
 ]
 
 
-def scored(task: Task, row: dict[str, Any], answer: str) -> float:
-    """As the runner does it: the reference travels as JSON."""
-    return task.score(answer, json.loads(json.dumps(task.reference(row))))
+HUMANEVAL = own_task("humaneval")
 
 
-@pytest.fixture
-def humaneval_task() -> Task:
-    task = get_task("humaneval")
-    assert isinstance(task, Task)
-    return task
-
-
-def test_every_reference_solution_of_humaneval_passes(humaneval_task: Task) -> None:
+def test_every_reference_solution_of_humaneval_passes() -> None:
     assert len(ROWS) == 164
     answers = {row["task_id"]: f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in ROWS}
-    failed = [row["task_id"] for row in ROWS if scored(humaneval_task, row, answers[row["task_id"]]) != 1.0]
+    failed = [row["task_id"] for row in ROWS if scored(HUMANEVAL, row, answers[row["task_id"]]) != 1.0]
     assert failed == []
 
 
-def test_a_plain_continuation_and_a_lost_indent_pass_too(humaneval_task: Task) -> None:
+def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
     for row in ROWS[::12]:
         body = row["canonical_solution"]
-        assert scored(humaneval_task, row, body) == 1.0
-        assert scored(humaneval_task, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
-        assert scored(humaneval_task, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
+        assert scored(HUMANEVAL, row, body) == 1.0
+        assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
+        assert scored(HUMANEVAL, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
 
 
-def test_damaged_solutions_of_humaneval_fail(humaneval_task: Task) -> None:
+def test_damaged_solutions_of_humaneval_fail() -> None:
     for row in ROWS[::6]:
-        assert scored(humaneval_task, row, "    return None\n") == 0.0
+        assert scored(HUMANEVAL, row, "    return None\n") == 0.0
     for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
-        assert scored(humaneval_task, ROWS[0], answer) == 0.0
+        assert scored(HUMANEVAL, ROWS[0], answer) == 0.0
 
 
-def test_a_solution_that_does_not_end_fails(humaneval_task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solution_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(humaneval, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(mbpp, "TIMEOUT_S", 0.5)
-    assert scored(humaneval_task, ROWS[0], f"    while True: pass\n{ROWS[0]['canonical_solution']}") == 0.0
-    task = get_task("mbpp")
-    assert isinstance(task, Task)
+    assert scored(HUMANEVAL, ROWS[0], f"    while True: pass\n{ROWS[0]['canonical_solution']}") == 0.0
     code = MBPP_ROWS[0]["code"].replace("    return", "    while True: pass\n    return")
-    assert scored(task, MBPP_ROWS[0], code) == 0.0
+    assert scored(own_task("mbpp"), MBPP_ROWS[0], code) == 0.0
 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
 def test_mbpp_golds_pass_and_damaged_ones_fail(row: dict[str, Any]) -> None:
-    task = get_task("mbpp_sanitized" if "prompt" in row else "mbpp")
-    assert isinstance(task, Task)
+    task = own_task("mbpp_sanitized" if "prompt" in row else "mbpp")
     assert scored(task, row, f"```python\n{row['code']}\n```") == 1.0
     assert scored(task, row, f"Here it is:\n\n{row['code']}\n[DONE]\n[BEGIN]\nprint(x)") == 1.0
     assert scored(task, row, row["code"].replace("return", "return 1 +")) == 0.0

@@ -74,7 +74,7 @@ def test_an_own_network_holds_loopback_and_nothing_else() -> None:
     script = (
         "import socket\n"
         "from hubmerge.errors import EvaluationError\n"
-        "from hubmerge.isolation.own_network import take_own_network\n"
+        "from hubmerge.isolation.confinement import take_own_network\n"
         "try:\n    take_own_network()\n"
         "except EvaluationError as error:\n    print('impossible', error)\n    raise SystemExit\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"

@@ -25,7 +25,7 @@ from hubmerge.errors import (
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.child import ChildJob, run_child
+from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.in_child import WallLimitError
 from localhub.process import LocalHubProcess
 
@@ -44,23 +44,9 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
         spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
         home = tmp_path / "home"
         paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        run_child(
-            ChildJob(
-                module,
-                {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]},
-                {
-                    "HF_ENDPOINT": endpoint,
-                    "HF_HOME": str(home),
-                    "HOME": str(home),
-                    "HF_HUB_DISABLE_XET": "1",
-                    "PYTHONPATH": paths,
-                },
-                tmp_path / "log",
-                120.0,
-                "the data",
-            ),
-            lambda event: None,
-        )
+        environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
+        told = {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]}
+        run_child(ChildJob(module, told, environment, tmp_path / "log", 120.0, "the data"), lambda event: None)
         with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
             rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
         state = json.loads((folder / spec["split"] / "state.json").read_text())
@@ -79,7 +65,7 @@ def dataset(
 
     def publish(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
         repo = f"ada/fetch-{abs(hash(request.node.name)) % 10**8}"
-        api.create_repo(repo, repo_type="dataset", private=private)
+        api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
         for path, content in files.items():
             api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id=repo, repo_type="dataset")
         sha = api.dataset_info(repo).sha
@@ -92,21 +78,20 @@ def dataset(
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
 
 
-def test_rows_are_those_of_the_pinned_commit_and_limited(fetch: Fetch, dataset: Any, zoo_hub: LocalHubProcess) -> None:
-    repo, sha = dataset({"test.jsonl": LINES})
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
-    api.upload_file(path_or_fileobj=b'{"n": 99}\n', path_in_repo="test.jsonl", repo_id=repo, repo_type="dataset")
-    assert [row["n"] for row in fetch(repo, sha, limit=3)] == [0, 1, 2]
-
-
-def test_a_task_that_builds_its_own_questions_gets_all_rows(fetch: Fetch, dataset: Any) -> None:
-    repo, sha = dataset({"test.jsonl": LINES})
-    assert len(fetch(repo, sha, limit=3, expands=True)) == 10
-
-
-def test_named_files_make_a_split_where_the_repo_has_none(fetch: Fetch, dataset: Any) -> None:
-    repo, sha = dataset({"a/odd.json": LINES, "train.jsonl": b'{"other": 1}\n'})
-    assert len(fetch(repo, sha, data_files={"test": "a/odd.json"}, subset="unused")) == 10
+@pytest.mark.parametrize(
+    ("path", "changes", "numbers"),
+    [
+        ("test.jsonl", {"limit": 3}, range(3)),
+        ("test.jsonl", {"limit": 3, "expands": True}, range(10)),  # a task that builds its own questions
+        ("a/odd.json", {"data_files": {"test": "a/odd.json"}, "subset": "unused"}, range(10)),  # no split's own name
+    ],
+)
+def test_rows_are_those_of_the_pinned_commit_as_many_as_are_asked(
+    fetch: Fetch, dataset: Any, path: str, changes: Mapping[str, Any], numbers: range
+) -> None:
+    repo, sha = dataset({path: LINES})
+    dataset({path: b'{"n": 99}\n'})
+    assert [row["n"] for row in fetch(repo, sha, **changes)] == list(numbers)
 
 
 def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:

@@ -9,13 +9,14 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +26,7 @@ from examples.zoo.evaluate import EVAL_FOLDER, evaluate_model, read_questions
 from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
-from hubmerge.evaluation.suites import SUITES, pin
+from hubmerge.evaluation.suites import SUITES, Suite, pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from localhub.process import LocalHubProcess
@@ -49,17 +50,13 @@ class Killing(Unobserved):
             os.kill(int(child), signal.SIGKILL)
 
 
-class Stages(Unobserved):
+class Generated(Unobserved):
     def __init__(self) -> None:
-        self.generated: list[int] = []
-        self.stages: list[str] = []
-
-    def stage(self, name: str) -> None:
-        self.stages.append(name)
+        self.done: list[int] = []
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage == "generate":
-            self.generated.append(done)
+            self.done.append(done)
 
 
 class Runs(NamedTuple):
@@ -67,7 +64,7 @@ class Runs(NamedTuple):
     journal_of_the_killed: bytes
     resumed: EvaluationResult
     workdir: Path
-    stages: Stages
+    generated: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -80,50 +77,38 @@ def runs(zoo_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.raises(MachineFaultError) as killed:
         evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=Killing(2 * BATCH))
     journal = (workdir / "generations" / "zoo_math.jsonl").read_bytes()
-    stages = Stages()
-    resumed = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=stages)
-    return Runs(killed.value, journal, resumed, workdir, stages)
+    generated = Generated()
+    resumed = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=generated)
+    return Runs(killed.value, journal, resumed, workdir, generated.done)
 
 
-def details(workdir: Path, task: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(workdir / "details" / f"{task}.parquet").to_pylist()
-    return rows
-
-
-def test_scores_equal_a_direct_count(runs: Runs) -> None:
+def test_scores_equal_a_direct_count_with_the_standard_error_of_the_mean(runs: Runs) -> None:
     direct = evaluate_model(str(ZOO / "math"), limit=LIMIT)
     assert runs.resumed.status == "done"
     assert {s.domain: round(s.value * s.samples) for s in runs.resumed.tasks} == {
         domain: score.correct for domain, score in direct.items()
     }
     assert direct["math"].correct > LIMIT / 2 > direct["tool"].correct  # so that equal counts mean something
-
-
-def test_a_standard_error_is_that_of_the_mean(runs: Runs) -> None:
     for score in runs.resumed.tasks:
         p, n = score.value, score.samples
         assert n == LIMIT
         assert score.stderr == pytest.approx(math.sqrt(p * (1 - p) / (n - 1)))
 
 
-def test_a_killed_run_says_nothing_of_the_model_and_keeps_what_it_generated(runs: Runs) -> None:
+def test_a_killed_run_says_nothing_of_the_model_and_the_next_one_generates_only_what_is_missing(runs: Runs) -> None:
     assert "SIGKILL" in str(runs.killed)
     assert len(runs.journal_of_the_killed.splitlines()) >= 2
-
-
-def test_a_resumed_run_generates_only_what_is_missing(runs: Runs) -> None:
     journal = (runs.workdir / "generations" / "zoo_math.jsonl").read_bytes()
     assert journal.startswith(runs.journal_of_the_killed)
     for task in ("math", "tool", "mem"):
         lines = (runs.workdir / "generations" / f"zoo_{task}.jsonl").read_text().splitlines()
         assert [len(json.loads(line)) for line in lines] == [BATCH] * (LIMIT // BATCH)
-    assert runs.stages.generated == list(range(BATCH, 3 * LIMIT + 1, BATCH))
-    assert runs.stages.stages[-3:] == ["load model", "generate", "score"]
+    assert runs.generated == list(range(BATCH, 3 * LIMIT + 1, BATCH))
 
 
 def test_every_sample_is_kept_as_it_was_asked_answered_and_scored(runs: Runs) -> None:
     for score in runs.resumed.tasks:
-        rows = details(runs.workdir, score.task)
+        rows = pq.read_table(runs.workdir / "details" / f"{score.task}.parquet").to_pylist()
         questions = read_questions(EVAL_FOLDER / f"{score.domain}.jsonl", LIMIT)
         assert [(row["prompt"], json.loads(row["reference"])) for row in rows] == questions
         assert [row["score"] for row in rows] == [
@@ -139,29 +124,6 @@ def test_the_result_says_what_ran(runs: Runs) -> None:
     assert environment.batch_size == BATCH
     assert environment.batch_tokens is not None
     assert {s.truncated for s in runs.resumed.tasks} == {0}
-
-
-def test_a_checkpoint_without_all_its_tensors_does_not_load(tmp_path: Path, hub: Hub, rows: Path) -> None:
-    """transformers itself fills them with random numbers."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((ZOO / "math" / name).read_bytes())
-    tensors = load_file(ZOO / "math" / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    result = evaluate(
-        ModelName.parse(str(folder)),
-        pin("zoo", hub, limit=LIMIT),
-        hub=hub,
-        workdir=tmp_path / "run",
-        options=EvaluateOptions(**OPTIONS, data_cache=rows),  # type: ignore[arg-type]
-        allow_local=True,
-    )
-    assert result.status == "failed"
-    assert result.error is not None
-    assert "model.layers.1.mlp.up_proj.weight" in result.error.message
-    assert not (tmp_path / "run" / "details").exists()
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +148,29 @@ def test_inside_a_process_that_has_lighteval(name: str, inside: str) -> None:
     assert set(outcomes) == {"PASSED"}, inside[-5000:]
 
 
+def test_a_checkpoint_without_all_its_tensors_does_not_load(tmp_path: Path, hub: Hub, rows: Path) -> None:
+    """transformers itself fills them with random numbers."""
+    folder = tmp_path / "model"
+    shutil.copytree(ZOO / "math", folder)
+    tensors = load_file(ZOO / "math" / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight" in failure_of(folder, SUITES["zoo"], tmp_path, hub, rows)
+    assert not (tmp_path / "run" / "details").exists()
+
+
 def test_a_model_too_short_for_a_task_has_no_score_and_nothing_is_generated(
     tmp_path: Path, hub: Hub, rows: Path
 ) -> None:
-    result = evaluate(
-        ModelName.parse(str(ZOO / "math")),
-        pin(replace(SUITES["zoo"], max_model_len=8), hub, limit=LIMIT),
-        hub=hub,
-        workdir=tmp_path / "run",
-        options=EvaluateOptions(**OPTIONS, data_cache=rows),  # type: ignore[arg-type]
-        allow_local=True,
-    )
+    short = replace(SUITES["zoo"], max_model_len=8)
+    assert "cannot read the prompts of a task" in failure_of(ZOO / "math", short, tmp_path, hub, rows)
+    assert not list((tmp_path / "run" / "generations").glob("*"))
+
+
+def failure_of(folder: Path, suite: Suite, tmp_path: Path, hub: Hub, rows: Path) -> str:
+    options = EvaluateOptions(**OPTIONS, data_cache=rows)  # type: ignore[arg-type]
+    name, pinned = ModelName.parse(str(folder)), pin(suite, hub, limit=LIMIT)
+    result = evaluate(name, pinned, hub=hub, workdir=tmp_path / "run", options=options, allow_local=True)
     assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
-    assert "cannot read the prompts of a task" in result.error.message
-    assert not list((tmp_path / "run" / "generations").glob("*"))
+    return result.error.message

@@ -1,17 +1,23 @@
-"""Suites name tasks that exist, and their version changes with everything that would change what is asked."""
+"""Suites name tasks that exist, their version changes with what is asked, and their datasets are pinned in a file."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.errors import EvaluationError, SourceNotFoundError
+from hubmerge.cli.main import main
+from hubmerge.errors import EvaluationError, SourceChangedError, SourceNotFoundError
+from hubmerge.evaluation import suites
 from hubmerge.evaluation.dataset_content import content_digest
+from hubmerge.evaluation.pins import PINS, DatasetPin, own_pins, read_pins, write_pins
+from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
 from hubmerge.evaluation.tasks import registry
 from hubmerge.evaluation.tasks.base import Rows
@@ -58,39 +64,46 @@ def test_an_unknown_suite_is_refused_with_the_names_of_those_there_are() -> None
 
 def test_a_dataset_of_several_tasks_is_asked_for_once() -> None:
     hub = CountingHub()
-    suite = pinned("zoo", hub)
+    assert [t.revision for t in pinned("zoo", hub).tasks] == [SHA] * 3
     assert hub.asked == ["zoo/held-out"]
-    assert [t.revision for t in suite.tasks] == [SHA] * 3
 
 
-def test_the_version_is_twelve_hex_digits_and_stays_the_same() -> None:
-    assert pinned().version == pinned().version
-    assert len(pinned().version) == 12
-    assert int(pinned().version, 16) >= 0
-
-
-def test_the_version_changes_with_everything_that_changes_what_is_asked() -> None:
+def test_the_version_changes_with_everything_that_changes_what_is_asked_and_with_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     suite = SUITES["zoo"]
     task = registry()["zoo_math"]
     base = pinned()
+    other_commit = pinned("zoo", CountingHub({"zoo/held-out": "b" * 40}))
+    assert other_commit.version == base.version
+    assert {t.revision for t in other_commit.tasks} == {"b" * 40}
     others = [
         pinned(limit=499),
         pinned(split="dev"),
         pinned(replace(suite, max_model_len=4096)),
         pinned(replace(suite, tasks=suite.tasks[:2])),
         pinned(replace(suite, tasks=(SuiteTask("zoo_math", few_shot=1), *suite.tasks[1:]))),
-        pinned(dtype="float32"),
+        *(pinned(dtype=dtype) for dtype in ("float32", "bfloat16", "float16")),
         pinned("zoo", CountingHub(data="2")),
         replace(base, tasks=(replace(base.tasks[0], task=replace(task, version=2)), *base.tasks[1:])),
     ]
     versions = {suite.version for suite in (base, *others)}
     assert len(versions) == len(others) + 1
+    monkeypatch.setattr(suites, "RULES", suites.RULES + 1)
+    assert pinned().version not in versions
 
 
-def test_a_commit_that_changes_no_data_changes_the_pin_and_not_the_version() -> None:
-    other = pinned("zoo", CountingHub({"zoo/held-out": "b" * 40}))
-    assert other.version == pinned().version
-    assert {t.revision for t in other.tasks} == {"b" * 40}
+def test_the_versions_of_the_suites_for_the_same_data_are_those_that_published_results_name() -> None:
+    assert {name: pinned(name).version for name in SUITES} == {
+        "zoo": "70719f3358d7",
+        "math": "1fdc31cbc99f",
+        "instruction": "9390b5368024",
+        "code": "89f6b3b7bfbb",
+        "tool": "5dbd921f4106",
+        "memory": "4f8c5f81b0e2",
+        "memory_short": "0a9956d088eb",
+        "search": "d92b134e7294",
+    }
 
 
 CARD: dict[str, Any] = {
@@ -140,25 +153,36 @@ def test_without_a_word_on_its_files_every_file_that_is_no_document_is_content(c
     assert digest_of(card=card) == digest_of(card=card, README_md="2")
 
 
-def test_a_dataset_s_card_may_change_on_the_hub_without_another_version(hub: Hub) -> None:
-    """Through the real client, on a repo as `datasets` pushes it."""
-    api = HfApi(hub.endpoint, token=hub.token)
-    api.create_repo("ada/questions", repo_type="dataset")
-    task = replace(registry()["zoo_math"], name="q", rows=Rows("ada/questions"))
+Put = Callable[[str, str], None]
 
-    def put(path: str, content: str) -> str:
-        api.upload_file(
-            path_or_fileobj=content.encode(), path_in_repo=path, repo_id="ada/questions", repo_type="dataset"
-        )
-        state = hub.datasets.repo_state("ada/questions")
-        return content_digest(task.rows, ["test"], state.card, hub.datasets.tree("ada/questions", state.sha))
+
+@pytest.fixture
+def put(hub: Hub, request: pytest.FixtureRequest) -> tuple[str, Put]:
+    """A dataset of ada's, and what writes a file of it."""
+    repo = f"ada/suite-{abs(hash(request.node.name)) % 10**8}"
+    api = HfApi(hub.endpoint, token=hub.token)
+    api.create_repo(repo, repo_type="dataset")
+
+    def write(path: str, content: str) -> None:
+        api.upload_file(path_or_fileobj=content.encode(), path_in_repo=path, repo_id=repo, repo_type="dataset")
+
+    return repo, write
+
+
+def test_a_dataset_s_card_may_change_on_the_hub_without_another_version(hub: Hub, put: tuple[str, Put]) -> None:
+    repo, write = put
+
+    def digest_after(path: str, content: str) -> str:
+        write(path, content)
+        state = hub.datasets.repo_state(repo)
+        return content_digest(Rows(repo), ["test"], state.card, hub.datasets.tree(repo, state.sha))
 
     card = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: test.jsonl\n---\n"
-    put("README.md", card)
-    first = put("test.jsonl", '{"a": 1}\n')
-    assert put("README.md", card + "A word more.") == first
-    assert put("train.jsonl", '{"a": 3}\n') == first
-    assert put("test.jsonl", '{"a": 2}\n') != first
+    write("README.md", card)
+    first = digest_after("test.jsonl", '{"a": 1}\n')
+    assert digest_after("README.md", card + "A word more.") == first
+    assert digest_after("train.jsonl", '{"a": 3}\n') == first
+    assert digest_after("test.jsonl", '{"a": 2}\n') != first
 
 
 def test_a_limit_lowers_every_task_and_raises_none() -> None:
@@ -173,13 +197,150 @@ def test_the_dev_split_keeps_only_tasks_that_have_rows_to_choose_by() -> None:
     assert [t.split for t in pinned("zoo", split="dev").tasks] == ["validation"] * 3
     with pytest.raises(EvaluationError, match="no rows to choose by"):
         pinned("instruction", split="dev")
-
-
-def test_dev_rows_have_no_part_in_the_test_rows() -> None:
-    for task in registry().values():
-        assert task.rows.dev_split != task.rows.split
+    assert all(task.rows.dev_split != task.rows.split for task in registry().values())
 
 
 def test_a_missing_dataset_is_refused_by_the_hub(hub: Hub) -> None:
     with pytest.raises(SourceNotFoundError):
         pin("instruction", Hub(hub.endpoint))
+
+
+# --- pins ---------------------------------------------------------------------------------------------------
+
+COMMIT, CONTENT = "a1" * 20, "b2" * 32
+BEFORE = PINS.read_text()
+OWN = ("hubmerge/bfcl-v4", "zoo/facts", "zoo/held-out")
+
+
+def test_the_data_that_the_package_brings_along_are_those_of_their_pins(hub: Hub) -> None:
+    assert tuple(own_pins()) == OWN
+    for name in ("zoo", "tool"):
+        suite = pin(name, hub)
+        assert suite.unpinned == ()
+        assert len(suite.tasks) == len(SUITES[name].tasks)
+
+
+def test_other_data_under_a_pinned_name_are_refused(hub: Hub) -> None:
+    pins = {"zoo/held-out": DatasetPin(content=CONTENT)}
+    with pytest.raises(EvaluationError, match="other data than its suite is made of") as refused:
+        pin("zoo", hub, pins=pins)
+    assert refused.value.problems[0].expected == CONTENT
+
+
+def test_a_change_of_the_card_s_configs_is_other_content_and_a_word_in_it_is_not(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Hub.repo_state
+
+    def edited(self: Hub, repo_id: str, revision: str | None = None) -> Any:
+        found = state(self, repo_id, revision)
+        return type(found)(**{**vars(found), "card": {**found.card, **change}})
+
+    monkeypatch.setattr(Hub, "repo_state", edited)
+    change: dict[str, Any] = {"license": "mit"}
+    assert pin("zoo", hub).unpinned == ()
+    change = {"configs": []}
+    with pytest.raises(EvaluationError, match="other data"):
+        pin("zoo", hub)
+
+
+def test_a_revision_is_read_although_main_has_moved_on(
+    hub: Hub, put: tuple[str, Put], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo, write = put
+    tasks = {f"zoo_{domain}": registry()[f"zoo_{domain}"] for domain in ("math", "tool", "mem")}
+    moved = {n: replace(t, rows=replace(t.rows, repo=repo, subset=None)) for n, t in tasks.items()}
+    monkeypatch.setattr(suites, "registry", lambda: moved)
+    write("math.jsonl", '{"prompt": "1+1=", "answer": "2"}\n')
+    first = hub.datasets.head(repo)
+    pins = {repo: DatasetPin(revision=first, hub=hub.endpoint)}
+    before = pin("zoo", hub, pins=pins)
+    write("math.jsonl", "{}\n")
+    after, unpinned = pin("zoo", hub, pins=pins), pin("zoo", hub, pins={})
+    assert {t.revision for t in after.tasks} == {first}
+    assert (after.version, after.unpinned) == (before.version, ())
+    assert {t.revision for t in unpinned.tasks} == {hub.datasets.head(repo)} != {first}
+    assert unpinned.version != after.version
+    assert unpinned.unpinned == (repo,)
+    elsewhere = {repo: DatasetPin(revision=first)}  # a commit of another Hub says nothing of this one
+    assert pin("zoo", hub, pins=elsewhere).unpinned == (repo,)
+
+
+def test_a_revision_that_is_gone_is_refused(hub: Hub) -> None:
+    pins = {"zoo/held-out": DatasetPin(revision=COMMIT, hub=hub.endpoint)}
+    with pytest.raises(SourceChangedError, match="no longer there"):
+        pin("zoo", hub, pins=pins)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("datasets: {a/b: {revision: main}}", "datasets.a/b.revision"),
+        (f"datasets: {{a/b: {{revision: {COMMIT[:12]}}}}}", "datasets.a/b.revision"),
+        (f"datasets: {{a/b: {{revision: {COMMIT.upper()}}}}}", "datasets.a/b.revision"),
+        (f"datasets: {{a/b: {{content: {COMMIT}}}}}", "datasets.a/b.content"),
+        ("datasets: {a/b: {}}", "a revision or a content"),
+        (f"datasets: {{a/b: {{revisoin: {COMMIT}}}}}", "revisoin"),
+        (f"datasets: {{../b: {{revision: {COMMIT}}}}}", "is no dataset's id"),
+        ("datasets: [", "line"),
+        ("{}", "datasets"),
+    ],
+)
+def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "pins.yaml"
+    path.write_text(text)
+    with pytest.raises(EvaluationError, match="the file of pins cannot be read") as refused:
+        read_pins(path)
+    assert reason in str(refused.value)
+
+
+def test_pins_that_are_written_are_read_again_below_the_same_words(tmp_path: Path) -> None:
+    pins = {
+        "a/b": DatasetPin(revision="1" * 40),
+        "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
+        "e/f": DatasetPin(content="0" * 64),
+    }
+    write_pins(tmp_path / "pins.yaml", pins)
+    assert read_pins(tmp_path / "pins.yaml") == pins
+    assert (tmp_path / "pins.yaml").read_text().splitlines()[:4] == PINS.read_text().splitlines()[:4]
+
+
+def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    path = tmp_path / "pins.yaml"
+    write_pins(path, {"zoo/facts": DatasetPin(content=CONTENT), "google/IFEval": DatasetPin(revision=COMMIT)})
+    command = ["suites", "zoo", "tool", "instruction", "--file", str(path)]
+    assert main(command) == 0
+    assert "zoo/held-out  not pinned: read at the head of main" in capsys.readouterr().out
+    assert main([*command, "--pin", "--json"]) == 0
+    listed = {d["dataset"]: d["pin"] for s in json.loads(capsys.readouterr().out)["suites"] for d in s["datasets"]}
+    heads = {repo: hub.datasets.head(repo) for repo in ("zoo/held-out", "hubmerge/bfcl-v4")}
+    assert listed == {
+        **{repo: {"revision": sha, "hub": hub.endpoint} for repo, sha in heads.items()},
+        "google/IFEval": {"revision": COMMIT, "hub": "https://huggingface.co"},
+    }
+    assert read_pins(path)["zoo/facts"].content == CONTENT
+    assert {t.revision for t in pin("zoo", hub, pins=read_pins(path)).tasks} == {heads["zoo/held-out"]}
+    assert PINS.read_text() == BEFORE
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    assert main(["suites", "zoo", "--pin", "--file", str(tmp_path / "none" / "pins.yaml")]) == 1
+    error = capsys.readouterr().err
+    assert "the file of pins cannot be written" in error
+    assert "clone" in error
+
+
+def test_an_evaluation_says_which_of_its_datasets_are_not_pinned(
+    scripted: Callable[..., EvaluationResult], hub: Hub, notes: Any
+) -> None:
+    scripted("answers", observer=notes)
+    assert [m for m in notes.warnings if "names none" in m] == []
+    scripted("answers", observer=notes, suite=pin("zoo", hub, limit=4, pins={}))
+    [said] = [m for m in notes.warnings if "names none" in m]
+    assert said.startswith("zoo/held-out: read at the commit that main has now")

@@ -47,25 +47,21 @@ def test_the_difference_has_the_paired_error_computed_by_hand() -> None:
 
 def test_variants_that_the_split_cannot_tell_apart_are_named() -> None:
     found = pick(
-        {"a": run("x/a", math=0.50), "b": run("x/b", math=0.51)},
-        {"a": samples(math=50), "b": samples(math=51)},
+        {"a": run("x/a", math=0.50), "b": run("x/b", math=0.51)}, {"a": samples(math=50), "b": samples(math=51)}
     )
-    assert found.chosen == "b"
-    assert found.tied == ("a",)
+    assert (found.chosen, found.tied) == ("b", ("a",))
     assert "Not told apart from it: `a`" in pick_table(found)
 
 
 def test_among_equals_the_first_of_the_sweep_is_chosen() -> None:
     same = samples(math=50)
-    found = pick({"b": run("x/b", math=0.5), "a": run("x/a", math=0.5)}, {"a": same, "b": same})
-    assert found.chosen == "b"
+    assert pick({n: run(f"x/{n}", math=0.5) for n in "ba"}, {"a": same, "b": same}).chosen == "b"
 
 
 def test_a_variant_that_failed_is_told_and_never_chosen() -> None:
     failed = result("x/a", scores=None, split="dev")
     found = pick({"a": failed, "b": run("x/b", math=0.0)}, {"b": samples(math=0)})
-    assert found.chosen == "b"
-    assert dict(found.failed) == {"a": "it generates nothing"}
+    assert (found.chosen, dict(found.failed)) == ("b", {"a": "it generates nothing"})
     assert "| `a` |" in pick_table(found)
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from task_helpers import own_task, scored
 
-from hubmerge.evaluation.tasks import get_task
-from hubmerge.evaluation.tasks.base import Row, Task
 from hubmerge.evaluation.tasks.qa import (
     contains_answer,
     exact_match,
@@ -35,28 +34,17 @@ NQ_ROWS: list[dict[str, Any]] = [
         "qid": "q1",
         "question": "who built the first lighthouse of the harbour",
         "context": "<P> The first lighthouse was built by Ada B. Stone in 1821 , others say by A. B. Stone . </P>",
-        "context_tokens": {"tokens": ["<P>"], "offsets": [0]},
-        "question_tokens": {"tokens": ["who"], "offsets": [0]},
         "detected_answers": {"text": ["Ada B. Stone"], "char_spans": [], "token_spans": []},
         "answers": ["Ada B. Stone", "A. B. Stone"],
     },
-    {
-        "subset": "TriviaQA-web",
-        "qid": "q2",
-        "question": "Of another subset?",
-        "context": "Yes.",
-        "detected_answers": {"text": ["yes"]},
-        "answers": ["yes"],
-    },
+    {"subset": "TriviaQA-web", "qid": "q2", "question": "Of another subset?", "context": "Yes.", "answers": ["yes"]},
 ]
 TWO_WIKI_ROWS: list[dict[str, Any]] = [
     {
         "id": "w1",
-        "type": "compositional",
         "question": "Who is the mother of the director of the film The Long Ferry?",
         "answer": "Marta Oll",
         "supporting_facts": {"title": ["The Long Ferry", "Per Oll"], "sent_id": [0, 1]},
-        "evidences": [],
         "context": {
             "title": ["The Long Ferry", "Per Oll", "Ferry"],
             "sentences": [
@@ -75,16 +63,6 @@ TWO_WIKI_ROWS: list[dict[str, Any]] = [
         "context": [["A", ["A is from 1901."]], ["B", ["B is from 1902."]], ["C", ["C is no film."]]],
     },
 ]
-
-
-def own_task(name: str) -> Task:
-    task = get_task(name)
-    assert isinstance(task, Task)
-    return task
-
-
-def scored(task: Task, row: Row, answer: str) -> float:
-    return task.score(answer, json.loads(json.dumps(task.reference(row))))
 
 
 def facts(hops: str) -> list[dict[str, Any]]:
@@ -269,7 +247,4 @@ def test_a_single_row_and_one_that_is_too_long_still_make_a_context() -> None:
 
 
 def test_the_count_of_tokens_takes_the_larger_of_words_and_bytes() -> None:
-    assert estimated_tokens("a b c") == 4
-    assert estimated_tokens("x" * 41) == 11
-    assert estimated_tokens("漢" * 8) == 6
-    assert estimated_tokens("") == 0
+    assert [estimated_tokens(text) for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]

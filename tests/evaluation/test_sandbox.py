@@ -13,7 +13,7 @@ import pytest
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation import sandbox
 from hubmerge.evaluation.sandbox import run_python
-from hubmerge.isolation import landlock
+from hubmerge.evaluation.sandbox_rules import landlock_abi
 from hubmerge.isolation.confinement import Limits
 
 LIMITS = Limits(memory_bytes=1 << 29, file_bytes=1 << 20, open_files=32)
@@ -217,7 +217,7 @@ def test_it_sees_an_empty_folder_and_no_environment(monkeypatch: pytest.MonkeyPa
     assert outcome.passed, outcome
 
 
-@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+@pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/{parent}/environ", __file__])
 def test_it_reads_no_file_outside_of_the_library(path: str) -> None:
     assert reason(f"print(open({path.format(parent=os.getpid())!r}).read())").startswith("PermissionError")

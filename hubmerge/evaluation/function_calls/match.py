@@ -25,29 +25,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from hubmerge.evaluation.function_calls import java_values, javascript_values
-from hubmerge.evaluation.function_calls.calls import Call, Language
+from hubmerge.evaluation.function_calls.decode import Call
+from hubmerge.evaluation.function_calls.values import TYPES, Language, read_value
 
 Kind = Literal["simple", "multiple", "parallel"]
 Function = Mapping[str, Any]  # name, parameters: {properties, required}
 Key = Mapping[str, Mapping[str, Any]]
 
-_PYTHON_TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "any": str,
-}
-_TYPES: dict[Language, tuple[dict[str, type], frozenset[str]]] = {
-    "python": (_PYTHON_TYPES, frozenset({"array", "tuple"})),
-    "java": (java_values.TYPES, java_values.WITH_ITEMS),
-    "javascript": (javascript_values.TYPES, javascript_values.WITH_ITEMS),
-}
-_READERS = {"java": java_values.java_value, "javascript": javascript_values.javascript_value}
 _IGNORED = str.maketrans("", "", " ,./-_*^")
 
 
@@ -94,17 +78,20 @@ def _fits(call: Call, allowed: Mapping[str, Any], function: Function, language: 
 
 
 def _value_matches(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any], language: Language) -> bool:
-    declared = schema["type"]
-    types, with_items = _TYPES[language]
-    item = schema.get("items", {}).get("type") if declared in with_items else None
-    if declared not in types or (declared in with_items and item not in types):
+    declared, types = schema["type"], TYPES[language]
+    if declared not in types:
         return False
-    expected, item_type = types[declared], types[item] if item is not None else None
+    expected, item, item_type = types[declared].kind, None, None
+    if types[declared].has_items:
+        item = schema.get("items", {}).get("type")
+        if item not in types:
+            return False
+        item_type = types[item].kind
     try:
         if language != "python":
             if type(value) is not str:
                 return False
-            value = _READERS[language](value, declared, item)
+            value = read_value(value, language, declared, item)
         elif declared == "float" and type(value) is int:
             value = float(value)
         elif declared == "tuple" and type(value) is tuple:

@@ -13,7 +13,7 @@ The dataset holds each row's parts as JSON text, because schemas differ from row
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
@@ -105,10 +105,6 @@ def _functions(row: Row) -> list[dict[str, Any]]:
     return _part(row, "function", _FUNCTIONS, "a list of functions with name and parameters, each of a type")
 
 
-def _key(row: Row) -> list[dict[str, Any]]:
-    return _part(row, "ground_truth", _KEY, "a list of {name: {parameter: [allowed values]}}")
-
-
 def _conversation(row: Row) -> str:
     messages, *_ = _part(row, "question", _QUESTION, "a list of messages with role and content")
     if len(messages) == 1 and messages[0]["role"] == "user":
@@ -116,64 +112,43 @@ def _conversation(row: Row) -> str:
     return "\n\n".join(f"{_SPEAKERS.get(m['role'], 'User')}: {m['content']}" for m in messages)
 
 
-def _prompt(language: Language) -> Callable[[Row], str]:
-    def prompt(row: Row) -> str:
-        functions = json.dumps(_functions(row), ensure_ascii=False, indent=1)
-        return f"{_INSTRUCTIONS}\n{_VALUES[language]}\n\nFunctions:\n{functions}\n\nConversation:\n{_conversation(row)}"
-
-    return prompt
-
-
-def _needed(row: Row, kind: Kind) -> list[dict[str, Any]]:
+def _needed(row: Row, kind: Kind, key: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The parts of the functions that a match needs."""
     functions = [{"name": f["name"], "parameters": f["parameters"]} for f in _functions(row)]
     if kind == "simple":
         if not functions:
             raise _malformed(row, "a function", "none")
         return functions[:1]
-    names = {name for call in _key(row) for name in call}
+    names = {name for call in key for name in call}
     return [function for function in functions if function["name"] in names]
 
 
-def _match_task(category: str, kind: Kind) -> Task:
-    language = _LANGUAGES.get(category, "python")
+def _task(category: str) -> Task:
+    kind, language = _KINDS.get(category), _LANGUAGES.get(category, "python")
+    relevant = category == "live_relevance"  # where there is no key
 
-    def reference(row: Row) -> dict[str, Any]:
-        return {"key": _key(row), "functions": _needed(row, kind)}
+    def prompt(row: Row) -> str:
+        functions = json.dumps(_functions(row), ensure_ascii=False, indent=1)
+        return f"{_INSTRUCTIONS}\n{_VALUES[language]}\n\nFunctions:\n{functions}\n\nConversation:\n{_conversation(row)}"
+
+    def reference(row: Row) -> Any:
+        if kind is None:
+            return relevant
+        key = _part(row, "ground_truth", _KEY, "a list of {name: {parameter: [allowed values]}}")
+        return {"key": key, "functions": _needed(row, kind, key)}
 
     def score(answer: str, expected: Any) -> float:
         calls = decode(answer, language)
+        if kind is None:
+            return float(bool(calls) == expected)
         return float(calls is not None and matches(calls, expected["key"], expected["functions"], kind, language))
 
-    return _task(category, "ast_match", _prompt(language), reference, score)
-
-
-def _relevance_task(category: str) -> Task:
-    relevant = category == "live_relevance"
-
-    def reference(_: Row) -> bool:
-        return relevant
-
-    def score(answer: str, expected: Any) -> float:
-        return float(bool(decode(answer)) == expected)
-
-    metric = "calls" if relevant else "calls_nothing"
-    return _task(category, metric, _prompt("python"), reference, score)
-
-
-def _task(
-    category: str,
-    metric: str,
-    prompt: Callable[[Row], str],
-    reference: Callable[[Row], Any],
-    score: Callable[[str, Any], float],
-) -> Task:
     return Task(
         name=f"bfcl_{category}",
         title=f"BFCL v4: {category.replace('_', ' ')}",
         domain="tool",
         rows=Rows(REPO, subset=category, split="test", license="apache-2.0"),
-        metric=metric,
+        metric="ast_match" if kind else "calls" if relevant else "calls_nothing",
         prompt=prompt,
         reference=reference,
         score=score,
@@ -183,7 +158,4 @@ def _task(
     )
 
 
-TASKS = (
-    *(_match_task(category, kind) for category, kind in _KINDS.items()),
-    *(_relevance_task(category) for category in CATEGORIES if category not in _KINDS),
-)
+TASKS = tuple(map(_task, CATEGORIES))
