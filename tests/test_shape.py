@@ -38,6 +38,10 @@ def test_one_door_to_the_hub() -> None:
     assert all(path.startswith("hubmerge/hub/") for path in importers("huggingface_hub"))
 
 
+def test_the_service_has_neither_the_login_nor_the_cache_of_its_machine() -> None:
+    assert all(path.startswith("hubmerge/") for path in importers("hubmerge.hub.login"))
+
+
 def test_only_the_pages_import_gradio() -> None:
     assert all(path.startswith("workflows/app/") for path in importers("gradio"))
 

@@ -19,56 +19,46 @@ from hubmerge.board.values import Board
 def _schema() -> Any:
     import pyarrow as pa
 
-    text, real, whole = pa.string(), pa.float64(), pa.int64()
-    estimate = pa.struct([("value", real), ("low", real), ("high", real)])
-    domain = [("domain", text), ("value", real), ("low", real), ("high", real), ("rank", whole)]
-    domain += [("best_parent", text), ("change", estimate)]
-    domain += [("synergy", pa.bool_()), ("synergy_certain", pa.bool_())]
-    task = [("task", text), ("domain", text), ("metric", text), ("value", real), ("low", real), ("high", real)]
-    task += [("samples", whole), ("truncated", whole), ("few_shot", whole), ("task_version", whole)]
-    task += [("dataset", text), ("dataset_revision", text)]
-    skill = [("task", text), ("domain", text), ("best_parent", text), ("kept", pa.bool_())]
-    skill += [("value", real), ("low", real), ("high", real)]
-    flag = [("kind", text), ("reason", text), ("inherited_from", text), ("community", pa.bool_())]
-    parent = [("role", text), ("id", text), ("sha", text), ("weight", real), ("status", text)]
+    text, real, whole, yes_or_no = pa.string(), pa.float64(), pa.int64(), pa.bool_()
+
+    def of(kind: Any, *names: str) -> list[tuple[str, Any]]:
+        return [(name, kind) for name in names]
+
+    limits = of(real, "value", "low", "high")
+    estimate = pa.struct(limits)
+    domain = [("domain", text), *limits, ("rank", whole), ("best_parent", text), ("change", estimate)]
+    domain += of(yes_or_no, "synergy", "synergy_certain")
+    task = [*of(text, "task", "domain", "metric"), *limits]
+    task += [*of(whole, "samples", "truncated", "few_shot", "task_version"), *of(text, "dataset", "dataset_revision")]
+    skill = [*of(text, "task", "domain", "best_parent"), ("kept", yes_or_no), *limits]
+    skills = [("kept", whole), ("mean", estimate), ("skills", pa.list_(pa.struct(skill)))]
+    flag = [*of(text, "kind", "reason", "inherited_from"), ("community", yes_or_no)]
+    parent = [*of(text, "role", "id", "sha"), ("weight", real), ("status", text)]
     return pa.schema(
         [
-            ("suite", text),
-            ("suite_version", text),
-            ("split", text),
+            *of(text, "suite", "suite_version", "split"),
             ("rank", whole),
-            ("model", text),
-            ("sha", text),
-            ("status", text),
-            ("error", pa.struct([("code", text), ("message", text)])),
+            *of(text, "model", "sha", "status"),
+            ("error", pa.struct(of(text, "code", "message"))),
             ("flags", pa.list_(pa.struct(flag))),
-            ("superseded", pa.bool_()),
+            ("superseded", yes_or_no),
             ("overall", estimate),
             ("domains", pa.list_(pa.struct(domain))),
             ("tasks", pa.list_(pa.struct(task))),
-            ("skills", pa.struct([("kept", whole), ("mean", estimate), ("skills", pa.list_(pa.struct(skill)))])),
+            ("skills", pa.struct(skills)),
             ("skills_rank", whole),
             ("instruction_change", estimate),
             ("parents", pa.list_(pa.struct(parent))),
             ("ancestors", pa.list_(text)),
-            ("author", text),
-            ("license", text),
-            ("parameters", whole),
-            ("size_bytes", whole),
-            ("committed", text),
-            ("evaluated", text),
-            ("dtype", text),
-            ("narrowed", text),
-            ("run_by", text),
-            ("signed", pa.bool_()),
-            ("committed_by", text),
-            ("method", text),
+            *of(text, "author", "license"),
+            *of(whole, "parameters", "size_bytes"),
+            *of(text, "committed", "evaluated", "dtype", "narrowed", "run_by"),
+            ("signed", yes_or_no),
+            *of(text, "committed_by", "method"),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),
             ("agents", whole),
-            ("density", real),
-            ("overlap", real),
-            ("conflict", real),
+            *of(real, "density", "overlap", "conflict"),
             ("effective_scales", pa.list_(real)),
         ]
     )
