@@ -18,6 +18,7 @@ from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
 from hubmerge.sources.reader import Read
+from hubmerge.sources.shard_cache import ShardCache
 
 KB = 4096  # of the disk's own unit, so that what files take is what they hold
 
@@ -77,6 +78,15 @@ def made_model(hub: FolderHub, name: str, shards: Sequence[Sequence[tuple[str, i
             tensors[tensor] = StoredTensor(path, TensorEntry(tensor, "U8", (count,), begin, begin + count))
             begin += count
     return Model(ModelRef("hub", name, "c" * 40), MappingProxyType({}), files, tensors)
+
+
+def cache_of(hub: FolderHub, folder: Path, models: Sequence[Model], budget: int, **more: Any) -> ShardCache:
+    """A cache whose ranged shards are read in blocks of two KB."""
+    return ShardCache(hub, folder, models, budget, block_bytes=2 * KB, **more)  # type: ignore[arg-type]
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def reads_of(models: Sequence[Model], names: Sequence[str]) -> list[Read]:

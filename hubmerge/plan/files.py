@@ -20,8 +20,7 @@ from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.companions import ReadFile, read_companions
 from hubmerge.sources.config import merged_config
-from hubmerge.sources.tokens import TOKENIZER
-from hubmerge.sources.vocabulary import AddedToken
+from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
 from hubmerge.wording import json_file
 
 INDEX = "model.safetensors.index.json"

@@ -3,21 +3,17 @@
 The Hub states the sha256 of the whole file, which cannot verify a range. So the file is read once from front to back
 before its first use, through memory alone. This pass compares its sha256, compares its header with the planned one, and
 notes a sha256 of every block of BLOCK_BYTES. Afterwards whole blocks are read in any order, and each must have its
-noted digest. The digests lie beside the cache, so a resumed merge need not read the file again for them. The price is
-one more reading of such a shard per merge. A block lies in pages of its own, which go back to the system with it; the
-allocator's heap would keep twice as much.
+noted digest. The price is one more reading of such a shard in each run of a merge. A block lies in pages of its own,
+which go back to the system with it; the allocator's heap would keep twice as much.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
-from hubmerge.disk_errors import writing
 from hubmerge.errors import CorruptError
 from hubmerge.hub.client import Hub
 from hubmerge.sources import buffers
@@ -27,7 +23,6 @@ from hubmerge.sources.files import other_header
 BLOCK_BYTES = 4 * 1024 * 1024
 KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model
 FETCHED_AT_ONCE = 4  # blocks: that many connections fill the line, however many threads wait for bytes
-_DIGEST_BYTES = 32
 
 
 class BlockBuffer:
@@ -64,7 +59,6 @@ class BlockReader:
         hub: Hub,
         model: Model,
         shard: str,
-        digests: Path,
         buffer: BlockBuffer,
         fetched: Callable[[int], None],
         block_bytes: int = BLOCK_BYTES,
@@ -73,7 +67,6 @@ class BlockReader:
         self._model = model
         self._file = model.files[shard]
         self._header = model.headers.get(shard)
-        self._path = digests
         self._buffer = buffer
         self._fetched = fetched
         self._size = block_bytes
@@ -82,11 +75,6 @@ class BlockReader:
     def verify(self) -> None:
         """Know the digest of every block of a file with the stated sha256; CorruptError when it has another."""
         count = -(-self._file.size // self._size)
-        if self._path.is_file() and len(noted := self._path.read_bytes()) == (count + 1) * _DIGEST_BYTES:
-            head, body = noted[:_DIGEST_BYTES], noted[_DIGEST_BYTES:]
-            if head == self._seal(body):
-                self._digests = tuple(body[i : i + _DIGEST_BYTES] for i in range(0, len(body), _DIGEST_BYTES))
-                return
         whole, front, digests = hashlib.sha256(), hashlib.sha256(), []
         for number in range(count):
             with self._buffer.fetching:
@@ -107,12 +95,6 @@ class BlockReader:
         if self._header is not None and front.hexdigest() != self._header.sha256:
             raise other_header(self._model, self._file.path)
         self._digests = tuple(digests)
-        body = b"".join(digests)
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with writing(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(self._seal(body) + body)
-            os.replace(temporary, self._path)
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Bytes from `offset`, as many as `out` takes; CorruptError when a block is not what it was."""
@@ -141,12 +123,6 @@ class BlockReader:
         self._hub.read_range_into(self._model.ref.id, self._model.ref.sha, self._file.path, begin, block)
         self._fetched(len(block))
         return block
-
-    def _seal(self, body: bytes) -> bytes:
-        """The file, header and block size to which noted digests belong; digests with another seal are not used."""
-        header = "" if self._header is None else self._header.sha256
-        what = f"{self._file.sha256}\0{self._file.size}\0{self._size}\0{header}\0"
-        return hashlib.sha256(what.encode() + body).digest()
 
     @property
     def _where(self) -> str:

@@ -24,7 +24,7 @@ from hubmerge.hub.names import FileInfo
 from hubmerge.sources.base import Model
 from hubmerge.sources.config import told, without_code
 from hubmerge.sources.folder import link_outside, read_inside
-from hubmerge.sources.tokens import TOKENIZER
+from hubmerge.sources.vocabulary import TOKENIZER
 from hubmerge.wording import incompatible, named
 
 if TYPE_CHECKING:

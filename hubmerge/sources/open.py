@@ -14,7 +14,8 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,7 +39,7 @@ from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
-from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
+from hubmerge.sources.vocabulary import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -164,18 +165,16 @@ def open_model(
             ) from None
         raise
     ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
-
-    def read_range(path: str, start: int, end: int) -> bytes:
-        return hub.read_range(state.id, state.sha, path, start, end)
-
-    def read_file(path: str, most: int) -> bytes:
-        return hub.read_file(state.id, state.sha, path, most)
-
-    try:
-        tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file, read)
-    except _WithoutWeights as missing:
-        config = _config_there(state.files, read_file)
-        raise Weightless(str(ref), state.id, None, state.files, config, state.card).refusal(missing.expected) from None
+    place = _Place(
+        str(ref),
+        state.id,
+        None,
+        state.files,
+        state.card,
+        partial(hub.read_range, state.id, state.sha),
+        partial(hub.read_file, state.id, state.sha),
+    )
+    tensors, config, adapter, headers = _read_headers(place, read)
     return Model(
         ref,
         config,
@@ -187,8 +186,33 @@ def open_model(
         MappingProxyType(dict(state.card)),
         adapter,
         headers=headers,
-        made_from=() if state.private else stated_ancestors(state.card, state.files, read_file),
+        made_from=() if state.private else stated_ancestors(state.card, state.files, place.read_file),
     )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a model's files lie: a repo at one commit, or a folder."""
+
+    where: str  # for messages
+    id: str
+    folder: Path | None
+    files: Mapping[str, FileInfo]
+    card: Mapping[str, Any]
+    read_range: ReadRange
+    read_file: ReadFile
+
+    def config(self, name: str) -> dict[str, Any]:
+        """The content of config.json or adapter_config.json."""
+        return _json_object(self.read_file(name, _MAX_CONFIG_BYTES), f"{name} in {self.where}", _MAX_CONFIG_VALUES)
+
+    def without_weights(self, expected: str) -> FormatError:
+        """The refusal of a model without safetensors weights of the `expected` name."""
+        try:
+            config = self.config(CONFIG) if CONFIG in self.files else {}
+        except HubmergeError:  # it would only make the message better
+            config = {}
+        return Weightless(self.where, self.id, self.folder, self.files, config, self.card).refusal(expected)
 
 
 def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Model:
@@ -206,25 +230,17 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
             file.seek(start)
             return file.read(end - start)
 
-    def read_file(path: str, most: int) -> bytes:
-        content = read_range(path, 0, most + 1)
-        if len(content) > most:
-            raise FormatError("a file is too large", where=f"{path} in {text}", expected=f"{most} bytes", got="more")
-        return content
-
     try:
         files, outside = list_folder(folder)
         for name in outside:
             if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
                 raise link_outside(text, name)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
-        tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file, read)
+        place = _Place(text, text, folder, files, card, read_range, partial(read_inside, folder))
+        tensors, config, adapter, headers = _read_headers(place, read)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
-        made_from = stated_ancestors(card, files, read_file)
-    except _WithoutWeights as missing:
-        config = _config_there(files, read_file)
-        raise Weightless(text, text, folder, files, config, card).refusal(missing.expected) from None
+        made_from = stated_ancestors(card, files, place.read_file)
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
@@ -263,23 +279,15 @@ def _card_data(content: bytes) -> dict[str, Any]:
 
 
 def _read_headers(
-    where: str,
-    files: Mapping[str, FileInfo],
-    read_range: ReadRange,
-    read_file: ReadFile,
-    read: HeadersRead | None,
+    place: _Place, read: HeadersRead | None
 ) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None, Mapping[str, HeaderDigest]]:
     """The tensors of all shards, config.json (or the adapter's config where there is one), and the headers' digests."""
+    where, files = place.where, place.files
     config: dict[str, Any] = {}
-    adapter = None
-    if is_adapter(files):
-        shards, weight_map = _adapter_shards(where, files), None
-        place = f"{ADAPTER_CONFIG} in {where}"
-        adapter = parse_adapter_config(
-            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, _MAX_CONFIG_VALUES), place
-        )
-    else:
-        shards, weight_map = _shards(where, files, read_file)
+    adapter, weight_map = None, None
+    shards: tuple[str, ...] = (ADAPTER,)
+    if SINGLE in files or INDEX in files:
+        shards, weight_map = _shards(where, files, place.read_file)
         if CONFIG not in files:
             raise FormatError(
                 "no config.json",
@@ -287,11 +295,17 @@ def _read_headers(
                 expected="a transformers model",
                 next_step="Copy the base's config.json beside the weights, if they are of that architecture.",
             )
-        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", _MAX_CONFIG_VALUES)
+        config = place.config(CONFIG)
+    elif ADAPTER_CONFIG not in files:
+        raise place.without_weights(f"{SINGLE} or {INDEX}")
+    elif ADAPTER not in files:
+        raise place.without_weights(ADAPTER)
+    else:
+        adapter = parse_adapter_config(place.config(ADAPTER_CONFIG), f"{ADAPTER_CONFIG} in {where}")
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
     for shard, (header, digest) in zip(
-        shards, _all_headers(where, [files[s] for s in shards], read_range, read or HeadersRead()), strict=True
+        shards, _all_headers(where, [files[s] for s in shards], place.read_range, read or HeadersRead()), strict=True
     ):
         digests[shard] = digest
         for entry in header.tensors:
@@ -312,16 +326,6 @@ def _read_headers(
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
     return MappingProxyType(tensors), MappingProxyType(config), adapter, MappingProxyType(digests)
-
-
-def is_adapter(files: Mapping[str, FileInfo]) -> bool:
-    return ADAPTER_CONFIG in files and SINGLE not in files and INDEX not in files
-
-
-def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...]:
-    if ADAPTER not in files:
-        raise _WithoutWeights(ADAPTER)
-    return (ADAPTER,)
 
 
 def _all_headers(
@@ -359,8 +363,6 @@ def _shards(
     if SINGLE in files:
         # transformers, too, looks for the single file first
         return (SINGLE,), None
-    if INDEX not in files:
-        raise _WithoutWeights(f"{SINGLE} or {INDEX}")
     if files[INDEX].size > _MAX_INDEX_BYTES:
         raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
     index = _json_object(read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
@@ -380,21 +382,6 @@ def _shards(
     if len(shards) > _MAX_SHARDS:
         raise IndexFileError("the index names too many shards", where=where, got=str(len(shards)))
     return shards, weight_map
-
-
-class _WithoutWeights(Exception):
-    """There are no safetensors weights of the `expected` name."""
-
-    def __init__(self, expected: str) -> None:
-        self.expected = expected
-
-
-def _config_there(files: Mapping[str, FileInfo], read_file: ReadFile) -> Mapping[str, Any]:
-    """config.json, for a better message; empty where it is missing or cannot be read."""
-    try:
-        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, _MAX_CONFIG_VALUES) if CONFIG in files else {}
-    except HubmergeError:
-        return {}
 
 
 def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:

@@ -1,8 +1,11 @@
 """A cache for shards of models on the Hub: it fetches ahead and deletes behind, within a disk budget.
 
 Every pass announces which tensors it reads in which order (TensorReader.expect). So the cache knows when each shard is
-needed next, and fetches the shard that is needed soonest; replacement.py chooses what is deleted for it. In the last
-pass a shard is deleted after its last use.
+needed next. It fetches the shard that is needed soonest, and deletes for it the one that is needed latest (Belady's
+optimal replacement), but never one that is needed sooner than the new one. In the last pass a shard is deleted after
+its last use. Where another pass may follow, a shard stays worth keeping after its last use in this pass, since the next
+pass uses it again. For that a full cache fetches at most one shard per model ahead; earlier fetching would only drop
+another shard sooner.
 
 A shard is read under a lease, and leased shards are not deleted. A reader holds a lease for one read and never while
 it waits, so no two readers wait for each other. Where the shards of a single tensor exceed the budget together, the
@@ -11,23 +14,23 @@ largest of them are read by ranges instead (block_reader.py). The rest then alwa
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.transfer import is_sound
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
-from hubmerge.sources.files import OpenFiles
-from hubmerge.sources.reader import Read, ShardKey, cache_folder, local_path, shard_key
-from hubmerge.sources.replacement import CachedShard, NextUse, beyond_room, latest_first, victims_for
+from hubmerge.sources.reader import Read, ShardKey, WholeFiles, cache_folder, local_path, shard_key
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
 _TICK_S = 0.2
@@ -53,7 +56,35 @@ class _UnsoundError(Exception):
     """The client's file of a shard has other bytes than the shard."""
 
 
-class ShardCache:
+@dataclass(eq=False)
+class _Shard:
+    """A shard of a model on the Hub, in the cache or not."""
+
+    model: Model
+    name: str
+    path: Path  # under its final name; beside it the partial one
+    size: int  # bytes
+    state: Literal["absent", "fetching", "present"] = "absent"
+    held: int = 0  # bytes on disk, or reserved there
+    uses: deque[int] = field(default_factory=deque)  # places of the reads in this pass that are still to come
+    first: int | None = None  # place of the first read in this pass
+    started: bool = False  # read in this pass
+    fetched_in: int = -1  # the pass
+    fetches: int = 0
+    leases: int = 0
+    waiting: int = 0  # readers
+    blocks: BlockReader | None = None  # read by ranges
+
+    @property
+    def is_present(self) -> bool:
+        return self.state == "present"
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(self.path.name + ".partial")
+
+
+class ShardCache(WholeFiles):
     """A ShardStore for folders, which are read where they lie, and for models on the Hub, cached in `folder`.
 
     budget_bytes  what fetched shards may take on disk
@@ -76,6 +107,7 @@ class ShardCache:
         threads: int = THREADS,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
+        super().__init__()
         self.fetched = Fetched()
         self._hub = hub.breakable()
         self._folder = folder
@@ -85,8 +117,6 @@ class ShardCache:
         self._deleting = deleting
         self._threads = threads
         self._block_bytes = block_bytes
-        self._files = OpenFiles()
-        self._local: dict[tuple[str, str], Path] = {}  # to make a path takes longer than to read from it
         self._buffer = BlockBuffer()
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hubmerge-fetch")
@@ -96,36 +126,38 @@ class ShardCache:
         self._stopped = False
         self._pass = 0
         self._again = True
-        self._next_use = NextUse(0, again=True)
+        self._places = 0  # reads in this pass
         self._reads: dict[str, deque[tuple[int, Read]]] = {}  # by tensor, with their places
         self._counts: dict[str, int] = {}  # elements read since the tensor's last finished reading
-        self._shards: dict[ShardKey, CachedShard] = {}
+        self._shards: dict[ShardKey, _Shard] = {}
         for model in models:
             if model.ref.kind == "hub":
                 for shard in model.shards:
-                    self._shards.setdefault((model.ref.id, model.ref.sha, shard), self._found(folder, model, shard))
+                    self._shards.setdefault(shard_key(model, shard), self._found(model, shard))
         self._used = sum(s.held for s in self._shards.values())
         self.fetched.high_water_bytes = self._used
 
-    @staticmethod
-    def _found(folder: Path, model: Model, name: str) -> CachedShard:
+    def _found(self, model: Model, name: str) -> _Shard:
         """A shard as an earlier run left it, in whole or in part, to be verified when it is needed."""
         info = model.files[name]
         if info.here is not None:  # the client's, which takes no room and is never written to
-            return CachedShard(model, name, info.here, 0)
-        shard = CachedShard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
+            return _Shard(model, name, info.here, 0)
+        shard = _Shard(model, name, self._place(model, name), info.size)
         shard.held = sum(path.stat().st_size for path in (shard.path, shard.partial) if path.is_file())
         return shard
 
+    def _place(self, model: Model, name: str) -> Path:
+        return cache_folder(self._folder, model) / model.ref.sha / model.files[name].path
+
     # --- the store ---------------------------------------------------------------------------------------
 
+    def path(self, model: Model, shard: str) -> Path:
+        return local_path(model, shard)
+
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        found = self._shards.get((model.ref.id, model.ref.sha, shard))
+        found = self._shards.get(shard_key(model, shard))
         if found is None:
-            path = self._local.get((model.ref.id, shard))
-            if path is None:
-                path = self._local[model.ref.id, shard] = local_path(model, shard)
-            self._files.read_into(path, model, shard, offset, out)
+            super().read_into(model, shard, offset, out)
             return
         with self._lease(found):
             if found.blocks is not None:
@@ -138,7 +170,7 @@ class ShardCache:
         with self._changed:
             self._pass += 1
             self._again = again or self._keep
-            self._next_use = NextUse(len(reads), again=self._again)
+            self._places = len(reads)
             self._reads, self._counts = {}, {}
             for shard in self._shards.values():
                 shard.uses, shard.first, shard.started = deque(), None, False
@@ -152,7 +184,9 @@ class ShardCache:
                 self._read_by_ranges(needed)
             for shard in self._shards.values():
                 self._delete_if_done(shard)
-            self._trim()
+            for shard in self._deletable():  # what earlier runs left beyond the budget of this one
+                if self._used > self._budget:
+                    self._delete(shard)
             self._advance()
         if self._shards:
             self._wait_for(self._of(reads[0]) if reads else [])
@@ -195,7 +229,7 @@ class ShardCache:
                     self._claim(needed, -1)
             yield {shard_key(s.model, s.name): s.path for s in needed}
 
-    def _claim(self, shards: Sequence[CachedShard], change: int) -> None:
+    def _claim(self, shards: Sequence[_Shard], change: int) -> None:
         """Note that a reader waits for all of these shards, or no longer does; room is made for such shards first."""
         self._waiting += change
         for shard in shards:
@@ -215,26 +249,24 @@ class ShardCache:
 
     # --- reading -----------------------------------------------------------------------------------------
 
-    def _of(self, read: Read) -> list[CachedShard]:
-        keys = ((model.ref.id, model.ref.sha, shard) for model, shard in read.shards)
+    def _of(self, read: Read) -> list[_Shard]:
+        keys = (shard_key(model, shard) for model, shard in read.shards)
         return list(dict.fromkeys(self._shards[key] for key in keys if key in self._shards))
 
     @contextmanager
-    def _lease(self, shard: CachedShard) -> Iterator[None]:
+    def _lease(self, shard: _Shard) -> Iterator[None]:
         with self._changed:
             if not shard.is_present:
                 if not shard.uses:  # nobody announced it, so nobody looked whether it fits in
                     self._read_by_ranges([shard])
-                shard.waiting += 1
-                self._waiting += 1
+                self._claim([shard], 1)
                 try:
                     self._advance()
                     while not shard.is_present:
                         self._raise_if_over()
                         self._changed.wait()
                 finally:
-                    shard.waiting -= 1
-                    self._waiting -= 1
+                    self._claim([shard], -1)
             if not shard.started:
                 shard.started = True
                 self.fetched.hits += shard.fetched_in != self._pass and shard.blocks is None
@@ -249,7 +281,7 @@ class ShardCache:
                     if self._waiting:
                         self._advance()
 
-    def _wait_for(self, shards: Sequence[CachedShard]) -> None:
+    def _wait_for(self, shards: Sequence[_Shard]) -> None:
         total = sum(s.size for s in shards)
         while True:
             with self._changed:
@@ -263,7 +295,7 @@ class ShardCache:
                 self._changed.wait(_TICK_S)
 
     @staticmethod
-    def _arrived(shard: CachedShard) -> int:
+    def _arrived(shard: _Shard) -> int:
         try:
             return shard.partial.stat().st_size
         except OSError:  # not begun, complete since, or in a folder that is none, which fetching tells
@@ -293,7 +325,7 @@ class ShardCache:
             self._pool.submit(self._fetch, shard).add_done_callback(partial(self._ended, shard))
         self._changed.notify_all()
 
-    def _fetch(self, shard: CachedShard) -> bool:
+    def _fetch(self, shard: _Shard) -> bool:
         """Make the shard readable; returns whether any of it came from the Hub."""
         if shard.blocks is not None:
             shard.blocks.verify()
@@ -311,9 +343,8 @@ class ShardCache:
             if calls > 1:  # the first tells what was there already
                 self._count(count)
 
-        model = shard.model
-        folder = shard.path.parents[len(Path(info.path).parts)]
-        self._hub.download(model.ref.id, model.ref.sha, replace(info, here=None), folder, progress)
+        ref, folder = shard.model.ref, cache_folder(self._folder, shard.model)
+        self._hub.download(ref.id, ref.sha, replace(info, here=None), folder, progress)
         return calls > 1
 
     def _count(self, count: int, ranges: int = 0) -> None:
@@ -323,16 +354,15 @@ class ShardCache:
             if self._stopped:
                 raise CancelledError("the merge was broken off")
 
-    def _ended(self, shard: CachedShard, future: Future[bool]) -> None:
+    def _ended(self, shard: _Shard, future: Future[bool]) -> None:
         with self._changed:
             self._running -= 1
             error = None if future.cancelled() else future.exception()
             if future.cancelled() or error is not None:
                 shard.state = "absent"
                 if isinstance(error, _UnsoundError):  # the client's file is damaged, so it is fetched after all
-                    info = shard.model.files[shard.name]
-                    shard.path = cache_folder(self._folder, shard.model) / shard.model.ref.sha / info.path
-                    shard.size, error = info.size, None
+                    shard.path = self._place(shard.model, shard.name)
+                    shard.size, error = shard.model.files[shard.name].size, None
                 self._hold(shard, self._arrived(shard))
                 self._error = self._error or error
             else:
@@ -348,51 +378,70 @@ class ShardCache:
 
     # --- room --------------------------------------------------------------------------------------------
 
-    def _make_room(self, shard: CachedShard) -> bool:
+    def _next_use(self, shard: _Shard) -> float:
+        """The place at which a shard is read next, counted on from this pass into one that may follow."""
+        if shard.uses:
+            return shard.uses[0]
+        if shard.waiting:
+            return -1  # read without having been announced
+        if self._again and shard.first is not None:
+            return self._places + shard.first
+        return math.inf
+
+    def _deletable(self) -> list[_Shard]:
+        """The shards that can be deleted, the one that is needed latest first."""
+        found = [s for s in self._shards.values() if s.held and not s.leases and s.state != "fetching"]
+        return sorted(found, key=self._next_use, reverse=True)
+
+    def _make_room(self, shard: _Shard) -> bool:
+        """Delete what it takes to fetch the shard; False where that is not worth it."""
         missing = self._used + shard.size - shard.held - self._budget
         if shard.blocks is not None or missing <= 0:
             return True
-        victims = victims_for(shard, missing, self._shards.values(), self._next_use)
+        use, shards = self._next_use(shard), self._shards.values()
+        is_near = (
+            shard.waiting
+            or use <= min((s.uses[0] for s in shards if s.uses), default=-1)
+            or not any(s.model is shard.model and s.state != "absent" and s.uses and not s.started for s in shards)
+        )
+        victims = []
+        for victim in self._deletable():
+            later = self._next_use(victim)
+            if victim is not shard and later > use and (later == math.inf or is_near) and missing > 0:
+                victims.append(victim)
+                missing -= victim.held
+        if missing > 0:
+            return False
         for victim in victims:
             self._delete(victim)
-        return bool(victims)
+        return True
 
-    def _delete_if_done(self, shard: CachedShard) -> None:
+    def _delete_if_done(self, shard: _Shard) -> None:
         done = not (shard.uses or shard.waiting or shard.leases or self._again)
         if done and shard.held and shard.state != "fetching":
             self._delete(shard)
 
-    def _trim(self) -> None:
-        """Delete what earlier runs left beyond the budget of this one."""
-        for shard in latest_first(self._shards.values(), self._next_use):
-            if self._used <= self._budget:
-                break
-            self._delete(shard)
-
-    def _read_by_ranges(self, needed: Sequence[CachedShard]) -> None:
+    def _read_by_ranges(self, needed: Sequence[_Shard]) -> None:
         """Take the largest shards of one tensor off the disk until the others fit in together."""
-        # what is being fetched had room
-        whole = [s for s in needed if s.blocks is None and s.state != "fetching"]
-        for shard in beyond_room(whole, lambda s: s.size, self._budget):
+        whole = [s for s in needed if s.blocks is None and s.state != "fetching"]  # what is being fetched had room
+        left = sum(s.size for s in whole)
+        for shard in sorted(whole, key=lambda s: s.size, reverse=True):
+            if left <= self._budget:
+                break
+            left -= shard.size
             if shard.held:
                 self._delete(shard)
             shard.blocks = BlockReader(
-                self._hub,
-                shard.model,
-                shard.name,
-                shard.path.with_name(shard.path.name + ".blocks"),
-                self._buffer,
-                lambda count: self._count(count, count),
-                self._block_bytes,
+                self._hub, shard.model, shard.name, self._buffer, lambda n: self._count(n, n), self._block_bytes
             )
             self.fetched.ranged_shards += 1
 
-    def _hold(self, shard: CachedShard, count: int) -> None:
+    def _hold(self, shard: _Shard, count: int) -> None:
         self._used += count - shard.held
         shard.held = count
         self.fetched.high_water_bytes = max(self.fetched.high_water_bytes, self._used)
 
-    def _delete(self, shard: CachedShard) -> None:
+    def _delete(self, shard: _Shard) -> None:
         self._deleting()
         self._files.forget(shard.path)
         shard.path.unlink(missing_ok=True)

@@ -16,17 +16,73 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model, StoredTensor, TokenTable
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
-from hubmerge.sources.tokens import TOKENIZER
 from hubmerge.sources.tying import is_embedding, is_head
 from hubmerge.wording import incompatible, named
 
+TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB
+MAX_TOKENIZER_VALUES = 4_000_000  # tokens and merges of the largest known, twice
+_MAX_TOKEN_ID = 2**31
+_MATCHING = ("single_word", "lstrip", "rstrip", "normalized", "special")  # how an added token is found in a text
 _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "vocab.txt")
+
+
+def rows_differ(base: Model, agents: Sequence[Model]) -> bool:
+    """Whether an agent stores more rows of an embedding or a head than the base."""
+    limit, *rows = (max((t.entry.shape[0] for t in _tables_of(m).values()), default=0) for m in (base, *agents))
+    return limit > 0 and max(rows, default=0) > limit
+
+
+def _tables_of(model: Model) -> dict[str, StoredTensor]:
+    """The tensors with a row per token: embeddings and heads."""
+    return {n: t for n, t in model.tensors.items() if len(t.entry.shape) == 2 and (is_embedding(n) or is_head(n))}
+
+
+def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
+    """Token → id of a parsed tokenizer.json; None where it is not written as the tokenizers library does."""
+    model = content.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of the ids
+        pairs = [(entry[0], i) for i, entry in enumerate(vocabulary) if isinstance(entry, list) and entry]
+        if len(pairs) != len(vocabulary):
+            return None
+    elif isinstance(vocabulary, dict):
+        pairs = list(vocabulary.items())
+    else:
+        return None
+    added = content.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(a, dict) for a in added):
+        return None
+    if any(a.get("content") == "" for a in added):  # the library passes over it, and numbers those behind it otherwise
+        return None
+    pairs += [(a.get("content"), a.get("id")) for a in added]
+    if not all(isinstance(token, str) and type(i) is int and 0 <= i < _MAX_TOKEN_ID for token, i in pairs):
+        return None
+    try:
+        "".join(token for token, _ in pairs).encode()
+    except UnicodeEncodeError:  # half a character, for which the library refuses the file
+        return None
+    return dict(pairs)
+
+
+def token_table(content: Mapping[str, Any]) -> TokenTable | None:
+    """The tokens and rows of a parsed tokenizer.json; None where `tokens_of` is None."""
+    ids = tokens_of(content)
+    if ids is None:
+        return None
+    entries = {entry["content"]: entry for entry in content.get("added_tokens") or []}
+    added = {token: {key: entry.get(key) is True for key in _MATCHING} for token, entry in entries.items()}
+    # as the library counts them: behind the last one added, or behind its own vocabulary
+    size = len(content["model"]["vocab"])
+    last = max((ids[token] for token in added), default=-1)
+    return TokenTable(ids, added, last + 1 if last >= size else size)
 
 
 @dataclass(frozen=True)
@@ -66,231 +122,257 @@ def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = N
 
     An agent whose added rows cannot be identified makes one problem. It is then treated as if it had the base's rows,
     so that they cause no further problem."""
-    tables = {n: t for n, t in base.tensors.items() if (is_embedding(n) or is_head(n)) and len(t.entry.shape) == 2}
-    rows = {t.entry.shape[0] for t in tables.values()}
-    if len(rows) != 1:
+    family = _Family.of(base, agents)
+    if family is None:
         return Grown(base, tuple(agents))
-    (base_rows,) = rows
-    same = Grown(base, tuple(_with_its_size(agent, tables, base_rows) for agent in agents))
-    growing = [k for k, agent in enumerate(agents) if _grows(tables, agent)]
-    wrong = {k: problem for k in growing if (problem := _untold(base, agents[k], tables, base_rows))}
+    wrong = {k: problem for k in family.growing if (problem := family.problem(agents[k]))}
     if wrong:
-        seen = [_as_base(a, base, tables) if k in wrong else a for k, a in enumerate(same.agents)]
-        return replace(same, agents=tuple(seen), problems=tuple(wrong.values()))
+        seen = [family.as_base(a) if k in wrong else a for k, a in enumerate(family.agents)]
+        return Grown(base, tuple(seen), problems=tuple(wrong.values()))
     if keeper is not None:
-        return _with_rows_of_keeper(base, same.agents, growing, tables, base_rows, keeper)
-    if not growing:
-        return same
-    if len(growing) == 1:
-        return _with_rows_of_one(base, agents, growing[0], tables, base_rows)
-    return _with_rows_of_several(base, agents, growing, tables, base_rows)
+        return family.with_rows_of_keeper(keeper)
+    if not family.growing:
+        return Grown(base, family.agents)
+    return family.with_rows_of_one(family.growing[0]) if len(family.growing) == 1 else family.with_rows_of_several()
 
 
-def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
-    """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
-    borrowed = tables and all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
-    return replace(agent, config=with_vocab_size(agent.config, base_rows)) if borrowed else agent
+def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
+    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with them:
+    an added row has no counterpart to differ from."""
+    (agent,) = agents
+    grown, family = with_added_rows(base, agents), _Family.of(base, agents)
+    if grown.vocabulary is None or family is None:
+        return grown
+    added = grown.vocabulary.rows - family.rows
+    tokens = _shown(grown.vocabulary.added) or "no token names them"
+    warning = f"{agent.ref.id}: its vocabulary has {added} rows more than the base's ({tokens}); they are not compared"
+    return Grown(base, (family.cut(agent),), grown.vocabulary, (), (warning,))
 
 
-def _as_base(agent: Model, base: Model, tables: Mapping[str, StoredTensor]) -> Model:
-    tensors = {**agent.tensors, **{n: BorrowedTensor.of(t, BASE) for n, t in tables.items() if n in agent.tensors}}
-    config = {**agent.config, **{k: v for k, v in base.config.items() if k in ("vocab_size", "text_config")}}
-    return replace(agent, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
+@dataclass(frozen=True)
+class _Family:
+    """A base and agents whose vocabularies may have grown; the base's tables of rows are of one size."""
 
+    base: Model
+    agents: tuple[Model, ...]
+    tables: Mapping[str, StoredTensor]  # of the base
+    rows: int  # of each
 
-def _untold(base: Model, agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Problem | None:
-    """The problem of an agent whose added rows cannot be assigned to tokens."""
-    sizes = {n: agent.tensors[n].entry.shape[0] for n in tables if n in agent.tensors}
-    got = ", ".join(f"{n} of {count} rows" for n, count in sizes.items())
-    reason = step = ""
-    if base.tokens is None or agent.tokens is None:
-        owner = base if base.tokens is None else agent
-        other = next((f"{n} alone" for n in _OTHERS if n in owner.files), "none")
-        reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
-        step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
-    elif len(sizes) < len(tables):
-        reason = f"no {named([n for n in tables if n not in sizes])}"
-    elif len(set(sizes.values())) > 1:
-        reason = "tables of different sizes"
-    elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):
-        reason = f"a token of row {max(agent.tokens.ids.values())}"
-    if not reason:
-        return _moved(base, agent)
-    ignoring = ", ".join(f'"{n}"' for n in sizes)
-    return incompatible(
-        "another vocabulary size, with rows of which nothing tells the tokens",
-        where=str(agent.ref),
-        expected=f"{base_rows} rows, or a {TOKENIZER} of base and agent that names the added ones",
-        got=f"{got}; {reason}",
-        next_step=f"{step or 'Choose the base it was trained from'}. Otherwise: Remove {agent.ref.id}, or keep the "
-        f"base's vocabulary with this line in the recipe: ignore: [{ignoring}].",
-    )
+    @classmethod
+    def of(cls, base: Model, agents: Sequence[Model]) -> _Family | None:
+        """None for a base without tables, or with tables of several sizes."""
+        tables = _tables_of(base)
+        sizes = {t.entry.shape[0] for t in tables.values()}
+        if len(sizes) != 1:
+            return None
+        (rows,) = sizes
+        return cls(base, tuple(_with_its_size(agent, tables, rows) for agent in agents), tables, rows)
 
+    @cached_property
+    def growing(self) -> list[int]:
+        """The agents with more rows than the base."""
 
-def _moved(base: Model, agent: Model) -> Problem | None:
-    assert base.tokens is not None
-    assert agent.tokens is not None
-    ids = agent.tokens.ids
-    moved = [f"{_shown(t)} ({i} → {ids.get(t, 'none')})" for t, i in base.tokens.ids.items() if ids.get(t) != i]
-    if not moved:
-        return None
-    return incompatible(
-        "tokens of the base that have another id",
-        where=f"{TOKENIZER} of {agent.ref}",
-        expected="the base's tokens where they were, new ones behind them",
-        got=named(moved),
-        next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
-    )
-
-
-def _with_rows_of_keeper(
-    base: Model,
-    agents: Sequence[Model],
-    growing: Sequence[int],
-    tables: Mapping[str, StoredTensor],
-    base_rows: int,
-    keeper: int,
-) -> Grown:
-    others = [k for k in growing if k + 1 != keeper]
-    cut = [_cut(agent, base, tables, base_rows) if k in others else agent for k, agent in enumerate(agents)]
-    warnings = tuple(
-        f"{agents[k].ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps another "
-        f"tokenizer ({'the base' if not keeper else agents[keeper - 1].ref.id}'s)"
-        for k in others
-    )
-    if not keeper:
-        return Grown(base, tuple(cut), None, (), warnings)
-    if keeper - 1 in growing:
-        grown = _with_rows_of_one(base, cut, keeper - 1, tables, base_rows)
-        return replace(grown, warnings=(*grown.warnings, *warnings))
-    owner = agents[keeper - 1]
-    if base.tokens is None or owner.tokens is None:
-        problem: Problem | None = incompatible(
-            "a tokenizer to keep of which nothing tells whether its tokens are the base's",
-            where=str(owner.ref),
-            expected=f"a {TOKENIZER} of both",
-            next_step="Keep the base's: tokenizer: base.",
-        )
-    else:
-        problem = _moved(base, owner)
-    if problem is not None:
-        return Grown(base, tuple(cut), problems=(problem,))
-    return Grown(base, tuple(cut), Vocabulary(keeper, base_rows, base_rows, ()), (), warnings)
-
-
-def _cut(agent: Model, base: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
-    """The agent without the rows that it adds."""
-    cut = {n: first_rows(agent.tensors[n], base_rows) for n in tables if n in agent.tensors}
-    config = with_vocab_size(agent.config, base.config.get("vocab_size", base_rows))
-    return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
-
-
-def _with_rows_of_one(
-    base: Model, agents: Sequence[Model], k: int, tables: Mapping[str, StoredTensor], base_rows: int
-) -> Grown:
-    donor = agents[k]
-    assert base.tokens is not None
-    assert donor.tokens is not None
-    ids = donor.tokens.ids
-    stored = {n: donor.tensors[n] for n in tables}
-    count = next(iter(stored.values())).entry.shape[0]
-    added = sorted((t for t, i in ids.items() if i >= base_rows), key=ids.__getitem__)
-    inside = sorted(set(ids) - set(base.tokens.ids) - set(added))
-    warnings = [
-        f"{donor.ref.id}: its vocabulary has {count - base_rows} more rows than the base's {base_rows}; rows that all "
-        f"have are merged, the added ones ({named([_shown(t) for t in added]) or 'no token names them'}) are kept "
-        "as it has them, and so are its tokenizer and vocab_size"
-    ]
-    if inside:
-        warnings.append(
-            f"{donor.ref.id}: its new tokens {named([_shown(t) for t in inside])} have rows that the base "
-            "has, too; these are merged like others"
-        )
-    grown = [_extended(m, tables, stored, k + 1, base_rows, count) for m in (base, *agents)]
-    return Grown(grown[0], tuple(grown[1:]), Vocabulary(k + 1, base_rows, count, tuple(added)), (), tuple(warnings))
-
-
-def _with_rows_of_several(
-    base: Model, agents: Sequence[Model], growing: Sequence[int], tables: Mapping[str, StoredTensor], base_rows: int
-) -> Grown:
-    """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's rows."""
-    tokens = base.tokens
-    assert tokens is not None
-    names = " and ".join(agents[k].ref.id for k in growing)
-
-    def refused(what: str, where: str, expected: str, got: str, step: str) -> Grown:
-        problem = incompatible(what, where=where, expected=expected, got=got, next_step=step)
-        return Grown(base, tuple(_as_base(a, base, tables) for a in agents), problems=(problem,))
-
-    if tokens.next_id <= max(tokens.ids.values(), default=-1):
-        return refused(
-            "several agents add tokens, and a further one would get an id that the base's tokenizer has",
-            names,
-            f"ids below {tokens.next_id}, at which its next one begins",
-            str(max(tokens.ids.values())),
-            "Remove all of them but one.",
-        )
-    new: dict[int, list[tuple[str, int]]] = {}
-    for k, agent in enumerate(agents):
-        if agent.tokens is None or (k not in growing and _moved(base, agent)):
-            continue
-        most = max((agent.tensors[n].entry.shape[0] for n in tables if n in agent.tensors), default=0)
-        own = ((t, i) for t, i in agent.tokens.ids.items() if t not in tokens.ids and i < most)
-        new[k] = sorted(own, key=lambda pair: pair[1])
-        if unfit := [t for t, _ in new[k] if t not in agent.tokens.added]:
-            return refused(
-                "several agents add tokens, some of them as part of a vocabulary of their own",
-                str(agent.ref),
-                f"tokens that were added to the base's {TOKENIZER}",
-                named([_shown(t) for t in unfit]),
-                f"Remove {agent.ref.id}, or all of {names} but one.",
+        def grows(agent: Model) -> bool:
+            shapes = (
+                (agent.tensors[n].entry.shape, t.entry.shape) for n, t in self.tables.items() if n in agent.tensors
             )
-    holders: dict[str, list[tuple[int, int]]] = {}
-    for k, pairs in new.items():
-        for token, row in pairs:
-            holders.setdefault(token, []).append((k, row))
-    matching = {t: table.added[t] for k in reversed(new) if (table := agents[k].tokens) for t, _ in new[k]}
-    united = tuple(AddedToken(t, tokens.next_id + n, matching[t]) for n, t in enumerate(holders))
-    rows = max(base_rows, tokens.next_id + len(united))
-    if not all(_table(agents[k], n) for held in holders.values() for k, _ in held for n in tables):
-        return refused("several agents add tokens, and not all have a row for each", names, "", "", "Remove one.")
-    brought = "; ".join(f"{agents[k].ref.id} {named([_shown(t) for t, _ in own])}" for k, own in new.items() if own)
-    shared = sum(len(held) > 1 for held in holders.values())
-    warning = (
-        f"several agents add tokens to the vocabulary ({brought or 'none has a name'}): the merge has all "
-        f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents "
-        "have them"
-        + (f" ({shared} that several have: the mean of their rows)" if shared else "")
-        + "; its tokenizer is the base's with these added, and added rows that no token names are left out"
-    )
-    grown = [_united(m, agents, tables, list(holders.values()), tokens, base_rows, rows) for m in (base, *agents)]
-    vocabulary = Vocabulary(0, base_rows, rows, tuple(holders), united)
-    return Grown(grown[0], tuple(grown[1:]), vocabulary, (), (warning,))
+            return any(len(own) == 2 and own[0] > base[0] and own[1] == base[1] for own, base in shapes)
+
+        return [k for k, agent in enumerate(self.agents) if grows(agent)]
+
+    def as_base(self, agent: Model) -> Model:
+        """The agent with the base's rows."""
+        borrowed = {n: BorrowedTensor.of(t, BASE) for n, t in self.tables.items() if n in agent.tensors}
+        config = {**agent.config, **{k: v for k, v in self.base.config.items() if k in ("vocab_size", "text_config")}}
+        tensors = MappingProxyType({**agent.tensors, **borrowed})
+        return replace(agent, tensors=tensors, config=MappingProxyType(config))
+
+    def cut(self, agent: Model) -> Model:
+        """The agent without the rows that it adds."""
+        cut = {n: first_rows(agent.tensors[n], self.rows) for n in self.tables if n in agent.tensors}
+        config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
+        return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
+
+    def problem(self, agent: Model) -> Problem | None:
+        """The problem of an agent whose added rows cannot be assigned to tokens."""
+        sizes = {n: agent.tensors[n].entry.shape[0] for n in self.tables if n in agent.tensors}
+        got = ", ".join(f"{n} of {count} rows" for n, count in sizes.items())
+        reason = step = ""
+        if self.base.tokens is None or agent.tokens is None:
+            owner = self.base if self.base.tokens is None else agent
+            other = next((f"{n} alone" for n in _OTHERS if n in owner.files), "none")
+            reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
+            step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
+        elif len(sizes) < len(self.tables):
+            reason = f"no {named([n for n in self.tables if n not in sizes])}"
+        elif len(set(sizes.values())) > 1:
+            reason = "tables of different sizes"
+        elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):
+            reason = f"a token of row {max(agent.tokens.ids.values())}"
+        if not reason:
+            return self.moved(agent)
+        ignoring = ", ".join(f'"{n}"' for n in sizes)
+        return incompatible(
+            "another vocabulary size, with rows of which nothing tells the tokens",
+            where=str(agent.ref),
+            expected=f"{self.rows} rows, or a {TOKENIZER} of base and agent that names the added ones",
+            got=f"{got}; {reason}",
+            next_step=f"{step or 'Choose the base it was trained from'}. Otherwise: Remove {agent.ref.id}, or keep the "
+            f"base's vocabulary with this line in the recipe: ignore: [{ignoring}].",
+        )
+
+    def moved(self, agent: Model) -> Problem | None:
+        """The problem of an agent that has a token of the base in another row."""
+        assert self.base.tokens is not None
+        assert agent.tokens is not None
+        ids = agent.tokens.ids
+        moved = [
+            f"{ascii(t)[:40]} ({i} → {ids.get(t, 'none')})" for t, i in self.base.tokens.ids.items() if ids.get(t) != i
+        ]
+        if not moved:
+            return None
+        return incompatible(
+            "tokens of the base that have another id",
+            where=f"{TOKENIZER} of {agent.ref}",
+            expected="the base's tokens where they were, new ones behind them",
+            got=named(moved),
+            next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
+        )
+
+    def with_rows_of_keeper(self, keeper: int) -> Grown:
+        others = [k for k in self.growing if k + 1 != keeper]
+        cut = tuple(self.cut(agent) if k in others else agent for k, agent in enumerate(self.agents))
+        keeps = self.base if keeper == 0 else self.agents[keeper - 1]
+        warnings = tuple(
+            f"{self.agents[k].ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps "
+            f"another tokenizer ({'the base' if keeper == 0 else keeps.ref.id}'s)"
+            for k in others
+        )
+        if keeper == 0:
+            return Grown(self.base, cut, None, (), warnings)
+        if keeper - 1 in self.growing:
+            grown = replace(self, agents=cut).with_rows_of_one(keeper - 1)
+            return replace(grown, warnings=(*grown.warnings, *warnings))
+        if self.base.tokens is None or keeps.tokens is None:
+            problem: Problem | None = incompatible(
+                "a tokenizer to keep of which nothing tells whether its tokens are the base's",
+                where=str(keeps.ref),
+                expected=f"a {TOKENIZER} of both",
+                next_step="Keep the base's: tokenizer: base.",
+            )
+        else:
+            problem = self.moved(keeps)
+        if problem is not None:
+            return Grown(self.base, cut, problems=(problem,))
+        return Grown(self.base, cut, Vocabulary(keeper, self.rows, self.rows, ()), (), warnings)
+
+    def with_rows_of_one(self, k: int) -> Grown:
+        donor = self.agents[k]
+        assert self.base.tokens is not None
+        assert donor.tokens is not None
+        ids = donor.tokens.ids
+        stored = {n: BorrowedTensor.of(donor.tensors[n], k + 1) for n in self.tables}
+        count = next(iter(stored.values())).entry.shape[0]
+        added = sorted((t for t, i in ids.items() if i >= self.rows), key=ids.__getitem__)
+        inside = sorted(set(ids) - set(self.base.tokens.ids) - set(added))
+        warnings = [
+            f"{donor.ref.id}: its vocabulary has {count - self.rows} more rows than the base's {self.rows}; rows that "
+            f"all have are merged, the added ones ({_shown(added) or 'no token names them'}) are kept as it has them, "
+            "and so are its tokenizer and vocab_size"
+        ]
+        if inside:
+            warnings.append(
+                f"{donor.ref.id}: its new tokens {_shown(inside)} have rows that the base "
+                "has, too; these are merged like others"
+            )
+
+        def extended(model: Model) -> Model:
+            own = {n: t for n, t in model.tensors.items() if n in stored and t.entry.shape[0] == self.rows}
+            tensors = {**model.tensors, **{n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}}
+            fits = model.config.get("vocab_size", self.rows) == self.rows
+            config = with_vocab_size(model.config, count) if fits else model.config
+            return replace(model, tensors=MappingProxyType(tensors), config=config)
+
+        base, *agents = map(extended, (self.base, *self.agents))
+        return Grown(base, tuple(agents), Vocabulary(k + 1, self.rows, count, tuple(added)), (), tuple(warnings))
+
+    def with_rows_of_several(self) -> Grown:
+        """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's
+        rows."""
+        tokens = self.base.tokens
+        assert tokens is not None
+        names = " and ".join(self.agents[k].ref.id for k in self.growing)
+
+        def refused(what: str, where: str, expected: str, got: str, step: str) -> Grown:
+            problem = incompatible(what, where=where, expected=expected, got=got, next_step=step)
+            return Grown(self.base, tuple(map(self.as_base, self.agents)), problems=(problem,))
+
+        if tokens.next_id <= max(tokens.ids.values(), default=-1):
+            return refused(
+                "several agents add tokens, and a further one would get an id that the base's tokenizer has",
+                names,
+                f"ids below {tokens.next_id}, at which its next one begins",
+                str(max(tokens.ids.values())),
+                "Remove all of them but one.",
+            )
+        new: dict[int, list[tuple[str, int]]] = {}
+        for k, agent in enumerate(self.agents):
+            if agent.tokens is None or (k not in self.growing and self.moved(agent)):
+                continue
+            most = max((agent.tensors[n].entry.shape[0] for n in self.tables if n in agent.tensors), default=0)
+            own = ((t, i) for t, i in agent.tokens.ids.items() if t not in tokens.ids and i < most)
+            new[k] = sorted(own, key=lambda pair: pair[1])
+            if unfit := [t for t, _ in new[k] if t not in agent.tokens.added]:
+                return refused(
+                    "several agents add tokens, some of them as part of a vocabulary of their own",
+                    str(agent.ref),
+                    f"tokens that were added to the base's {TOKENIZER}",
+                    _shown(unfit),
+                    f"Remove {agent.ref.id}, or all of {names} but one.",
+                )
+        holders: dict[str, list[tuple[int, int]]] = {}
+        for k, pairs in new.items():
+            for token, row in pairs:
+                holders.setdefault(token, []).append((k, row))
+        matching = {t: table.added[t] for k in reversed(new) if (table := self.agents[k].tokens) for t, _ in new[k]}
+        united = tuple(AddedToken(t, tokens.next_id + n, matching[t]) for n, t in enumerate(holders))
+        rows = max(self.rows, tokens.next_id + len(united))
+        if not all(_table(self.agents[k], n) for held in holders.values() for k, _ in held for n in self.tables):
+            return refused("several agents add tokens, and not all have a row for each", names, "", "", "Remove one.")
+        brought = "; ".join(f"{self.agents[k].ref.id} {_shown([t for t, _ in own])}" for k, own in new.items() if own)
+        shared = sum(len(held) > 1 for held in holders.values())
+        warning = (
+            f"several agents add tokens to the vocabulary ({brought or 'none has a name'}): the merge has all "
+            f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents "
+            "have them"
+            + (f" ({shared} that several have: the mean of their rows)" if shared else "")
+            + "; its tokenizer is the base's with these added, and added rows that no token names are left out"
+        )
+        held = list(holders.values())
+        base, *agents = (self._united(m, held, tokens.next_id, rows) for m in (self.base, *self.agents))
+        return Grown(base, tuple(agents), Vocabulary(0, self.rows, rows, tuple(holders), united), (), (warning,))
+
+    def _united(self, model: Model, holders: Sequence[Sequence[tuple[int, int]]], first: int, rows: int) -> Model:
+        """The model with `rows` rows. `holders`: for each row from `first` on, the agents that have it, and where."""
+        among = sorted({k for held in holders for k, _ in held})
+        means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
+        tensors = dict(model.tensors)
+        for name in self.tables:
+            own = tensors.get(name)
+            if own is not None and own.entry.shape[0] >= self.rows:
+                others = ((k, _table(self.agents[k], name)) for k in among)
+                borrowed = tuple(BorrowedTensor.of(t, k + 1) for k, t in others if t is not None)
+                tensors[name] = UnitedTensor.of(own, borrowed, first, means, rows)
+        sizes = {self.rows, *(t.entry.shape[0] for n, t in model.tensors.items() if n in self.tables)}
+        fits = model.config.get("vocab_size", self.rows) in sizes
+        config = with_vocab_size(model.config, rows) if fits else model.config
+        return replace(model, tensors=MappingProxyType(tensors), config=config)
 
 
-def _united(
-    model: Model,
-    agents: Sequence[Model],
-    tables: Mapping[str, StoredTensor],
-    holders: Sequence[Sequence[tuple[int, int]]],
-    tokens: TokenTable,
-    base_rows: int,
-    rows: int,
-) -> Model:
-    among = sorted({k for held in holders for k, _ in held})
-    means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
-    tensors = dict(model.tensors)
-    for name in tables:
-        own = tensors.get(name)
-        if own is None or own.entry.shape[0] < base_rows:
-            continue
-        others = [_table(agents[k], name) for k in among]
-        borrowed = tuple(BorrowedTensor.of(t, k + 1) for k, t in zip(among, others, strict=True) if t is not None)
-        tensors[name] = UnitedTensor.of(own, borrowed, tokens.next_id, means, rows)
-    sizes = {base_rows, *(t.entry.shape[0] for n, t in model.tensors.items() if n in tables)}
-    fits = model.config.get("vocab_size", base_rows) in sizes
-    config = with_vocab_size(model.config, rows) if fits else model.config
-    return replace(model, tensors=MappingProxyType(tensors), config=config)
+def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], rows: int) -> Model:
+    """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
+    borrowed = all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
+    return replace(agent, config=with_vocab_size(agent.config, rows)) if borrowed else agent
 
 
 def _table(agent: Model, name: str) -> StoredTensor | None:
@@ -300,51 +382,8 @@ def _table(agent: Model, name: str) -> StoredTensor | None:
     return next((t for n, t in agent.tensors.items() if is_embedding(n)), None)
 
 
-def _shown(token: str) -> str:
-    return ascii(token)[:40]
-
-
-def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
-    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with them:
-    an added row has no counterpart to differ from."""
-    (agent,) = agents
-    grown = with_added_rows(base, agents)
-    if grown.vocabulary is None:
-        return grown
-    rows, added = grown.vocabulary.base_rows, grown.vocabulary.rows - grown.vocabulary.base_rows
-    shared = {n: t for n, t in agent.tensors.items() if n in base.tensors and (is_embedding(n) or is_head(n))}
-    cut = {n: first_rows(t, rows) for n, t in shared.items() if t.entry.shape[0] > rows}
-    tokens = named([ascii(t)[:40] for t in grown.vocabulary.added]) or "no token names them"
-    warning = f"{agent.ref.id}: its vocabulary has {added} rows more than the base's ({tokens}); they are not compared"
-    config = with_vocab_size(agent.config, base.config.get("vocab_size", rows))
-    cut_agent = replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
-    return Grown(base, (cut_agent,), grown.vocabulary, (), (warning,))
-
-
-def _grows(tables: Mapping[str, StoredTensor], agent: Model) -> bool:
-    return any(
-        len(shape := agent.tensors[n].entry.shape) == 2 and shape[0] > t.entry.shape[0] and shape[1] == t.entry.shape[1]
-        for n, t in tables.items()
-        if n in agent.tensors
-    )
-
-
-def _extended(
-    model: Model,
-    tables: Mapping[str, StoredTensor],
-    stored: Mapping[str, StoredTensor],
-    donor: int,
-    base_rows: int,
-    rows: int,
-) -> Model:
-    tensors = dict(model.tensors)
-    for name in tables:
-        own = tensors.get(name)
-        if own is not None and name in stored and own.entry.shape[0] == base_rows:
-            tensors[name] = ExtendedTensor.of(own, BorrowedTensor.of(stored[name], donor))
-    if model.config.get("vocab_size", base_rows) != base_rows:
-        return replace(model, tensors=MappingProxyType(tensors))
-    return replace(model, tensors=MappingProxyType(tensors), config=with_vocab_size(model.config, rows))
+def _shown(tokens: Sequence[str]) -> str:
+    return named([ascii(token)[:40] for token in tokens])
 
 
 def with_vocab_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:

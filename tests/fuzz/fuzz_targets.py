@@ -44,8 +44,7 @@ from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import config_problems, merged_config, without_code
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
-from hubmerge.sources.tokens import TOKENIZER, token_table
-from hubmerge.sources.vocabulary import with_added_rows
+from hubmerge.sources.vocabulary import TOKENIZER, token_table, with_added_rows
 from hubmerge.wording import json_file
 from localhub import cards
 from localhub.http_errors import HubError

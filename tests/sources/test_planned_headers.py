@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from builders import random_base, write_model
-from cache_helpers import KB, FolderHub, made_model, reads_of
 from line import OUT_SHARD_BYTES, Line, threads_left
 
 from hubmerge.engine.stream import StreamOptions
@@ -17,10 +14,8 @@ from hubmerge.errors import CorruptError, SourceChangedError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, merge_to_hub
 from hubmerge.recipe.model_name import ModelName
-from hubmerge.sources.base import HeaderDigest
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.sources.shard_cache import ShardCache
 
 LIE = "model-00003-of-00005.safetensors"
 
@@ -61,23 +56,6 @@ def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of
     honest = Line(line.process, line.folder.with_name("honest"), line.recipe, line.target, disk_budget=line.disk_budget)
     honest.to_hub()
     assert honest.published() == line.undisturbed
-
-
-def test_notes_of_a_ranged_shard_are_not_taken_for_another_header(tmp_path: Path) -> None:
-    hub = FolderHub()
-    model = made_model(hub, "org/m", [[("a", 9 * KB)]])
-    content = hub.contents["org/m", "0.safetensors"]
-    true = HeaderDigest(3 * KB, sha256(content[: 3 * KB]).hexdigest())
-    false = HeaderDigest(3 * KB, sha256(b"").hexdigest())
-    for header in (true, false):
-        planned = replace(model, headers={"0.safetensors": header})
-        cache = ShardCache(hub, tmp_path, [planned], 0, block_bytes=2 * KB)  # type: ignore[arg-type]
-        if header is true:
-            cache.expect(reads_of([planned], ["a"]), again=False)
-        else:
-            with pytest.raises(CorruptError, match="another header"):
-                cache.expect(reads_of([planned], ["a"]), again=False)
-        cache.close()
 
 
 def test_a_folder_whose_header_changed_since_it_was_planned_from_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of
+from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model, read_all, reads_of
 from line import threads_left
 
 from hubmerge.plan.disk import used_bytes
@@ -31,19 +31,11 @@ def model(hub: FolderHub) -> Model:
     return made_model(hub, "org/m", [[(name, SHARD)] for name in "abc"])
 
 
-def cache_of(hub: FolderHub, folder: Path, model: Model, budget: int, **more: Any) -> ShardCache:
-    return ShardCache(hub, folder, [model], budget, block_bytes=2 * KB, **more)  # type: ignore[arg-type]
-
-
 def file_of(folder: Path, model: Model, name: str) -> Path:
     """Where a shard lies."""
     cache: Any = ShardCache(FolderHub(), folder, [model], 0)  # type: ignore[arg-type]
     cache.close()
     return next(s.path for s in cache._shards.values() if s.name == name)
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
 def open_files(folder: Path) -> list[str]:
@@ -106,14 +98,14 @@ def while_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 def test_what_is_being_read_is_not_deleted_for_what_somebody_waits_for(
     hub: FolderHub, model: Model, tmp_path: Path, while_reading: dict[str, Any]
 ) -> None:
-    cache: Any = cache_of(hub, tmp_path, model, SHARD)
+    cache: Any = cache_of(hub, tmp_path, [model], SHARD)
     cache.expect(reads_of([model], ["a"]), again=False)
     others: list[Reader] = []
 
     def another_waits() -> None:
         others.append(reader_that_waits(cache, model, "1.safetensors"))
         with cache._changed:  # until what the other begins with is done
-            assert files(tmp_path) == ["0.safetensors"]
+            assert files_below(tmp_path) == ["0.safetensors"]
 
     while_reading["0.safetensors"] = another_waits
     assert content(cache, model, "0.safetensors") == hub.contents["org/m", "0.safetensors"]
@@ -128,7 +120,7 @@ def test_what_is_being_fetched_is_not_deleted_for_what_somebody_waits_for(
 ) -> None:
     ahead = threading.Event()
     hub.before = lambda repo, path: (path == "1.safetensors" and ahead.wait(), None)[1]
-    cache: Any = cache_of(hub, tmp_path, model, 2 * SHARD)
+    cache: Any = cache_of(hub, tmp_path, [model], 2 * SHARD)
     cache.expect(reads_of([model], ["a", "b"]), again=False)
     others: list[Reader] = []
 
@@ -157,7 +149,7 @@ def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
         if held.is_set():
             waiting.set()
 
-    cache: Any = cache_of(hub, tmp_path, model, SHARD, starting=starting)
+    cache: Any = cache_of(hub, tmp_path, [model], SHARD, starting=starting)
     cache.expect(reads_of([model], ["a"]), again=True)
     while_reading["0.safetensors"] = waiting.wait
     reader = Reader(cache, model, "0.safetensors")
@@ -171,11 +163,11 @@ def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
 
 
 def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, model: Model, tmp_path: Path) -> None:
-    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     with cache.held([(model, "1.safetensors")]) as paths:
         cache.expect([], again=False)
         assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
-    assert files(tmp_path) == []
+    assert files_below(tmp_path) == []
     cache.close()
 
 
@@ -183,7 +175,7 @@ def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, mod
 def test_a_read_that_nobody_announced_is_served_within_the_budget(
     hub: FolderHub, model: Model, tmp_path: Path, budget: int
 ) -> None:
-    cache: Any = cache_of(hub, tmp_path, model, budget)
+    cache: Any = cache_of(hub, tmp_path, [model], budget)
     cache.expect([], again=False)
     for name in ("1.safetensors", "0.safetensors", "1.safetensors"):
         assert content(cache, model, name) == hub.contents["org/m", name]
@@ -198,40 +190,31 @@ def test_a_shard_of_another_size_than_the_hubs_is_fetched_again(hub: FolderHub, 
     path = file_of(tmp_path, model, "0.safetensors")
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(SHARD - 1))
-    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     read_all(cache, hub, [model], ["a"], again=False)
     cache.close()
     assert hub.downloads["org/m", "0.safetensors"] == 1
     assert cache.fetched.hits == 0
 
 
-def test_a_part_that_an_earlier_run_left_takes_no_second_place(hub: FolderHub, model: Model, tmp_path: Path) -> None:
-    part = file_of(tmp_path, model, "0.safetensors")
-    part.parent.mkdir(parents=True)
-    part.with_name(part.name + ".partial").write_bytes(bytes(3 * KB))
-    cache = cache_of(hub, tmp_path, model, SHARD)
-    read_all(cache, hub, [model], ["a", "b"], again=False)
-    cache.close()
-    assert cache.fetched.high_water_bytes == SHARD
-
-
-def test_a_part_that_an_earlier_run_left_goes_for_what_is_needed_sooner(
-    hub: FolderHub, model: Model, tmp_path: Path
+@pytest.mark.parametrize("name", ["0.safetensors", "1.safetensors"])
+def test_a_part_that_an_earlier_run_left_takes_no_second_place_and_goes_for_what_is_needed_sooner(
+    hub: FolderHub, model: Model, tmp_path: Path, name: str
 ) -> None:
-    part = file_of(tmp_path, model, "1.safetensors")
+    part = file_of(tmp_path, model, name)
     part.parent.mkdir(parents=True)
     part.with_name(part.name + ".partial").write_bytes(bytes(3 * KB))
     peak = Peak(tmp_path)
-    cache = cache_of(hub, tmp_path, model, SHARD, deleting=peak)
+    cache = cache_of(hub, tmp_path, [model], SHARD, deleting=peak)
     read_all(cache, hub, [model], ["a", "b"], again=False, seen=peak)
     cache.close()
-    assert peak.bytes == SHARD
-    assert files(tmp_path) == []
+    assert peak.bytes == cache.fetched.high_water_bytes == SHARD
+    assert files_below(tmp_path) == []
 
 
 def test_a_deletion_is_told_before_it_happens(hub: FolderHub, model: Model, tmp_path: Path) -> None:
     seen: list[list[str]] = []
-    cache = cache_of(hub, tmp_path, model, SHARD, deleting=lambda: seen.append(files(tmp_path)))
+    cache = cache_of(hub, tmp_path, [model], SHARD, deleting=lambda: seen.append(files_below(tmp_path)))
     read_all(cache, hub, [model], ["a", "b", "c"], again=False)
     cache.close()
     assert seen == [["0.safetensors"], ["1.safetensors"], ["2.safetensors"]]
@@ -240,11 +223,11 @@ def test_a_deletion_is_told_before_it_happens(hub: FolderHub, model: Model, tmp_
 def test_a_deleted_shard_is_not_kept_open_and_a_closed_cache_keeps_nothing_open(
     hub: FolderHub, model: Model, tmp_path: Path
 ) -> None:
-    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     read_all(cache, hub, [model], ["a", "b"], again=True)
     cache.expect(reads_of([model], ["b"]), again=False)
     assert content(cache, model, "1.safetensors") == hub.contents["org/m", "1.safetensors"]
-    assert files(tmp_path) == open_files(tmp_path) == ["1.safetensors"]
+    assert files_below(tmp_path) == open_files(tmp_path) == ["1.safetensors"]
     cache.close()
     assert open_files(tmp_path) == []
     assert threads_left() == []
@@ -252,13 +235,13 @@ def test_a_deleted_shard_is_not_kept_open_and_a_closed_cache_keeps_nothing_open(
 
 def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_path: Path) -> None:
     """Counting and merging a tensor: the second reading begins while the first one's last chunk is on its way."""
-    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
     cache.expect(reads_of([model], ["a", "a"]), again=False)
     for elements in (SHARD - 1, 2):
         cache.consumed("a", elements)
-    assert files(tmp_path) == ["0.safetensors"]
+    assert files_below(tmp_path) == ["0.safetensors"]
     cache.consumed("a", SHARD - 1)
-    assert files(tmp_path) == []
+    assert files_below(tmp_path) == []
     cache.close()
 
 
@@ -266,7 +249,7 @@ def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_pa
 def test_what_the_cache_counts_is_what_lies_on_the_disk_and_nobody_waits_in_the_end(
     hub: FolderHub, model: Model, tmp_path: Path, budget: int
 ) -> None:
-    cache: Any = cache_of(hub, tmp_path, model, budget)
+    cache: Any = cache_of(hub, tmp_path, [model], budget)
     for again in (True, False):
         read_all(cache, hub, [model], ["a", "b", "c"], again=again, threads=3)
         with cache.held([(model, "0.safetensors")]):

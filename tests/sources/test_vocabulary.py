@@ -17,7 +17,7 @@ from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.sources.tokens import tokens_of
+from hubmerge.sources.vocabulary import tokens_of
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BASE = random_base(0)  # 40 rows
