@@ -36,8 +36,10 @@ from numpy.typing import NDArray
 import hubmerge.engine.sink
 from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.memory import shares_of
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.stream import StreamOptions, merge
+from hubmerge.engine.stream import merge
 from hubmerge.engine.threads import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.hub.client import Hub
@@ -127,7 +129,7 @@ def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
 
 
 def merged(plan: Plan, folder: Path, options: StreamOptions) -> None:
-    journal = Journal.open(folder, plan, resume=False)
+    journal = Journal.open(folder, plan)
     with TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader:
         merge(plan, reader, journal, folder, options, Unobserved())
 
@@ -156,8 +158,9 @@ def floor(
     plan: Plan, passes: int, hashed: bool, folder: Path, options: StreamOptions, block: NDArray[np.uint8]
 ) -> None:
     """Reads by every thread; meanwhile the output's bytes, cut evenly among as many files, are hashed and written."""
-    chunks = [c for t in plan.tensors() for c in chunks_of(t, options.chunk(plan))]
-    workers = options.workers(plan)
+    shares = shares_of([plan], options)
+    chunks = [c for t in plan.tensors() for c in chunks_of(t, shares.chunk)]
+    workers = shares.threads
     ends = [plan.output_bytes * k // workers for k in range(workers + 1)]
     with (
         TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hubmerge.board.read import leaderboard
+    from hubmerge.engine.options import StreamOptions
     from hubmerge.engine.progress import Observer
-    from hubmerge.engine.stream import StreamOptions
     from hubmerge.errors import HubmergeError
     from hubmerge.library import evaluate, inspect, merge, probe, publish
     from hubmerge.recipe.recipe import Recipe
@@ -43,7 +43,7 @@ _HOMES = {
     "HubmergeError": "hubmerge.errors",
     "Observer": "hubmerge.engine.progress",
     "Recipe": "hubmerge.recipe.recipe",
-    "StreamOptions": "hubmerge.engine.stream",
+    "StreamOptions": "hubmerge.engine.options",
     "leaderboard": "hubmerge.board.read",
 }
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from hubmerge import line
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.pins import NEWEST_ELSEWHERE, Pins, RunPins, going_on, pins_in
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
-from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user

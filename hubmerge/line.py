@@ -28,10 +28,12 @@ from hubmerge import __version__
 from hubmerge.engine import stream
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.memory import shares_of
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Bridge, Observer, Unobserved, resolving, verifying
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import MANIFEST, WORK
-from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
+from hubmerge.engine.stream import MergeResult, Variant, layout_of, merge_variants
 from hubmerge.engine.usage import total, usage_now
 from hubmerge.hub.client import Hub
 from hubmerge.machine import cores
@@ -353,7 +355,7 @@ def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[
         "processor": platform.machine(),
         "device": "cpu",
         "cores": cores(),
-        "threads": options.workers(plan),
+        "threads": shares_of([plan], options).threads,
         "processes": options.ranks.size,
         **({"sink": "null"} if options.sink == "null" else {}),
         **merged.device,

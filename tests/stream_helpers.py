@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import T, f32, random_base, sparse_agent, write_model
+from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
-from hubmerge.engine.stream import MergeResult, StreamOptions, merge
+from hubmerge.engine.selection import Magnitudes, Selection
+from hubmerge.engine.stream import MergeResult, Variant, merge_variants
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 NOWHERE = Hub("http://127.0.0.1:9")
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 # sizes around the block of 4,096 elements, besides scalar and empty tensors
 SIZES = {
@@ -45,11 +51,18 @@ def write_family(
     """A base and sparse agents below `folder` (base, agent0, agent1, …); also their tensors."""
     base = random_base(7, dtype, sizes)
     agents = [sparse_agent(base, density, seed) for seed, density in enumerate(densities)]
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    write_model(folder / "base", base, config=config, shards=shards)
+    write_model(folder / "base", base, config=CONFIG, shards=shards)
     for i, agent in enumerate(agents):
-        write_model(folder / f"agent{i}", agent, config=config, shards=shards)
+        write_model(folder / f"agent{i}", agent, config=CONFIG, shards=shards)
     return base, agents
+
+
+def spoil(folder: Path, agents: Sequence[Mapping[str, T]], bad: float = np.nan) -> None:
+    """One element of agent 1 becomes `bad`."""
+    name = "model.layers.1.mlp.down_proj.weight"
+    values = f32(agents[1][name]).copy()
+    values[4096] = bad
+    write_model(folder / "agent1", {**agents[1], name: tensor(values)}, config=CONFIG)
 
 
 def plan_of(
@@ -73,15 +86,23 @@ def run(
     *,
     chunk: int = 4096,
     threads: int = 2,
-    resume: bool = False,
     observer: Observer | None = None,
-    parallel: int = 0,
+    measured: Sequence[Model] = (),
+    **options: Any,
 ) -> MergeResult:
+    """`measured`: sensitivity files; `options` of StreamOptions."""
     out.mkdir(parents=True, exist_ok=True)
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
-        journal = Journal.open(out, plan, resume=resume)
-        options = StreamOptions(chunk, threads, parallel_shards=parallel)
-        return merge(plan, reader, journal, out, options, observer or Unobserved())
+    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        journal = Journal.open(out, plan)
+        Journal.verify([journal], lambda done, total: None)
+        variant = Variant(plan, journal, out, tuple(m.tensors for m in measured))
+        stream = StreamOptions(chunk, threads, **options)
+        return merge_variants([variant], reader, stream, observer or Unobserved())[0]
+
+
+def tallies(result: MergeResult) -> dict[str, Any]:
+    """What was counted, tensor by tensor and of the output."""
+    return {name: t.to_json() for name, t in result.statistics.tensors.items()} | {"result": result.total.to_json()}
 
 
 def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:
@@ -97,7 +118,17 @@ def values_of(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:
     return {name: f32(t) for name, t in tensors.items()}
 
 
-class StopAfter:
+def select(magnitudes: Magnitudes, agents: int, chunks: Sequence[ChunkInputs]) -> tuple[float, ...]:
+    """The order statistics of a tensor in such chunks."""
+    selection = Selection(magnitudes, agents)
+    while selection.values is None:
+        for chunk in chunks:
+            selection.add(selection.count(chunk))
+        selection.end_pass()
+    return selection.values
+
+
+class StopAfter(Unobserved):
     """An observer that breaks the stream off at its n-th progress call."""
 
     def __init__(self, calls: int, error: Callable[[], BaseException] = KeyboardInterrupt) -> None:
@@ -109,11 +140,24 @@ class StopAfter:
         if self._left < 0:
             raise self._error()
 
-    def stage(self, name: str) -> None:
-        pass
 
-    def statistics(self, values: Any) -> None:
-        pass
+class Watching(Unobserved):
+    """An observer that remembers what it is told, and in which threads."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.told: list[tuple[str, int, int]] = []  # stage, done, total
+        self.values: list[Mapping[str, Any]] = []
+        self.threads: set[str] = set()
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        assert 0 <= done <= total
+        self.told.append((stage, done, total))
+        self.threads.add(threading.current_thread().name)
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        self.values.append(values)
 
     def warning(self, message: str) -> None:
-        pass
+        self.messages.append(message)
+        self.threads.add(threading.current_thread().name)

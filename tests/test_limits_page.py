@@ -27,7 +27,7 @@ NO_BOUND = {
         r"scoring\.py VERSION_S",
     ),
     "a buffer or block; it changes speed only": (
-        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
+        r"\b_?(?:BLOCK|GROUP|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
         r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_(?:DEVICE_)?CHUNK",
         r"buffers\.py (?:KEPT|PAGE)|fast\.py (?:KEY_BYTES|_COUNTED_AT_ONCE)",
     ),

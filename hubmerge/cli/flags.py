@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
-    from hubmerge.engine.stream import StreamOptions
+    from hubmerge.engine.options import StreamOptions
 
 
 def positive(text: str) -> int:
@@ -61,7 +61,7 @@ def add_stream_options(command: argparse.ArgumentParser) -> None:
 
 def stream_options(arguments: Any, settings: Settings) -> StreamOptions:
     """The values of `add_stream_options`' arguments; DeviceError where a GPU is asked for and there is none."""
-    from hubmerge.engine.stream import StreamOptions
+    from hubmerge.engine.options import StreamOptions
 
     if arguments.device == "cuda":
         from hubmerge.engine.device import require_cuda

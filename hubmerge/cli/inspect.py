@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
@@ -58,15 +57,14 @@ _OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "
 def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
     """The summary of a sweep: variants of one pass take their memory together, and passes their time in turn."""
     from hubmerge.engine.prediction import Machine, Prediction, as_facts, predict
-    from hubmerge.engine.stream import StreamOptions, layout_of
+    from hubmerge.engine.stream import layout_of
     from hubmerge.plan.disk import output_need, sensitivity_need
 
     passes: dict[object, list[Plan]] = {}
     for plan in plans:
         passes.setdefault(layout_of(plan), []).append(plan)
     machine = Machine.here(*plans)
-    options = StreamOptions(threads=machine.cores, device="auto")
-    said = [predict(first, machine, replace(options, beside=tuple(more))) for first, *more in passes.values()]
+    said = [predict(first, machine, beside=more) for first, *more in passes.values()]
     seconds = [one.seconds for one in said if one.seconds is not None]
     needed = Prediction(max(one.memory_bytes for one in said), sum(seconds) if len(seconds) == len(said) else None)
     common = plan_summary(plans[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hubmerge.engine.memory import KEPT_BYTES
 from hubmerge.methods import Method, registry
 
 _HEAD = """\
@@ -41,8 +40,6 @@ def notation() -> str:
 def _passes(method: Method) -> str:
     parameters = method.parse_parameters({})
     threshold, probes = method.threshold(parameters), method.overlap_scope(parameters) == "model"
-    if threshold is not None and threshold.scope == "tensor" and not probes:
-        return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB (less with many threads)"
     selects = threshold is not None
     fewest, most = (1 + probes + readings * selects for readings in (1, 2))  # Plan.passes
 

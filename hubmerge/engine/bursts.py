@@ -1,31 +1,18 @@
-"""ZeroGPU: a GPU that is lent for the time of one call, so every output shard is one call, a burst.
+"""ZeroGPU: a GPU that is lent for the time of one call, so every output shard is one call, a burst (docs/gpu.md).
 
-The platform forks a worker from the process that calls the decorated function; what goes in and comes out is pickled,
-and an error comes back without its class. So a burst gets plain data (`Burst`), opens its own reader and engine, and
-returns the finished shard (`Finished`). The inputs are held in the shard cache, fetched and verified, before the GPU
-is asked for: no GPU second goes to the network, and none of them is deleted meanwhile.
+    job → asking process    one pickled `Burst` after the other
+    asking process → job    (True, what it returned) or (False, why it failed), pickled
 
-A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here, by the
-path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
-Before that, whoever could still write is ended.
+The platform forks a worker from the process that calls the decorated function (`run_burst`); what goes in and comes out
+is pickled, and an error comes back without its class. The calls come from a process beside the job's (`BurstProcess`,
+`serve`): the job fetches and uploads in threads, and a fork while one of them holds a lock would leave that lock held in
+the worker for ever. Only the workers inherit its end of the connection: once the job sees that closed, nobody is left
+to write. The app's process only decorates the function when it starts and says so (`announce`), since the platform
+stops an app that has none.
 
-The platform remembers a decorated function by its identity, so `run_burst` is decorated once, with a function that
-computes the duration. The app's process decorates it when it starts and says so (`announce`), because the platform
-stops an app that has none; the calls come from a process beside the job's. `spaces` is imported only where
-SPACES_ZERO_GPU is set, and in these two, because it makes torch pretend that there is a GPU.
-
-The platform's package forks its worker from whoever calls. A merge fetches and uploads in threads, and a fork while one
-of them holds a lock leaves that lock held in the worker for ever: the Hub's client, for one, takes its connection
-pool's lock after every fork. So the calls come from a process of their own (`BurstProcess`, `serve`) that has no other
-thread, no token and no socket of a server; it also keeps gradio and torch, which the package imports and patches, out
-of the merge.
-
-    job → this process      one pickled `Burst` after the other
-    this process → job      (True, what it returned) or (False, why it failed), pickled
-
-SIGTERM, and the end of the job's process, kill the workers, so that the call in progress fails and gives the GPU back,
-and this process ends. Only the workers inherit its end of the connection: once the job sees that closed, nobody is
-left to write.
+The inputs are held in the shard cache, fetched and verified, before the GPU is asked for: no GPU second goes to the
+network. A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here,
+by the path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
 """
 
 from __future__ import annotations
@@ -37,26 +24,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.engine.chunks import StreamOptions, is_whole
+from hubmerge.engine.backend import Backend, opened
 from hubmerge.engine.distributed import ALONE
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.parallel_shards import Relay
-from hubmerge.engine.shard_work import Output, write_shard
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.shard_work import ShardTask, count_shard, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.isolation.confinement import die_with_parent
-from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings, load_settings
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
-from hubmerge.statistics.statistics import Statistics
 
 BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
 _STARTING_S = 15  # until CUDA and torch are up
@@ -79,12 +65,10 @@ copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 class Burst:
     """One shard's work, as plain data."""
 
-    outputs: tuple[Output, ...]
-    number: int
+    task: ShardTask
     models: tuple[Model, ...]  # the reader's
     paths: Mapping[ShardKey, Path]  # local files with the verified bytes of the shards of models on the Hub
     options: StreamOptions
-    statistics: Statistics | None
 
 
 @dataclass(frozen=True)
@@ -99,58 +83,63 @@ class Finished:
 Call = Callable[[Burst, int], Finished]
 
 
+@contextmanager
+def lent(options: StreamOptions) -> Iterator[Bursts | None]:
+    """Bursts for one merge, where the options have them."""
+    bursts = Bursts() if options.bursts else None
+    try:
+        yield bursts
+    finally:
+        if bursts is not None:
+            bursts.close()
+
+
 class Bursts:
     """Writes shards on a GPU that is lent per call, as long as it is lent."""
 
-    def __init__(self, *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self) -> None:
         self.facts: dict[str, Any] = {}  # of the device that the bursts ran on, for the report's environment
-        self._patience_s = patience_s
         self._process: BurstProcess | None = None
         self._given_up = False
         self._told_of_budget = False
 
     def write(
-        self,
-        outputs: Sequence[Output],
-        number: int,
-        reader: TensorReader,
-        options: StreamOptions,
-        relay: Relay,
-        warn: Callable[[str], None],
-        statistics: Statistics | None,
-    ) -> list[FinishedShard] | None:
-        """`stream.write_shard` in one burst; None where it is left to the CPU, with nothing read or written."""
-        plan = outputs[0].plan
-        shard = plan.shards[number]
-        if self._given_up or any(_takes_wholes(o.plan, number) for o in outputs):
-            return None
+        self, task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay
+    ) -> tuple[ShardTask, list[FinishedShard]]:
+        """`write_shard` in one burst; no shard where it is left to the CPU, with nothing read for it or written.
+
+        What must be counted first is counted here, by the CPU, and comes back with the task.
+        """
+        shard = task.shard
+        if self._given_up or any(map(task.is_whole, shard.tensors)):
+            return task, []
         with reader.held(shard.tensors) as paths:
             if paths is None:
                 if not self._told_of_budget:
                     self._told_of_budget = True
-                    warn(
+                    relay.warning(
                         f"the inputs of {shard.filename} exceed the disk budget together; "
                         "such shards are merged on the CPU with the same result"
                     )
-                return None
-            plain = replace(options, device="cuda", engine=None, ranks=ALONE, bursts=None)
-            burst = Burst(tuple(outputs), number, reader.models, paths, plain, statistics)
+                return task, []
+            task = replace(task, known=count_shard(task, reader, backend, relay))
+            options = replace(backend.options, device="cuda", ranks=ALONE, bursts=False)
             try:
-                finished = self._call(burst, partial(relay.merged, 0))
+                finished = self._call(Burst(task, reader.models, paths, options), relay)
             except _Failed as failed:
                 self._given_up = True
-                warn(f"no GPU for {shard.filename}, the CPU goes on with the same result: {failed}")
-                return None
+                relay.warning(f"no GPU for {shard.filename}, the CPU goes on with the same result: {failed}")
+                return task, []
             for tensor in shard.tensors:
                 reader.consumed(tensor, tensor.elements)
         for warning in finished.warnings:
-            warn(warning)
+            relay.warning(warning)
         self._given_up = "device_failed" in finished.device  # the next burst would hold a GPU that it cannot use
         self.facts = {**finished.device, "bursts": self.facts.get("bursts", 0) + 1}
         for name, tally in (finished.shards[0].inputs or {}).items():
             relay.counted(name, tally)
-        relay.merged(sum(t.elements for t in shard.tensors))
-        return list(finished.shards)
+        relay.merged(task.elements)
+        return task, list(finished.shards)
 
     def close(self) -> None:
         """End the process that asks, and what the platform keeps for its next call."""
@@ -158,14 +147,14 @@ class Bursts:
             self._process.end()
             self._process = None
 
-    def _call(self, burst: Burst, again: Callable[[], None]) -> Finished:
+    def _call(self, burst: Burst, relay: Relay) -> Finished:
         """The burst; _Failed for whatever else becomes of it. After an error it does not run and never will."""
-        deadline = time.monotonic() + seconds_of(burst, 0) + self._patience_s
+        deadline = time.monotonic() + seconds_of(burst, 0) + _PATIENCE_S
         try:
             self._process = self._process or BurstProcess()
             self._process.ask(burst)
             while (told := self._process.answer(_TICK_S)) is None:
-                again()
+                relay.merged(0)
                 if time.monotonic() > deadline:
                     raise _Failed("it did not answer in time")
             if not told[0]:
@@ -184,36 +173,38 @@ class _Failed(Exception):
     """A burst came to nothing; says why."""
 
 
+class _Hearing(Unobserved):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
 def run_burst(burst: Burst, asking: int) -> Finished:
     """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
     die_with_parent(asking)
-    warnings: list[str] = []
-    relay = Relay(lambda: None, lambda *_: None, warnings.append)
+    hearing = _Hearing()
+    relay = Relay(lambda: None, lambda *_: None, hearing.warning)
+    plans = [output.plan for output in burst.task.outputs]
     with (
         TensorReader(burst.models, _Held(burst.paths)) as reader,
-        burst.options.on_device(burst.outputs[0].plan, relay.warning) as options,
+        opened(plans, burst.options, hearing) as backend,
     ):
-        if options.engine is None:  # the CPU works where nothing is metered
-            raise RuntimeError("; ".join(warnings))
-        shards = write_shard(
-            burst.outputs, burst.number, reader, options, relay, burst.statistics, options.wanted_threads
-        )
-        return Finished(tuple(shards), options.engine.facts(), tuple(warnings))
-
-
-def _takes_wholes(plan: Plan, number: int) -> bool:
-    """True where tensors are merged whole, which the CPU does anyway."""
-    return any(is_whole(plan, t) for t in plan.shards[number].tensors)
+        if backend.engine is None:  # the CPU works where nothing is metered
+            raise RuntimeError("; ".join(hearing.warnings))
+        shards = write_shard(burst.task, reader, backend, relay, backend.threads)
+        return Finished(tuple(shards), backend.facts(), tuple(hearing.warnings))
 
 
 def seconds_of(burst: Burst, _asking: int) -> int:
     """What the platform is asked for."""
-    plan = burst.outputs[0].plan
-    size = plan.shards[burst.number].size * (len(plan.models) + len(burst.outputs))
+    task = burst.task
+    size = task.shard.size * (len(task.plan.models) + len(task.outputs))
     return min(_LONGEST_S, _STARTING_S + size // BYTES_PER_SECOND)
 
 
-def lent(settings: Settings) -> Call | None:
+def decorated(settings: Settings) -> Call | None:
     """`run_burst` as the platform calls it on a ZeroGPU Space, None elsewhere."""
     if not settings.zero_gpu:
         return None
@@ -229,26 +220,12 @@ def announce(settings: Settings, warn: Callable[[str], None]) -> None:
     `spaces` does so when Blocks.launch is called; here the pages are mounted into a larger app instead.
     """
     try:
-        if lent(settings) is not None:
+        if decorated(settings) is not None:
             import spaces.zero
 
             spaces.zero.startup()
     except Exception as error:  # noqa: BLE001 (the platform's have no common type, and the app works without a GPU)
         warn(f"ZeroGPU cannot be used, merges run on the CPU: {type(error).__name__}: {error}")
-
-
-@contextmanager
-def lent_bursts(settings: Settings) -> Iterator[Bursts | None]:
-    """Bursts for one merge on a ZeroGPU Space, None elsewhere."""
-    if not settings.zero_gpu:
-        yield None
-        return
-
-    bursts = Bursts()
-    try:
-        yield bursts
-    finally:
-        bursts.close()
 
 
 class BurstProcess:
@@ -314,7 +291,7 @@ def serve(descriptor: int, job: int) -> None:
             break
         told: tuple[bool, Any]
         try:
-            call = call or lent(load_settings())
+            call = call or decorated(load_settings())
             assert call is not None
             told = True, call(burst, os.getpid())
         except Exception as error:  # noqa: BLE001 (the platform's have no common type; the job decides)

@@ -1,28 +1,27 @@
 """A CUDA device: chunks go there and back in bounded memory (lanes.py), or the CPU takes over.
 
-A device that fails (out of memory, driver error) is left for good at a chunk's boundary: the chunk in hand and all
-that follow are computed on the CPU from the same host memory, with the same bytes, and the observer is warned once.
-Before its first chunk an engine must reproduce a small one bit for bit; a device that computes otherwise (another
-rounding, flushed subnormals, fused operations) or fails in any way is not used. Once it has passed, an error that is
-not the device's own is raised, as it is a mistake of ours.
+Before its first chunk a device must reproduce small ones bit for bit; one that computes otherwise (another rounding,
+flushed subnormals, fused operations) or fails in any way is not used. Once it has passed, a device that fails (out of
+memory, driver error) is left for good at a chunk's boundary: the chunk in hand and all that follow are computed on the
+CPU from the same host memory, with the same bytes, and the observer is warned once. An error that is not the device's
+own is raised then, as it is a mistake of ours.
 
 "auto" takes the faster of the two. It asks torch, which takes two seconds to import, only where the machine shows a
-device; the device then merges chunks of the merge's own shape, and so does the CPU with all its threads (`Contest`).
-The times per parameter are kept for the process. Nothing about the result depends on the choice, so whatever goes
-wrong while a device is opened costs a warning and nothing else.
+device; the device then merges chunks of the merge's own shape, and so does the CPU with all its threads. Nothing about
+the result depends on the choice, so whatever goes wrong while a device is opened costs a warning and nothing else.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,7 +31,8 @@ from hubmerge.dtypes import decode, encode
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK, Counted, Read
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
-from hubmerge.engine.memory import LANES, MEMORY_BYTES, device_chunk
+from hubmerge.engine.memory import LANES, device_shares
+from hubmerge.engine.options import StreamOptions
 from hubmerge.errors import DeviceError, MemoryLimitError
 from hubmerge.extras import require
 from hubmerge.statistics.statistics import Tally
@@ -42,11 +42,25 @@ if TYPE_CHECKING:
 
     from hubmerge.engine.lanes import Lane
 
-DeviceName = Literal["cpu", "cuda", "auto"]
+Warn = Callable[[str], None]
 
-MAX_ELEMENTS = 1 << 22  # of a chunk
 _ROUNDS = 3  # of a contest; the best counts, so that the first may be slow
 T = TypeVar("T")
+
+
+def _first(inputs: Any, per_agent: Any, constants: Any) -> Any:
+    return inputs[0]
+
+
+COUNTING = Rule(_first, (), (), (), 1e-5, "nearest", both_roundings=False)  # of a probe, which merges nothing
+
+
+class Host(NamedTuple):
+    """How the CPU does what a device would do."""
+
+    module: ModuleType
+    threads: int
+    chunk: int  # elements
 
 
 def require_cuda() -> None:
@@ -65,75 +79,50 @@ def require_cuda() -> None:
     )
 
 
-@dataclass(frozen=True)
-class Contest:
-    """How the CPU and a device would each merge, for "auto" to compare them."""
-
-    host_threads: int
-    host_chunk: int  # elements
-    device_threads: int
-    device_chunk: int
-
-
-_measured: dict[tuple[Any, ...], tuple[float, float]] = {}  # seconds per element on the CPU and on the device
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What became of a device."""
-
-    engine: Engine | None = None  # None: the CPU
-    failed: str = ""  # why a device that is there is not used
-
-
 def open_engine(
-    device: DeviceName,
-    agents: int,
-    host: ModuleType,
-    warn: Callable[[str], None],
-    *,
-    memory_bytes: int = MEMORY_BYTES,
-    local_rank: int = 0,
-    contest: Contest | None = None,
-) -> Opened:
-    """The engine of `device` for so many agents; what cannot be used is said and left, whatever the reason.
+    options: StreamOptions, agents: int, trials: Sequence[tuple[Rule, str]], host: Host, warn: Warn
+) -> tuple[Engine | None, dict[str, Any]]:
+    """The options' device for so many agents, once it has passed the `trials` (rules, each with the output's dtype).
 
-    Processes of one machine take its devices in turn, by their `local_rank`. With a `contest` the engine leaves
-    the work to the CPU where that is faster.
+    Without one the CPU works; the facts beside say why a device that is there is not used.
     """
-    if device == "cpu" or (device == "auto" and not machine.device_there()):
-        return Opened()
+    if options.device == "cpu" or not trials or (options.device == "auto" and not machine.device_there()):
+        return None, {}
+    engine = None
     try:
-        require("gpu", "a CUDA device")
-        device_chunk(agents, memory_bytes, LANES)
-        import torch
-
-        if not torch.cuda.is_available():
+        threads, chunk = device_shares(agents, options)
+        place = _place(options.ranks.local_rank)
+        if place is None:
             warn("torch finds no CUDA device here; the CPU goes on with the same result")
-            return Opened()
-        place = torch.device("cuda", local_rank % torch.cuda.device_count())
-        return Opened(Engine(place, host, memory_bytes=memory_bytes, contest=contest))
+            return None, {}
+        engine = Engine(place, host.module, memory_bytes=options.device_memory_bytes)
+        for rule, dtype in trials:
+            engine.prove(rule, agents, dtype)
+        if options.device == "auto":
+            on_host, on_device = _contest(engine, host, threads, chunk, agents, trials)
+            if on_host <= on_device:
+                slower = f"{engine.name} {on_device * 1e9:.2g} ns per parameter, the CPU {on_host * 1e9:.2g}"
+                facts = engine.facts() | {"device": "cpu", "device_slower": slower}
+                facts.pop("peak_device_bytes", None)
+                engine.close()
+                return None, facts
     except Exception as error:  # noqa: BLE001 (torch's have no common type, and the CPU gives the same)
-        why = reason(error)
+        if engine is not None:
+            engine.close()
+        why = _reason(error)
         warn(f"the CUDA device cannot be used, the CPU goes on with the same result: {why}")
-        return Opened(failed=why)
+        return None, {"device_failed": why}
+    return engine, {}
 
 
-def reason(error: Exception) -> str:
-    """One line; what is not the runtime's own message bears the error's class, as it may be a mistake of ours."""
-    if isinstance(error, MemoryLimitError):
-        problem = error.problems[0]
-        return f"{problem.what} (expected {problem.expected}, got {problem.got})"
-    text = (str(error).splitlines() or [""])[0]
-    told = type(error) is not RuntimeError and not type(error).__module__.startswith("torch")
-    return (f"{type(error).__name__}: {text}" if told or not text else text)[:200]
+def _place(local_rank: int) -> torch.device | None:
+    """Processes of one machine take its devices in turn."""
+    require("gpu", "a CUDA device")
+    import torch
 
-
-def _first(inputs: Any, per_agent: Any, constants: Any) -> Any:
-    return inputs[0]
-
-
-_COUNTING = Rule(_first, (), (), (), 1e-5, "nearest", both_roundings=False)
+    if not torch.cuda.is_available():
+        return None
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 class Engine:
@@ -142,40 +131,28 @@ class Engine:
     `host`: the module that does the same on the CPU.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        host: ModuleType,
-        *,
-        memory_bytes: int,
-        lanes: int = LANES,
-        contest: Contest | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, host: ModuleType, *, memory_bytes: int) -> None:
         """A CUDA device must have an index: without one, some of torch's functions refuse it and others take the
         thread's current device."""
         import torch
 
         from hubmerge.engine.lanes import Lane
 
+        self.name = str(device)
         self._device = device
         self._host = host
-        self._contest = contest
         self._failed = ""
-        self._slower = ""  # by how much, where the CPU is faster
-        self._checked: set[tuple[Callable[..., Any], int, str]] = set()
         self._untold: list[str] = []  # warnings
-        self._has_refused = False
         self._lock = threading.Lock()
         self._lanes: SimpleQueue[Lane] = SimpleQueue()
         self._cuda = device.type == "cuda"
-        self._name = str(device)
         try:
             if self._cuda:
                 properties = torch.cuda.get_device_properties(device)
-                self._name = str(properties.name)
+                self.name = str(properties.name)
                 torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / properties.total_memory), device)
                 torch.cuda.reset_peak_memory_stats(device)
-            for _ in range(lanes):
+            for _ in range(LANES):
                 self._lanes.put(Lane(device))
         except BaseException:
             self.close()
@@ -183,57 +160,55 @@ class Engine:
 
     @property
     def working(self) -> bool:
-        return not self._failed and not self._slower
+        return not self._failed
+
+    def prove(self, rule: Rule, agents: int, dtype: str) -> None:
+        """RuntimeError unless a small chunk comes out as the definition has it, or what torch raises."""
+        chunk, key = _trial(rule, agents, dtype), make_key(1, "trial")
+        wanted = definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
+        if self.merged(chunk, rule, dtype, key, with_inputs=True).bits() != wanted.bits():
+            raise RuntimeError("it computes other bits than the CPU")
+
+    def merged(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+        """`merge_chunk` on the device, whatever becomes of it."""
+        with self._lane() as lane:
+            return lane.merge(chunk, rule, dtype, key, with_inputs=with_inputs)
 
     def probe_chunk(self, chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
         """definition.probe_chunk."""
-        agents = len(chunk.raws) - 1
 
-        def on_device(lane: Lane) -> Counted[Tally]:
-            n = len(chunk.raws[0])
-            rule = replace(_COUNTING, epsilon=epsilon)
-            return Read(lane.probe(chunk, rule), n).inputs(agents)
+        def on_device() -> Counted[Tally]:
+            with self._lane() as lane:
+                counts = lane.probe(chunk, replace(COUNTING, epsilon=epsilon))
+            return Read(counts, len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
 
         def on_host() -> Counted[Tally]:
             counted: Counted[Tally] = self._host.probe_chunk(chunk, epsilon)
             return counted
 
-        return self._tried(chunk, on_device, on_host)
+        return self._tried(on_device, on_host)
 
     def merge_chunk(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """definition.merge_chunk."""
 
-        def on_device(lane: Lane) -> ChunkOutput:
-            return lane.merge(chunk, rule, dtype, key, with_inputs=with_inputs)
+        def on_device() -> ChunkOutput:
+            return self.merged(chunk, rule, dtype, key, with_inputs=with_inputs)
 
         def on_host() -> ChunkOutput:
             output: ChunkOutput = self._host.merge_chunk(chunk, rule, dtype, key, with_inputs=with_inputs)
             return output
 
-        return self._tried(chunk, on_device, on_host)
+        return self._tried(on_device, on_host)
 
-    def _tried(self, chunk: ChunkInputs, on_device: Callable[[Lane], T], on_host: Callable[[], T]) -> T:
-        if self.working and self._takes(len(chunk.raws[0])):
+    def _tried(self, on_device: Callable[[], T], on_host: Callable[[], T]) -> T:
+        if self.working:
             try:
-                with self._lane() as lane:
-                    return on_device(lane)
+                return on_device()
             except RuntimeError as error:
                 if not _is_of_device(error):
                     raise
                 self._fail(error)
         return on_host()
-
-    def _takes(self, elements: int) -> bool:
-        if elements <= MAX_ELEMENTS:
-            return True
-        with self._lock:
-            if not self._has_refused:
-                self._has_refused = True
-                self._untold.append(
-                    f"chunks above {MAX_ELEMENTS:,} elements are merged on the CPU with the same result: "
-                    f"the device {self._device} takes no larger ones"
-                )
-        return False
 
     @contextmanager
     def _lane(self) -> Iterator[Lane]:
@@ -243,62 +218,17 @@ class Engine:
         finally:
             self._lanes.put(lane)
 
-    def _fail(self, why: Exception | str) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._lock:
             if self._failed:
                 return
-            self._failed = why if isinstance(why, str) else reason(why)
+            self._failed = _reason(error)
             self._untold.append(
                 f"the device {self._device} is no longer used, the CPU goes on with the same result: {self._failed}"
             )
 
-    def check(self, rule: Rule, agents: int, dtype: str) -> None:
-        """Compare a small chunk with the definition; an engine that gives other bits, or none, counts as failed."""
-        if not self.working or (rule.kernel, agents, dtype) in self._checked:
-            return
-        self._checked.add((rule.kernel, agents, dtype))
-        chunk = _trial(rule, agents, dtype)
-        key = make_key(1, "trial")
-        try:
-            with self._lane() as lane:
-                found = lane.merge(chunk, rule, dtype, key, with_inputs=True)
-        except Exception as error:  # noqa: BLE001 (a trial may fail in any way)
-            self._fail(error)
-            return
-        if found.bits() != definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True).bits():
-            self._fail("it computes other bits than the CPU")
-        elif self._contest is not None:
-            self._compete(self._contest, chunk, rule, dtype, key)
-
-    def _compete(self, contest: Contest, trial: ChunkInputs, rule: Rule, dtype: str, key: Key) -> None:
-        """Leave the work to the CPU where that merges chunks of the merge's own shape faster."""
-        case = (self._name, self._host.__name__, rule.kernel, len(trial.raws), dtype, contest)
-        if case not in _measured:
-            chunk = _lengthened(trial, contest.host_chunk)
-            host = seconds_per_element(
-                lambda: self._host.merge_chunk(chunk, rule, dtype, key, with_inputs=True), chunk, contest.host_threads
-            )
-            chunk = _lengthened(trial, contest.device_chunk)
-
-            def on_device() -> None:
-                with self._lane() as lane:
-                    lane.merge(chunk, rule, dtype, key, with_inputs=True)
-
-            try:
-                _measured[case] = host, seconds_per_element(on_device, chunk, contest.device_threads)
-            except Exception as error:  # noqa: BLE001 (as the trial)
-                self._fail(error)
-                return
-        host, device = _measured[case]
-        if host <= device:
-            self._slower = f"{self._name} {device * 1e9:.2g} ns per parameter, the CPU {host * 1e9:.2g}"
-
-    def check_counting(self, agents: int) -> None:
-        """`check` of what a probe needs."""
-        self.check(_COUNTING, agents, "BF16")
-
-    def tell(self, warn: Callable[[str], None]) -> None:
-        """Say, in the caller's thread, what was not said yet: that the device has failed, or leaves chunks out."""
+    def tell(self, warn: Warn) -> None:
+        """Say, in the caller's thread, what was not said yet: that the device has failed."""
         while self._untold:
             warn(self._untold.pop(0))
 
@@ -306,15 +236,11 @@ class Engine:
         """For the report's environment."""
         import torch
 
-        facts: dict[str, Any] = {"device": self._name, "torch": str(torch.__version__)}
-        if self._cuda and self.working:
-            facts["peak_device_bytes"] = torch.cuda.max_memory_reserved(self._device)
-        if not self.working:
-            facts["device"] = "cpu"
+        facts: dict[str, Any] = {"device": self.name, "torch": str(torch.__version__)}
         if self._failed:
-            facts["device_failed"] = self._failed
-        if self._slower:
-            facts["device_slower"] = self._slower
+            return facts | {"device": "cpu", "device_failed": self._failed}
+        if self._cuda:
+            facts["peak_device_bytes"] = torch.cuda.max_memory_reserved(self._device)
         return facts
 
     def close(self) -> None:
@@ -327,6 +253,16 @@ class Engine:
             with suppress(Exception):  # a failed driver raises here once more
                 torch.cuda.empty_cache()
                 torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+
+def _reason(error: Exception) -> str:
+    """One line; what is not the runtime's own message bears the error's class, as it may be a mistake of ours."""
+    if isinstance(error, MemoryLimitError):
+        problem = error.problems[0]
+        return f"{problem.what} (expected {problem.expected}, got {problem.got})"
+    text = (str(error).splitlines() or [""])[0]
+    told = type(error) is not RuntimeError and not type(error).__module__.startswith("torch")
+    return (f"{type(error).__name__}: {text}" if told or not text else text)[:200]
 
 
 def _is_of_device(error: RuntimeError) -> bool:
@@ -359,19 +295,31 @@ def _trial(rule: Rule, agents: int, dtype: str) -> ChunkInputs:
     )
 
 
+def _contest(
+    engine: Engine, host: Host, threads: int, chunk: int, agents: int, trials: Sequence[tuple[Rule, str]]
+) -> tuple[float, float]:
+    """Seconds per element of all trials together, on the CPU and on the device with so many threads and elements."""
+    on_host = on_device = 0.0
+    for rule, dtype in trials:
+        trial = _trial(rule, agents, dtype)
+        on_host += _seconds(host.module.merge_chunk, _lengthened(trial, host.chunk), rule, dtype, host.threads)
+        on_device += _seconds(engine.merged, _lengthened(trial, chunk), rule, dtype, threads)
+    return on_host, on_device
+
+
 def _lengthened(trial: ChunkInputs, elements: int) -> ChunkInputs:
     """The trial over and over."""
     raws = tuple(np.resize(raw, elements) for raw in trial.raws)
     return replace(trial, raws=raws, sensitivities=tuple(np.resize(s, elements) for s in trial.sensitivities))
 
 
-def seconds_per_element(merge: Callable[[], object], chunk: ChunkInputs, threads: int) -> float:
-    """Of so many threads that merge a chunk each, again and again."""
-    took = []
+def _seconds(merge: Callable[..., object], chunk: ChunkInputs, rule: Rule, dtype: str, threads: int) -> float:
+    """Per element, where so many threads merge a chunk each, again and again."""
+    took, key = [], make_key(1, "trial")
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(_ROUNDS):
             begun = time.perf_counter()
-            for done in [pool.submit(merge) for _ in range(threads)]:
+            for done in [pool.submit(merge, chunk, rule, dtype, key, with_inputs=True) for _ in range(threads)]:
                 done.result()
             took.append(time.perf_counter() - begun)
     return min(took) / (threads * len(chunk.raws[0]))

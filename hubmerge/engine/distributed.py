@@ -10,33 +10,22 @@ process its rank. All of them run the same line; of n processes
 
 Nothing is reduced in floating point, so no sum depends on how many processes there are. What is exchanged is JSON,
 never pickled objects: the port of a process group is open to whoever can reach it.
-
-Each process has a journal of its own beside rank 0's, and at its start it reads all journals that it sees. So a merge
-that was killed goes on with any number of processes: a shard that a process cannot see is made again.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.disk_errors import writing
-from hubmerge.engine.sink import WORK, FinishedShard
 from hubmerge.errors import HubmergeError, RecipeError, SettingsError
 from hubmerge.settings import Settings
 from hubmerge.statistics.statistics import Tally
-
-if TYPE_CHECKING:
-    from hubmerge.engine.journal import Journal
-    from hubmerge.plan.plan import Plan
 
 _PATIENCE = timedelta(days=7)  # a lost process closes its connections, which is noticed at once
 
@@ -95,17 +84,12 @@ class Ranks:
         self.gather(None)
         return found[0]
 
-    def joined(self, own: Mapping[str, T]) -> dict[str, T]:
-        """Everyone's mapping in one."""
-        if self.size == 1:
-            return dict(own)
-        return {name: value for part in self.gather(dict(own)) for name, value in part.items()}
-
     def tallies(self, own: Mapping[str, Tally]) -> dict[str, Tally]:
         """Everyone's tallies in one mapping; their bits survive."""
         if self.size == 1:
             return dict(own)
-        return _tallies(self.joined({n: t.to_json() for n, t in own.items()}))
+        parts = self.gather({n: t.to_json() for n, t in own.items()})
+        return {name: tally for part in parts for name, tally in _tallies(part).items()}
 
     def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
         """What rank 0 knows, if anything."""
@@ -114,23 +98,15 @@ class Ranks:
         known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
         return None if known is None else _tallies(known)
 
-    def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
-        """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
-
-        `shape`: rows and bins at most.
-        """
+    def added(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sum of everyone's counts [rows, bins], few of which are not 0."""
         if self.size == 1:
-            yield from parts
-            return
-        total = np.zeros(shape, dtype=np.int64)
-        for part in parts:
-            np.add.at(total, (part[:, 0], part[:, 1]), part[:, 2])
-            yield part
-        rows, bins = np.nonzero(total)
-        everyone = self.gather(np.stack([rows, bins, total[rows, bins]], axis=1).tolist())
-        for rank, counted in enumerate(everyone):
-            if rank != self.rank:
-                yield np.array(counted, dtype=np.int64).reshape(-1, 3)
+            return own
+        rows, bins = np.nonzero(own)
+        total = np.zeros_like(own)
+        for filled in self.gather([rows.tolist(), bins.tolist(), own[rows, bins].tolist()]):
+            total[filled[0], filled[1]] += filled[2]
+        return total
 
 
 ALONE = Ranks()
@@ -205,59 +181,6 @@ def _noticing_loss() -> Iterator[None]:
             got=(str(error).splitlines() or [""])[0][:200],
             next_step="Its own message says why; the same command goes on.",
         ) from None
-
-
-def see_alike(ranks: Ranks, folder: Path) -> None:
-    """ProcessLostError unless every process sees the folder of rank 0, which must exist there."""
-    mark = folder / WORK / ranks.first(f"seen-{secrets.token_hex(8)}")
-    if ranks.rank == 0 and ranks.size > 1:
-        with writing(mark):
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-    ranks.gather("marked")
-    blind = [str(rank) for rank, seen in enumerate(ranks.gather(mark.exists())) if not seen and ranks.size > 1]
-    if ranks.rank == 0:
-        mark.unlink(missing_ok=True)
-    if blind:
-        raise ProcessLostError(
-            "the processes of this merge do not see the same output folder",
-            where=str(folder),
-            got=f"not seen by rank {', '.join(blind)}",
-            next_step="Choose a folder that all machines share, or publish with `hubmerge run`, which needs none.",
-        )
-
-
-def keep_own(ranks: Ranks, plan: Plan, journal: Journal) -> None:
-    """Leave to the other processes the finished shards that are theirs."""
-    own = {shard.filename for shard in ranks.mine(plan.shards)} | journal.uploaded
-    journal.shards = {name: shard for name, shard in journal.shards.items() if name in own}
-
-
-def share(ranks: Ranks, journal: Journal, *, uploaded_only: bool = False) -> None:
-    """Everyone learns which shards the others have finished, or `uploaded_only`."""
-    if ranks.size == 1:
-        return
-    shards = (s for name, s in journal.shards.items() if name in journal.uploaded or not uploaded_only)
-    own = [shard.to_json() for shard in shards]
-    for finished, uploaded in ranks.gather([own, sorted(journal.uploaded)]):
-        journal.uploaded |= set(uploaded)
-        for shard in finished:
-            journal.shards.setdefault(shard["filename"], FinishedShard.from_json(shard))
-
-
-def check_reachable(ranks: Ranks, folder: Path, plan: Plan, journal: Journal) -> None:
-    """ProcessLostError unless every shard is in `folder` or uploaded. For rank 0, at the end."""
-    if ranks.size == 1:
-        return
-    names = [shard.filename for shard in plan.shards if shard.filename not in journal.uploaded]
-    missing = [name for name in names if name not in journal.shards or not (folder / name).is_file()]
-    if missing:  # a target that takes shards as plain files, whose bytes go with the commit
-        raise ProcessLostError(
-            "finished shards of another process are out of reach",
-            where=str(folder),
-            got=", ".join(missing[:3]),
-            next_step="Let all processes see the same folder, or start one process.",
-        )
 
 
 def of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

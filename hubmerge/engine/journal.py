@@ -62,42 +62,23 @@ class Journal:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(
-        cls,
-        folder: Path,
-        plan: Plan,
-        *,
-        resume: bool,
-        uploads: bool = False,
-        verified: bool = False,
-        rank: int = 0,
-        tell: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Self:
+    def open(cls, folder: Path, plan: Plan, *, uploads: bool = False, rank: int = 0) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
 
         It knows what all journals there say, and adds to that of process `rank`; rank 0 is the first to open its own.
-        `verified`: its shards were written just now and are not read again, or `verify` follows. `tell`: see there.
-
-        Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
+        Shards of the right size are believed until `verify` reads them. Raises TargetExistsError when the folder holds
+        something else.
         """
         journal = cls(folder, plan, rank)
         journal._uploads = uploads
         path = journal._path
         if journals := sorted((folder / WORK).glob("journal*.jsonl")):  # rank 0's comes last: it ends the probe
-            if not resume:
-                raise TargetExistsError(
-                    "an unfinished merge is here",
-                    where=str(folder),
-                    next_step="Go on with it (`resume`), or remove the folder.",
-                )
             for one in journals:
                 journal._read(folder, one)
             for name, shard in journal._here():
                 if not has_size(folder / name, shard):
                     del journal.shards[name]
             journal.resumed = journal._begun
-            if not verified:
-                cls.verify([journal], tell)
         else:
             if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
                 raise TargetExistsError(

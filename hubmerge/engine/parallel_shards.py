@@ -1,36 +1,58 @@
-"""Several output shards at once, for machines with more cores than one shard can use.
+"""Several output shards at once, and one observer of them all.
 
 The threads that merge chunks share one thread that hashes (sink.py), and a sha256 cannot be shared out: a shard grows
-no faster than its bytes are hashed. So beyond `CORES_PER_SHARD` cores another shard is written beside it. Where
-finished shards leave the disk one by one, they are made one by one, too. The result is the same.
-
-`Overall` puts together what the shards in progress tell, so that an observer sees one merge.
+no faster than its bytes are hashed. So machines with more cores than one shard can use write another one beside it
+(`Backend.shards_at_once`). Where finished shards leave the disk one by one, they are made one by one, too. The result
+is the same.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import TypeVar
 
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.so_far import CountedSoFar
 from hubmerge.errors import CancelledError
-from hubmerge.statistics.statistics import Tally
+from hubmerge.statistics.statistics import LayerDensities, Tally, zero_tally
+from hubmerge.statistics.summary import summarize
+from hubmerge.statistics.tally_sums import TallySum
 
-CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
-MOST_SHARDS = 4  # at once: each reads somewhere else
 _TICK_S = 0.2
+_SUMMARY_S = 0.5  # between two looks at the statistics on the way: a summary of many agents takes milliseconds
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 
-def shards_at_once(workers: int) -> int:
-    """How many shards `workers` threads should write at once."""
-    return max(1, min(MOST_SHARDS, workers // CORES_PER_SHARD))
+class CountedSoFar:
+    """The statistics so far, of agents with these `labels`: tensors come from any thread, one tells the observer."""
+
+    def __init__(self, observer: Observer, labels: Sequence[str]) -> None:
+        self._observer = observer
+        self._labels = labels
+        self._total = TallySum(zero_tally(len(labels)))
+        self._layers = LayerDensities()
+        self._new: SimpleQueue[tuple[str, Tally]] = SimpleQueue()
+        self._next = 0.0
+
+    def add(self, name: str, tally: Tally) -> None:
+        """All of tensor `name` has been counted."""
+        self._new.put((name, tally))
+
+    def tell(self) -> None:
+        """Tell what is new, now and then."""
+        if self._new.empty() or time.monotonic() < self._next:
+            return
+        while not self._new.empty():
+            name, tally = self._new.get()
+            self._total.add(tally)
+            self._layers.add(name, tally)
+        self._observer.statistics({**summarize(self._total.value(), self._labels), "layers": self._layers.values()})
+        self._next = time.monotonic() + _SUMMARY_S
 
 
 class Relay:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -21,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from hubmerge import machine as this_machine
-from hubmerge.engine import memory
-from hubmerge.engine.chunks import StreamOptions, is_whole
 from hubmerge.engine.compiled import is_built
-from hubmerge.engine.steps import kept_bytes, read_bytes
+from hubmerge.engine.memory import plain_bytes, shares_of
+from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.rules import is_whole
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.machine import device_there
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
@@ -73,10 +74,12 @@ class Prediction:
     seconds: float | None  # without fetching and publishing; None where a rate per element says nothing
 
 
-def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
-    """A pure function of its arguments; with the recipes that are merged in the same pass, `options.beside`."""
-    options = options or StreamOptions(threads=machine.cores, device="auto")
-    needed, seconds = _memory(plan, options), _seconds(plan, machine, options)
+def predict(
+    plan: Plan, machine: Machine, options: StreamOptions | None = None, *, beside: Sequence[Plan] = ()
+) -> Prediction:
+    """A pure function of its arguments; `beside`: other recipes that are merged in the same pass."""
+    options, plans = options or StreamOptions(threads=machine.cores, device="auto"), (plan, *beside)
+    needed, seconds = _memory(plans, options), _seconds(plans, machine, options)
     if plan.download_bytes:
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
@@ -88,34 +91,33 @@ def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) 
     return Prediction(needed, seconds)
 
 
-def _memory(plan: Plan, options: StreamOptions) -> int:
-    agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
-    shares, together = options.shares(plan), (plan, *options.beside)
-    whole = [t for t in tensors if any(is_whole(one, t) for one in together)]
+def _memory(plans: Sequence[Plan], options: StreamOptions) -> int:
+    agents, tensors = len(plans[0].agents), [t for t in plans[0].tensors() if t.action == "merge"]
+    shares = shares_of(plans, options)
+    whole = [t for t in tensors if any(is_whole(plan, t) for plan in plans)]
     threads = 1 if whole else shares.threads
     longest = max((t.elements for t in tensors if t not in whole), default=0)
-    buffers = threads * (shares.thread_bytes + min(options.chunk(plan), longest) * shares.element_bytes)
-    buffers += kept_bytes(plan, options) + (gathered_bytes(len(together)) * len(together))
+    buffers = threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
+    buffers += gathered_bytes(len(plans)) * len(plans)
     buffers += max((_whole_bytes(t, agents) for t in whole), default=0)
-    of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + len(options.beside) * _TENSOR_PER_VARIANT
-    card = _CARD + max(one.companions.bytes for one in together)  # one folder after the other is completed
-    return _IMPORTED + plan.resident_bytes + len(tensors) * of_tensor + max(buffers, card)
+    of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT
+    card = _CARD + max(plan.companions.bytes for plan in plans)  # one folder after the other is completed
+    return _IMPORTED + plans[0].resident_bytes + len(tensors) * of_tensor + max(buffers, card)
 
 
 def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
     rows, columns = tensor.shape[0], prod(tensor.shape[1:])
-    return tensor.elements * (memory.plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
+    return tensor.elements * (plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
 
 
-def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float | None:
-    together = (plan, *options.beside)
-    if any(is_whole(one, t) for one in together for t in one.tensors()):
+def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions) -> float | None:
+    if any(is_whole(plan, t) for plan in plans for t in plan.tensors()):
         return None
     # a pass that only counts, or a further recipe in the same pass, takes about half as long
-    passes = (1 + read_bytes(plan, options) / max(1, plan.input_bytes) + len(options.beside)) / 2
-    slow = options.backend == "eager"
-    work = plan.elements * (len(plan.agents) + 1) * passes * _RATE_NS * 1e-9 * (_EAGER if slow else 1)
-    return (_START_S + work / min(options.workers(plan) + 2, machine.cores)) / machine.speed
+    passes = (1 + max(plan.passes for plan in plans) + len(plans) - 1) / 2
+    work = plans[0].elements * (len(plans[0].agents) + 1) * passes * _RATE_NS * 1e-9
+    work *= _EAGER if options.backend == "eager" else 1
+    return (_START_S + work / min(shares_of(plans, options).threads + 2, machine.cores)) / machine.speed
 
 
 @cache

@@ -15,9 +15,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from hubmerge.engine.chunks import Chunk, check_inputs, epsilon_of, read_chunk
+from hubmerge.engine.chunks import Chunk, check_inputs, read_chunk
 from hubmerge.engine.counting import BLOCK, fold_inputs
 from hubmerge.engine.definition import probe_chunk
+from hubmerge.engine.rules import epsilon_of
 from hubmerge.errors import MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import Plan, PlannedTensor

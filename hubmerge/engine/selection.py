@@ -10,7 +10,7 @@ is a few histograms of 65,536 bins per agent and thread. pass.c does the countin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,6 @@ _LOWER = (1 << _LOWER_BITS) - 1
 BINS = 1 << 16  # of keys, and of lower halves
 
 BinCounts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
-CountChunks = Callable[[Callable[[ChunkInputs], BinCounts]], Iterator[BinCounts]]
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,13 @@ class Magnitudes:
     threshold: Threshold
     epsilon: float
     fast: bool = True  # the same counts in one pass
-    at_once: int = 1  # agents whose histograms a thread then has
 
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> BinCounts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
         if self.fast:
             from hubmerge.engine.fast import count_magnitudes  # which most commands do without
 
-            return count_magnitudes(chunk, wanted, self.threshold, self.epsilon, self.at_once)
+            return count_magnitudes(chunk, wanted, self.threshold, self.epsilon)
         found = []
         for number, row in enumerate(self.rows(chunk)):
             bits = _bits(row)
@@ -103,8 +101,9 @@ class Selection:
             self._total = np.zeros((self._rows, BINS), dtype=np.int64)
         self._total[counts[:, 0], counts[:, 1]] += counts[:, 2]  # no bin stands twice in one count
 
-    def end_pass(self) -> None:
-        total = np.zeros((self._rows, 0), dtype=np.int64) if self._total is None else self._total
+    def end_pass(self, added: Callable[[Counts], Counts] = lambda total: total) -> None:
+        """`added`: to the counts of others, who counted other chunks."""
+        total = added(np.zeros((self._rows, BINS), dtype=np.int64) if self._total is None else self._total)
         self._total = None
         if self._found:
             lower = [_from_the_top(row, rank)[0] for row, (_, rank) in zip(total, self._found, strict=True)]
@@ -117,16 +116,6 @@ class Selection:
         bits = [(key >> 1 << _LOWER_BITS) | (key % 2 * low) for (key, _), low in zip(self._found, lower, strict=True)]
         values = [self.magnitudes.compared(k, np.uint32(b).view(np.float32)) for k, b in enumerate(bits)]
         self.values = tuple(values * self._agents) if self._rows == 1 else tuple(values)
-
-
-def select(magnitudes: Magnitudes, agents: int, passes: CountChunks) -> tuple[float, ...]:
-    """`Selection.values`; `passes(count)` must yield `count(chunk)` for every chunk, and is called once, or twice."""
-    selection = Selection(magnitudes, agents)
-    while selection.values is None:
-        for counts in passes(selection.count):
-            selection.add(counts)
-        selection.end_pass()
-    return selection.values
 
 
 def _from_the_top(histogram: Counts, rank: int) -> tuple[int, int]:

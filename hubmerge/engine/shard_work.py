@@ -1,163 +1,298 @@
 """Writing one output shard, of one merge or of several over the same models.
 
-Every chunk is read, counted or merged by a few threads (chunks.py), in the order of steps.py; its results are taken
-in that order, which is the file's: folded into the shard's statistics, hashed and written.
+Chunks are counted and merged by a few threads (chunks.py); their results are taken in the order of the steps, which is
+that of the file: folded into the shard's statistics, hashed and written.
+
+A method may need an exact order statistic of each tensor (selection.py), or to know where updates meet in it. Then a
+group of tensors, whose inputs still lie in the page cache, is counted before it is merged:
+
+    counted:  t0 t0 t1         t2 ..
+    merged:             t0 t0 t1      t2 ..
+
+No bit of the result depends on the groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from hubmerge.engine.backend import Backend
 from hubmerge.engine.chunks import (
     Chunk,
     Done,
     Sensitivities,
-    StreamOptions,
     Thresholds,
     Work,
     check_inputs,
-    is_whole,
+    chunks_of,
     read_chunk,
     with_sensitivities,
 )
 from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.parallel_shards import Relay
-from hubmerge.engine.selection import BinCounts
-from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
-from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
+from hubmerge.engine.rules import is_whole
+from hubmerge.engine.selection import BinCounts, Selection
+from hubmerge.engine.sink import FinishedShard, ShardWriter
 from hubmerge.engine.threads import in_order
 from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
-from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.sources.derived import DerivedTensor
+from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.sources.reader import TensorReader, sources_of
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, zero_result, zero_tally
+
+GROUP_BYTES = 256 * 1024 * 1024  # of inputs that are counted together
 
 
 @dataclass(frozen=True)
 class Output:
-    """What writing a shard needs to know of a variant; plain data."""
+    """What writing a shard needs to know of a variant."""
 
     plan: Plan
     folder: Path
     sensitivities: tuple[Sensitivities, ...]
-    thresholds: Thresholds
+    thresholds: Thresholds  # over the whole model
 
 
-class _Result(NamedTuple):
-    """What a step gave."""
+class Known(NamedTuple):
+    """What was counted of a tensor before it is merged."""
 
+    thresholds: tuple[tuple[float, ...], ...]  # per output and agent
+    overlaps: Overlaps | None
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One shard of every output that lacks it; plain data, which a burst gets.
+
+    `statistics`: of the model, where an output needs them; None: they are counted with the shard.
+    `known`: of tensors that were counted elsewhere.
+    """
+
+    outputs: tuple[Output, ...]
+    number: int
+    statistics: Statistics | None
+    known: Mapping[str, Known] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        return self.outputs[0].plan
+
+    @property
+    def shard(self) -> PlannedShard:
+        return self.plan.shards[self.number]
+
+    @property
+    def elements(self) -> int:
+        return sum(t.elements for t in self.shard.tensors)
+
+    @property
+    def with_overlaps(self) -> bool:
+        """Whether an output needs to know where updates meet in each tensor."""
+        return self.statistics is None and any(o.plan.overlap_scope == "tensor" for o in self.outputs)
+
+    def is_whole(self, tensor: PlannedTensor) -> bool:
+        """True where a tensor must be one chunk."""
+        return any(is_whole(o.plan, tensor) for o in self.outputs)
+
+    def passes(self, tensor: PlannedTensor) -> int:
+        """How often a tensor is counted before it is merged, at most."""
+        if tensor.action != "merge" or not tensor.elements or tensor.name in self.known:
+            return 0
+        thresholds = (o.plan.threshold_of(tensor) for o in self.outputs)
+        return 2 if any(t is not None and t.scope == "tensor" for t in thresholds) else int(self.with_overlaps)
+
+    def groups(self) -> Iterator[list[PlannedTensor]]:
+        """The shard's tensors in order, so many together as are counted together.
+
+        A group keeps to the same files, none of which may have to be fetched again for it."""
+        group: list[PlannedTensor] = []
+        size, files = 0, set[object]()
+        for tensor in self.shard.tensors:
+            own_size, own_files = _input_bytes(tensor), _input_files(tensor)
+            if group and (size + own_size > GROUP_BYTES or own_files != files):
+                yield group
+                group, size = [], 0
+            group.append(tensor)
+            size, files = size + own_size, own_files
+        if group:
+            yield group
+
+    def readings(self) -> Iterator[PlannedTensor]:
+        """The tensors that `write_shard` reads, in their order, as often as it may have to."""
+        for group in self.groups():
+            for number in (1, 2):
+                yield from (t for t in group if self.passes(t) >= number)
+            yield from group
+
+
+class Step(NamedTuple):
+    """A chunk to be counted, or merged by `rules`, one per output (None: the tensor is copied)."""
+
+    chunk: Chunk
+    counting: Counting | None
+    rules: Sequence[Rule | None] = ()
+
+
+class Result(NamedTuple):
     step: Step
     counts: Sequence[BinCounts | None] = ()  # per output, if it counted
-    overlaps: Counts | None = None
+    overlaps: Counts | None = None  # [K, K+1]
     merged: Sequence[Done] = ()  # per output, if it merged
 
 
-def readings(
-    outputs: Sequence[Output], number: int, options: StreamOptions, statistics: Statistics | None, workers: int
-) -> list[PlannedTensor]:
-    """The tensors that `write_shard` reads, in their order, as often as it may have to."""
-    tensors = outputs[0].plan.shards[number].tensors
-    return _counted(outputs, number, options, statistics, workers).readings(tensors)
+@dataclass
+class Counting:
+    """What was counted of a tensor so far."""
+
+    selections: list[Selection | None]  # per output
+    with_overlaps: bool
+    overlaps: Counts | None = None
+
+    @property
+    def left(self) -> list[Selection | None]:
+        """The selections that need this pass."""
+        return [s if s is not None and s.values is None else None for s in self.selections]
+
+    def take(self, result: Result) -> None:
+        """Results come in the order of the chunks."""
+        if result.overlaps is not None:
+            self.overlaps = result.overlaps if self.overlaps is None else self.overlaps + result.overlaps
+        for selection, counts in zip(self.selections, result.counts, strict=True):
+            if selection is not None and counts is not None:
+                selection.add(counts)
+                if result.step.chunk.ends:
+                    selection.end_pass()
+
+    def known(self) -> Known:
+        thresholds = tuple((s is not None and s.values) or () for s in self.selections)
+        return Known(thresholds, None if self.overlaps is None else Overlaps(self.overlaps))
+
+
+class ShardWork:
+    """The steps of one shard, for any thread, and what was counted so far, for the thread that takes their results."""
+
+    def __init__(self, task: ShardTask, reader: TensorReader, backend: Backend) -> None:
+        self._task = task
+        self._reader = reader
+        self._chunk = backend.chunk
+        self._works = [Work(o.plan, backend, task.statistics) for o in task.outputs]
+        self._sensitivities = next((o.sensitivities for o in task.outputs if o.sensitivities), ())
+        self._counted_now = 0  # chunks whose results have not been taken
+        self.known = dict(task.known)
+
+    def counting_steps(self, tensors: Sequence[PlannedTensor]) -> Iterator[Step | None]:
+        """Count what outputs must know of these tensors; None waits for a result. All is known when it ends."""
+        counted = [
+            (tensor, Counting([work.selection(tensor) for work in self._works], self._task.with_overlaps))
+            for tensor in tensors
+            if self._task.passes(tensor)
+        ]
+        for number in (1, 2):
+            for tensor, counting in counted:
+                if number == 1 or any(counting.left):
+                    for chunk in chunks_of(tensor, self._chunk):
+                        self._counted_now += 1
+                        yield Step(chunk, counting)
+                elif self._task.passes(tensor) == 2:
+                    self._reader.consumed(tensor, tensor.elements)  # which is read once less
+            while self._counted_now:
+                yield None
+            for _, counting in counted:
+                counting.with_overlaps = False
+        self.known |= {tensor.name: counting.known() for tensor, counting in counted}
+
+    def steps(self) -> Iterator[Step | None]:
+        """Count and merge every tensor of the shard."""
+        for group in self._task.groups():
+            yield from self.counting_steps(group)
+            for tensor in (t for t in group if t.elements):
+                known = self.known.get(tensor.name) or Known(((),) * len(self._works), None)
+                rules = [
+                    work.rule(tensor, output.thresholds.get(tensor.name) or own, known.overlaps)
+                    for work, output, own in zip(self._works, self._task.outputs, known.thresholds, strict=True)
+                ]
+                size = max(tensor.elements, 1) if self._task.is_whole(tensor) else self._chunk
+                for chunk in chunks_of(tensor, size):
+                    yield Step(chunk, None, rules)
+
+    def run(self, step: Step) -> Result:
+        """In any thread."""
+        chunk, counting = step.chunk, step.counting
+        stored = read_chunk(self._reader, chunk)
+        if counting is not None:
+            ranking = zip(self._works, counting.left, strict=True)
+            counts = [None if s is None else w.count(chunk, stored, s) for w, s in ranking]
+            return Result(step, counts, self._works[0].count_overlaps(stored) if counting.with_overlaps else None)
+        stored = with_sensitivities(self._reader, chunk, stored, self._sensitivities)
+        with_inputs = self._task.statistics is None  # they are counted once, with the first output
+        merging = enumerate(zip(self._works, step.rules, strict=True))
+        merged = [w.merge(chunk, stored, r, with_inputs=with_inputs and i == 0) for i, (w, r) in merging]
+        return Result(step, merged=merged)
+
+    def took(self, result: Result) -> None:
+        """A result was taken in its order."""
+        if result.step.counting is not None:
+            self._counted_now -= 1
+            result.step.counting.take(result)
 
 
 def write_shard(
-    outputs: Sequence[Output],
-    number: int,
-    reader: TensorReader,
-    options: StreamOptions,
-    relay: Relay,
-    statistics: Statistics | None,
-    workers: int = 0,
+    task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay, workers: int
 ) -> list[FinishedShard]:
-    """Write shard `number` of every output, with `workers` threads; 0: with all of the options.
-
-    `statistics`: of the model, where an output needs them; None: they are counted here.
-    """
-    plan = outputs[0].plan
-    shard = plan.shards[number]
-    workers = workers or options.workers(plan)
-    measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
-    works = [Work(o.plan, options, statistics) for o in outputs]
-    with_inputs = statistics is None  # they are counted once, with the first output
-    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=relay.counted)
-
-    def rules_of(
-        tensor: PlannedTensor, found: Sequence[tuple[float, ...]], overlaps: Overlaps | None
-    ) -> list[Rule | None]:
-        known = [output.thresholds.get(tensor.name, ()) for output in outputs]
-        return [
-            work.rule(tensor, mine or own, overlaps)
-            for work, mine, own in zip(works, known, found or known, strict=True)
-        ]
-
-    def run(step: Step) -> _Result:
-        chunk, kept = step.chunk, step.kept
-        stored = None if kept is None else kept.inputs
-        if stored is None:
-            stored = read_chunk(reader, chunk, kept)
-            if kept is not None:
-                kept.inputs = stored
-        if step.counting:
-            counting = zip(works, step.counting, strict=True)
-            counts = [None if s is None else work.count(chunk, stored, s) for work, s in counting]
-            return _Result(step, counts, works[0].count_overlaps(stored) if step.overlaps else None)
-        stored = with_sensitivities(reader, chunk, stored, measured)
-        merging = enumerate(zip(works, step.rules, strict=True))
-        merged = [w(chunk, stored, r, with_inputs=with_inputs and i == 0) for i, (w, r) in merging]
-        return _Result(step, merged=merged)
-
-    steps = Steps(
-        shard.tensors,
-        _counted(outputs, number, options, statistics, workers),
-        rules_of,
-        unread=lambda tensor: reader.consumed(tensor, tensor.elements),
-    )
-    whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
+    """Write the shard of every output, with so many threads."""
+    work, tallies = ShardWork(task, reader, backend), _Tallies(task, relay)
+    if any(map(task.is_whole, task.shard.tensors)):
+        workers = 1  # a whole tensor is large: no more than two at a time
     done = 0
     with ExitStack() as stack:
-        writers = [_opened(stack, o.folder, o.plan.shards[number], options, len(outputs)) for o in outputs]
-        # a whole tensor is large: no more than two at a time
-        for step, counts, overlaps, merged in in_order(steps, run, 1 if whole else workers, reader.abandon):
-            steps.took(step, counts, overlaps)
-            if merged:
-                tallies.add(step.chunk, merged)
-                for item, writer in zip(merged, writers, strict=True):
+        keep = backend.options.sink == "disk"
+        writers = [
+            stack.enter_context(ShardWriter(o.folder, o.plan.shards[task.number], len(task.outputs), keep=keep))
+            for o in task.outputs
+        ]
+        for result in in_order(work.steps(), work.run, workers, reader.abandon):
+            work.took(result)
+            if result.merged:
+                tallies.add(result.step.chunk, result.merged)
+                for item, writer in zip(result.merged, writers, strict=True):
                     writer.write(item.data)
-                done += step.chunk.count
+                done += result.step.chunk.count
             relay.merged(done)
-            options.tell(relay.warning)
+            if backend.engine is not None:
+                backend.engine.tell(relay.warning)
         return [
-            FinishedShard(shard.filename, *writer.finish(), tallies.inputs, result)
+            FinishedShard(task.shard.filename, *writer.finish(), tallies.inputs, result)
             for writer, result in zip(writers, tallies.results, strict=True)
         ]
 
 
-def _opened(
-    stack: ExitStack, folder: Path, shard: PlannedShard, options: StreamOptions, outputs: int
-) -> ShardWriter | NullShardWriter:
-    if options.sink == "null":
-        return stack.enter_context(NullShardWriter(folder, shard))
-    return stack.enter_context(ShardWriter(folder, shard, outputs))
+def count_shard(task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay) -> Mapping[str, Known]:
+    """What `write_shard` would count of its tensors before it merges them."""
+    work = ShardWork(task, reader, backend)
+    steps = (step for group in task.groups() for step in work.counting_steps(group))
+    for result in in_order(steps, work.run, backend.threads, reader.abandon):
+        work.took(result)
+        relay.merged(0)
+    return work.known
 
 
 class _Tallies:
     """What was counted of a shard's tensors; chunks come in the file's order."""
 
-    def __init__(
-        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, told: Callable[[str, Tally], None]
-    ) -> None:
-        agents = len(plan.agents)
-        merged = [t.name for t in shard.tensors if t.action == "merge"]
-        self._zero = zero_tally(agents)
-        self._zero_result = zero_result(agents)
-        self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
-        self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
-        self._plan = plan
-        self._told = told
+    def __init__(self, task: ShardTask, relay: Relay) -> None:
+        self._plan = task.plan
+        self._counted = relay.counted
+        agents = len(self._plan.agents)
+        merged = [t.name for t in task.shard.tensors if t.action == "merge"]
+        self._zero, self._zero_result = zero_tally(agents), zero_result(agents)
+        self.inputs = dict.fromkeys(merged, self._zero) if task.statistics is None else None
+        self.results = [dict.fromkeys(merged, self._zero_result) for _ in task.outputs]
 
     def add(self, chunk: Chunk, merged: Sequence[Done]) -> None:
         """The results of a chunk, one per output; NonFiniteError names what is not finite."""
@@ -170,30 +305,13 @@ class _Tallies:
             check_inputs(self._plan, name, counts.tally)
             if ends:
                 self.inputs[name] = self._fold_in.tally()
-                self._told(name, self.inputs[name])
+                self._counted(name, self.inputs[name])
         for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)
                 _check_result(name, item.result.tally)
                 if ends:
                     result[name] = fold.tally()
-
-
-def _counted(
-    outputs: Sequence[Output], number: int, options: StreamOptions, statistics: Statistics | None, workers: int
-) -> CountedTensors:
-    plan = outputs[0].plan
-    size = options.chunk(plan)
-
-    def chunk_of(tensor: PlannedTensor) -> int:
-        return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
-
-    ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
-    overlaps = statistics is None and any(o.plan.overlap_scope == "tensor" for o in outputs)
-    kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
-    return CountedTensors.of(
-        plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone, workers, overlaps=overlaps
-    )
 
 
 def _check_result(name: str, tally: ResultTally) -> None:
@@ -205,3 +323,13 @@ def _check_result(name: str, tally: ResultTally) -> None:
             got=f"{tally.nonfinite} NaN or Inf",
             next_step="Choose dtype: float32 or bfloat16.",
         )
+
+
+def _input_bytes(tensor: PlannedTensor) -> int:
+    """Of all inputs as they are read: what is computed is float32."""
+    each = (4 if isinstance(t, DerivedTensor) else DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs)
+    return tensor.elements * sum(each)
+
+
+def _input_files(tensor: PlannedTensor) -> set[object]:
+    return {(m, part.shard) for k, stored in enumerate(tensor.inputs) for m, part in sources_of(k, stored)}

@@ -161,12 +161,17 @@ class ShardWriter:
     """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached.
 
     Hashing and writing follow in a thread each, so that neither waits for the other, nor the merge for them.
+
+    Where it does not `keep` the shard, the bytes are counted and hashed as they would be written, and dropped. Such a
+    merge costs what a merge costs, except for the disk. It shows memory, speed and the hashes of the result for models
+    that no disk here holds (sources/synthetic.py), and whether a recipe goes through at all.
     """
 
-    def __init__(self, folder: Path, shard: PlannedShard, outputs: int = 1) -> None:
+    def __init__(self, folder: Path, shard: PlannedShard, outputs: int = 1, *, keep: bool = True) -> None:
         """`outputs`: how many are written side by side, this one included."""
         self._shard = shard
         self._outputs = outputs
+        self._keep = keep
         self._final = folder / shard.filename
         self._temporary = folder / WORK / (shard.filename + ".tmp")
         self._digest = hashlib.sha256()
@@ -177,13 +182,14 @@ class ShardWriter:
         self._threads = ExitStack()
 
     def __enter__(self) -> Self:
-        try:
-            with writing(self._final):
-                self._temporary.parent.mkdir(parents=True, exist_ok=True)
-                self._file = UncachedFile(self._temporary, self._shard.size, self._outputs)
-        except DiskError:
-            self.__exit__(None, None, None)
-            raise
+        if self._keep:
+            try:
+                with writing(self._final):
+                    self._temporary.parent.mkdir(parents=True, exist_ok=True)
+                    self._file = UncachedFile(self._temporary, self._shard.size, self._outputs)
+            except DiskError:
+                self.__exit__(None, None, None)
+                raise
         self._threads.enter_context(self._hashing)
         self._threads.enter_context(self._writing)
         self.write(self._shard.header)
@@ -195,7 +201,8 @@ class ShardWriter:
         view = memoryview(data).cast("B")
         self._written += len(view)
         self._hashing.put(view)
-        self._writing.put(view)
+        if self._file is not None:
+            self._writing.put(view)
 
     def _append(self, view: memoryview) -> None:
         assert self._file is not None
@@ -204,15 +211,15 @@ class ShardWriter:
 
     def finish(self) -> tuple[int, str]:
         """Make the file durable under its name; returns its size in bytes and its sha256."""
-        assert self._file is not None
         assert self._written == self._shard.size, (self._written, self._shard.size)
         self._hashing.finish()
-        self._writing.finish()
-        with writing(self._final):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._temporary, self._final)
+        if self._file is not None:
+            self._writing.finish()
+            with writing(self._final):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
+                os.replace(self._temporary, self._final)
         return self._written, self._digest.hexdigest()
 
     def __exit__(
@@ -222,39 +229,3 @@ class ShardWriter:
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
-
-
-class NullShardWriter:
-    """In the place of ShardWriter: a shard is counted and hashed as it would be written, and then dropped.
-
-    A merge into it costs what a merge costs, except for the disk. It shows memory, speed and the hashes of the result
-    for models that no disk here holds (sources/synthetic.py), and whether a recipe goes through at all.
-    """
-
-    def __init__(self, folder: Path, shard: PlannedShard) -> None:
-        self._shard = shard
-        self._digest = hashlib.sha256()
-        self._counted = 0
-        self._hashing = Follower(self._digest.update, "hubmerge-hash")
-
-    def __enter__(self) -> Self:
-        self._hashing.__enter__()
-        self.write(self._shard.header)
-        return self
-
-    def write(self, data: bytes | memoryview) -> None:
-        """The next bytes, in file order, which must not change any more."""
-        view = memoryview(data).cast("B")
-        self._counted += len(view)
-        self._hashing.put(view)
-
-    def finish(self) -> tuple[int, str]:
-        """The size in bytes and the sha256 that the file would have."""
-        assert self._counted == self._shard.size, (self._counted, self._shard.size)
-        self._hashing.finish()
-        return self._counted, self._digest.hexdigest()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hashing.__exit__(kind, error, trace)

@@ -21,9 +21,12 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from hubmerge import __version__
-from hubmerge.engine.chunks import StreamOptions, chunks_of, epsilon_of
+from hubmerge.engine.chunks import chunks_of
 from hubmerge.engine.first_passes import probe
+from hubmerge.engine.memory import shares_of
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
+from hubmerge.engine.rules import epsilon_of
 from hubmerge.hub.client import Hub
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.disk import available_bytes
@@ -231,7 +234,7 @@ class _Watching(Unobserved):
 
 
 def _compare_integers(plan: Plan, reader: TensorReader, options: StreamOptions) -> dict[str, int]:
-    size = options.chunk(plan)
+    size = shares_of([plan], options).chunk
     found = {}
     for tensor in (t for t in plan.tensors() if t.action == "copy"):
         base, agent, *_ = tensor.inputs

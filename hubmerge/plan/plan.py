@@ -177,8 +177,7 @@ class Plan:
         """How many passes over the inputs a merge makes.
 
         One merges, one counts overlaps, and an order statistic takes two, or one where all inputs are BF16, since 16
-        bits tell nearly all of their differences apart (selection.py). A pass does not read again what the one before
-        it has kept in memory (steps.py)."""
+        bits tell nearly all of their differences apart (selection.py)."""
         threshold, scope = self.threshold, self.overlap_scope
         short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
         selecting = 0 if threshold is None else 1 if short else 2

@@ -38,13 +38,11 @@ sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
 
 TERMINATED = """
 import os, signal, sys, hubmerge.cli.main as c
-from hubmerge.engine.sink import NullShardWriter
 from hubmerge.engine.sink import ShardWriter
-for writer in (ShardWriter, NullShardWriter):
-    def terminated(writer, finish=writer.finish):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return finish(writer)
-    writer.finish = terminated
+def terminated(writer, finish=ShardWriter.finish):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return finish(writer)
+ShardWriter.finish = terminated
 sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 

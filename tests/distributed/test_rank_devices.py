@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine import chunks
-from hubmerge.engine.device import Engine, Opened
+from hubmerge.engine import device
 from hubmerge.engine.distributed import of_all_devices
 from hubmerge.engine.progress import Unobserved, of_rank
 from hubmerge.engine.resume import own, own_cache, resumed
@@ -53,13 +51,12 @@ def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
         def warning(self, message: str) -> None:
             warned.append(message)
 
-    def opened(device: str, agents: int, host: Any, warn: Any, *, local_rank: int, **_: Any) -> Opened:
+    def place(local_rank: int) -> torch.device:
         if local_rank:
-            warn("the CUDA device cannot be used")
-            return Opened(failed="CUDA error: no context")
-        return Opened(Engine(torch.device("cpu"), host, memory_bytes=0))
+            raise RuntimeError("CUDA error: no context")
+        return torch.device("cpu")
 
-    monkeypatch.setattr(chunks, "open_engine", opened)
+    monkeypatch.setattr(device, "_place", place)
 
     def work(ranks: Thread) -> MergeResult:
         ranks.local_rank = ranks.rank
@@ -75,7 +72,8 @@ def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(work, ranks_of(2)))
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
-    assert warned == ["rank 1: the CUDA device cannot be used"]
+    [warning] = warned
+    assert warning.startswith("rank 1: the CUDA device cannot be used")
     for each in found:
         assert each.device["device_failed"] == "rank 1: CUDA error: no context"
         assert each.device["device"] == "cpu"

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several, see_alike
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several
 from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.resume import own, own_cache, resumed
+from hubmerge.engine.resume import own, own_cache, resumed, see_alike
 from hubmerge.engine.sink import FinishedShard, sole_owner
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import FolderInUseError, RecipeError, SettingsError, TargetExistsError
@@ -194,23 +194,19 @@ def test_rank_0_acts_before_the_others_and_what_it_alone_does_is_known_to_all() 
 
 
 def test_one_process_exchanges_nothing() -> None:
-    parts = [np.array([[0, 3, 2]]), np.array([[1, 3, 5]])]
+    counts = np.array([[0, 3, 2]])
     assert ALONE.gather(7) == [7]
-    assert list(ALONE.with_others(iter(parts), (2, 8))) == parts
+    assert ALONE.added(counts) is counts
     assert ALONE.mine([3, 1]) == [3, 1]
 
 
-def test_counts_of_others_are_added_once() -> None:
-    def work(ranks: Thread) -> int:
-        own = iter([np.array([[0, ranks.rank, 1], [1, 5, 10]]), np.array([[1, 5, 1]])])
-        total = np.zeros((2, 8), dtype=np.int64)
-        for part in ranks.with_others(own, (2, 8)):
-            np.add.at(total, (part[:, 0], part[:, 1]), part[:, 2])
-        assert total[0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-        return int(total[1, 5])
+def test_counts_of_all_are_added_once() -> None:
+    def work(ranks: Thread) -> list[list[int]]:
+        own = np.zeros((2, 8), dtype=np.int64)
+        own[0, ranks.rank], own[1, 5] = 1, 11
+        return ranks.added(own).tolist()
 
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(work, ranks_of(3))) == [33, 33, 33]
+    assert together(3, work) == [[[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 33, 0, 0]]] * 3
 
 
 def test_processes_that_resolved_other_commits_refuse() -> None:

@@ -15,28 +15,20 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
-_GOOD = 3  # chunks; the first is the trial
+_GOOD = 3  # chunks; the first are trials
 
 
 def main(folder: Path) -> None:
     import torch
-    from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+    from stream_helpers import Watching, bytes_of, plan_of, run, write_family
 
     from hubmerge.engine import lanes
     from hubmerge.engine.counting import BLOCK
     from hubmerge.engine.definition import ChunkInputs
-    from hubmerge.engine.journal import Journal
-    from hubmerge.engine.progress import Unobserved
-    from hubmerge.engine.stream import StreamOptions, merge
-    from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
-    warnings: list[str] = []
+    watching = Watching()
     calls: list[int] = []
     on_device = lanes.merge_on_device
-
-    class Warned(Unobserved):
-        def warning(self, message: str) -> None:
-            warnings.append(message)
 
     def breaking(inputs: ChunkInputs, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -49,13 +41,10 @@ def main(folder: Path) -> None:
     write_family(folder)
     plan = plan_of(folder, "ram")
     run(plan, folder / "cpu")
-    out = folder / "gpu"
-    out.mkdir()
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, folder / "cache")) as reader:
-        options = StreamOptions(BLOCK, 3, backend="eager", device="cuda")
-        found = merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Warned())
-    equal = bytes_of(out, plan) == bytes_of(folder / "cpu", plan)
-    print(json.dumps({"warnings": warnings, "device": dict(found.device), "equal": equal}))
+    options = {"backend": "eager", "device": "cuda"}
+    found = run(plan, folder / "gpu", chunk=BLOCK, threads=3, observer=watching, **options)
+    equal = bytes_of(folder / "gpu", plan) == bytes_of(folder / "cpu", plan)
+    print(json.dumps({"warnings": watching.messages, "device": dict(found.device), "equal": equal}))
 
 
 if __name__ == "__main__":

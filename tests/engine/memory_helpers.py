@@ -14,9 +14,10 @@ import numpy as np
 
 from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import Shape, write_family
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
-from hubmerge.engine.stream import StreamOptions
 from hubmerge.line import Request, prepare
+from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
@@ -91,3 +92,13 @@ def merge_once(recipe: Recipe, folder: Path) -> None:
 def predicted(recipe: Recipe, threads: int) -> int:
     plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
     return predict(plan, Machine(2), StreamOptions(threads=threads)).memory_bytes
+
+
+def planned(method: str, agents: int, base: str, **more: object) -> Plan:
+    """Of a synthetic base; what rows of calibration data there are weighs nothing."""
+    parent = "&" if "?" in base else "?"
+    names = [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]
+    calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
+    content = {"base": base, "agents": names, "method": method, "calibration": calibration}
+    recipe = Recipe.model_validate({**content, **more})
+    return prepare(recipe, NOWHERE, Request(allow_local=True, calibrate="not")).plan

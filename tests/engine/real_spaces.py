@@ -54,44 +54,27 @@ def main(folder: Path) -> None:
     }
     runpy.run_path(str(HERE / "without_cuda" / "sitecustomize.py"))
 
-    from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+    from stream_helpers import Watching, bytes_of, plan_of, run, write_family
 
-    from hubmerge.engine.bursts import announce, lent_bursts
-    from hubmerge.engine.journal import Journal
-    from hubmerge.engine.progress import Unobserved
-    from hubmerge.engine.stream import StreamOptions, merge
+    from hubmerge.engine.bursts import announce
     from hubmerge.settings import load_settings
-    from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
-    warnings: list[str] = []
-
-    class Warned(Unobserved):
-        def warning(self, message: str) -> None:
-            warnings.append(message)
-
+    watching = Watching()
     write_family(folder)
     plan = plan_of(folder, "ram_plus", max_shard_bytes=12_000)
     run(plan, folder / "cpu")
-    announce(load_settings(), warnings.append)
+    announce(load_settings(), watching.warning)
     announced = [path for path, _ in asked]
-
-    out = folder / "lent"
-    out.mkdir()
-    with (
-        TensorReader(plan.models, LocalOrFetched(NOWHERE, folder / "cache")) as reader,
-        lent_bursts(load_settings()) as bursts,
-    ):
-        options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
-        found = merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Warned())
+    found = run(plan, folder / "lent", observer=watching, backend="eager", bursts=True)
     print(
         json.dumps(
             {
                 "announced": announced,
                 "asked": asked[len(announced) :],
-                "warnings": warnings,
+                "warnings": watching.messages,
                 "device": dict(found.device),
                 "shards": len(plan.shards),
-                "equal": bytes_of(out, plan) == bytes_of(folder / "cpu", plan),
+                "equal": bytes_of(folder / "lent", plan) == bytes_of(folder / "cpu", plan),
             }
         )
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 
-import engine_helpers
 import numpy as np
 import pytest
 import torch
+from device_helpers import CPU, compare, engine_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast import chunk_of, for_method, rule_of
@@ -16,18 +17,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
 from hubmerge.dtypes import STORAGE, encode
+from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK, block_sums
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
 from hubmerge.engine.memory import device_bytes
 from hubmerge.methods import registry
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
+    opened = engine_here()
     yield opened
     opened.close()
 
@@ -43,13 +43,13 @@ def test_every_method_gives_the_bits_of_the_definition(
     dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(4))
     for n in (1, 2 * BLOCK + 65):
         chunk = for_method(chunk_of(3, n, dtypes, start=7 * BLOCK), method)
-        engine_helpers.compare(engine, chunk, rule_of(method, chunk, rounding), output)
+        compare(engine, chunk, rule_of(method, chunk, rounding), output)
 
 
 @pytest.mark.parametrize("agents", [2, 9])
 def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
     chunk = for_method(chunk_of(agents, BLOCK + 1, ("BF16",) * (agents + 1)), "ram_plus")
-    engine_helpers.compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
+    compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
 
 
 @pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
@@ -83,8 +83,7 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
 def test_draws_are_those_of_the_counter(first: int, second: int, start: int, count: int) -> None:
     key = Key(first, second)
     elements = torch.arange(start, start + count)
-    found = draws_of(elements, key).numpy().view(np.uint64)
-    assert found.tobytes() == draws(key, start, count).tobytes()
+    assert draws_of(elements, key).numpy().tobytes() == draws(key, start, count).tobytes()
     assert uniform_of(elements, key).numpy().tobytes() == uniform(key, start, count).tobytes()
 
 
@@ -108,3 +107,50 @@ def test_sums_have_the_order_of_the_definition(blocks: int, seed: int) -> None:
     values = wide.astype(np.float32)
     found = block_sums(torch.from_numpy(values.copy())).numpy()
     assert found.tobytes() == np.stack([block_sums(v) for v in values]).tobytes()
+
+
+def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
+    lane, places = Lane(CPU), set()
+    rule = rule_of("linear", chunk_of(2, 10, ("BF16",) * 3), "nearest")
+    for n in (BLOCK, BLOCK, 100, BLOCK):
+        lane.merge(
+            for_method(chunk_of(2, n, ("BF16",) * 3), "linear"), rule, "BF16", make_key(0, "x"), with_inputs=True
+        )
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane._scalars)))
+    assert len(places) == 1
+
+
+def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def entered(what: object) -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    lane = Lane(CPU)
+    lane._stream = object()  # type: ignore[assignment]
+    chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
+    rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
+
+    def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
+        assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
+        lane._in.buffer.zero_()  # the host's may be filled again
+        return definition.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
+
+    copy = torch.Tensor.copy_
+
+    def noted(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        events.append("copy")
+        return copy(tensor, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
+    raw, _ = lane.run(chunk, work)
+    wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
+    assert raw is not None
+    assert raw.tobytes() == wanted.raw.tobytes()
+    assert events == ["begin", "begin", "copy", "copy", "copy", "end", "end"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hubmerge.counter_rng import make_key
+from hubmerge.counter_rng import Key, make_key
 from hubmerge.dtypes import decode, encode
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
@@ -65,6 +65,20 @@ def rule_of(method_name: str, chunk: definition.ChunkInputs, rounding: str) -> d
     )
 
 
+def assert_alike(
+    chunk: definition.ChunkInputs,
+    rule: definition.Rule,
+    output: str,
+    key: Key = make_key(0, "x"),  # noqa: B008
+) -> definition.ChunkOutput:
+    """The fast pass gives the definition's bits; returns them."""
+    slow = definition.merge_chunk(chunk, rule, output, key, with_inputs=True)
+    quick = fast.merge_chunk(chunk, rule, output, key, with_inputs=True)
+    assert quick.raw.dtype == slow.raw.dtype
+    assert quick.bits() == slow.bits()
+    return quick
+
+
 @pytest.mark.parametrize("method", list(registry()))
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("agents", [2, 3, 9])
@@ -79,20 +93,11 @@ def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, 
     dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
     for n in SIZES:
         chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
-        rule = rule_of(method, chunk, rounding)
-        key = make_key(3, "rounding", method)
-        slow = definition.merge_chunk(chunk, rule, output, key, with_inputs=True)
-        quick = fast.merge_chunk(chunk, rule, output, key, with_inputs=True)
-        assert quick.raw.tobytes() == slow.raw.tobytes()
-        assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
-        assert quick.result.tally.to_json() == slow.result.tally.to_json()
-        assert quick.inputs is not None
-        assert slow.inputs is not None
-        assert quick.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
-        assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
+        found = assert_alike(chunk, rule_of(method, chunk, rounding), output, make_key(3, "rounding", method))
         probed = fast.probe_chunk(chunk, 1e-5)
+        assert found.inputs is not None
         assert probed.tally.to_json() == definition.probe_chunk(chunk, 1e-5).tally.to_json()
-        assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
+        assert probed.sums.tobytes() == found.inputs.sums.tobytes()
         met = fast.count_overlaps(chunk, 1e-5)
         assert met.tolist() == definition.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
@@ -102,13 +107,8 @@ def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
     chunk = chunk_of(2, 2 * 5000, dtypes)
     gaps = definition.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
     close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
-    rule, key = rule_of("ram", close, "nearest"), make_key(0, "rounding", "t")
-    found, expected = (fast.merge_chunk(c, rule, "BF16", key, with_inputs=True) for c in (gaps, close))
-    assert found.raw.tobytes() == expected.raw.tobytes()
-    assert found.inputs is not None
-    assert expected.inputs is not None
-    assert found.inputs.tally.to_json() == expected.inputs.tally.to_json()
-    np.testing.assert_array_equal(found.inputs.sums, expected.inputs.sums)
+    rule = rule_of("ram", close, "nearest")
+    assert assert_alike(gaps, rule, "BF16").bits() == assert_alike(close, rule, "BF16").bits()
     threshold = Threshold("delta", "tensor", lambda n: 1)
     counts = [fast.count_magnitudes(c, (), threshold, 1e-5) for c in (gaps, close)]
     np.testing.assert_array_equal(*counts)
@@ -116,27 +116,17 @@ def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("method", ["ram", "ties", "sar"])
 def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
-    dtypes = ("BF16",) * (MAX_AGENTS + 1)
-    chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, dtypes), method)
-    rule = rule_of(method, chunk, "nearest")
-    slow = definition.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
-    quick = fast.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
-    assert quick.raw.tobytes() == slow.raw.tobytes()
-    assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
-    assert quick.inputs is not None
-    assert slow.inputs is not None
-    assert quick.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
-    assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
+    chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, ("BF16",) * (MAX_AGENTS + 1)), method)
+    assert_alike(chunk, rule_of(method, chunk, "nearest"), "BF16")
 
 
 def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
     chunk = for_method(chunk_of(2, 5000, ("F32", "F32", "F32")), "linear")
+    clean = rule_of("linear", chunk, "nearest")
     chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
     for rounding in ("nearest", "stochastic"):
-        rule = rule_of("linear", chunk_of(2, 5000, ("F32", "F32", "F32")), rounding)
-        key = make_key(0, "x")
-        slow = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
-        quick = fast.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        rule, key = replace(clean, rounding=rounding), make_key(0, "x")
+        slow, quick = (module.merge_chunk(chunk, rule, "BF16", key, with_inputs=True) for module in (definition, fast))
         assert quick.raw.tobytes() == slow.raw.tobytes()
         assert quick.inputs is not None
         assert quick.inputs.tally.nonfinite.tolist() == [1, 1, 1]
@@ -181,10 +171,4 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     halfway = (patterns[:-1] + patterns[1:]) / 2
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
     chunk = definition.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
-    rule = rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding)
-    key = make_key(0, "x")
-    slow = definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-    quick = fast.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-    assert quick.raw.dtype == slow.raw.dtype
-    assert quick.raw.tobytes() == slow.raw.tobytes()
-    assert quick.result.tally.to_json() == slow.result.tally.to_json()
+    assert_alike(chunk, rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding), dtype)

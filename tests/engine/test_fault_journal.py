@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -103,8 +102,8 @@ def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
 ) -> None:
     damage(journal_of(unfinished))
     plan = unfinished.prepare().plan
-    Journal.open(unfinished.folder / "out", plan, resume=True).add_thresholds({"a": (0.5,)})
-    assert Journal.open(unfinished.folder / "out", plan, resume=True).thresholds == {"a": (0.5,)}
+    Journal.open(unfinished.folder / "out", plan).add_thresholds({"a": (0.5,)})
+    assert Journal.open(unfinished.folder / "out", plan).thresholds == {"a": (0.5,)}
 
 
 @pytest.mark.parametrize("first", [b"garbage\n", b'{"event": "plan", "identity": "x", "models": []}\n'])
@@ -135,19 +134,6 @@ def test_a_finished_shard_that_rots_before_the_merge_is_resumed_is_made_again(
     assert unfinished.to_folder() == undisturbed
 
 
-def test_lines_are_sound_up_to_the_first_that_is_not() -> None:
-    first, second = sealed({"event": "plan"}), sealed({"event": "probe", "tensors": {}})
-    lines = [{"event": "plan"}, {"event": "probe", "tensors": {}}]
-
-    def sound(text: str) -> list[tuple[dict[str, object], int]]:
-        return list(sound_lines(text.encode().splitlines(keepends=True)))
-
-    assert sound(first + second) == [(lines[0], len(first)), (lines[1], len(first + second))]
-    assert sound(first + second[:-1]) == [(lines[0], len(first))]
-    assert sound(first[:-1] + second) == []
-    assert json.loads(first)["event"] == "plan"
-
-
 def test_a_line_that_the_disk_refuses_does_not_hide_those_that_other_threads_write_after_it(
     unfinished: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +145,7 @@ def test_a_line_that_the_disk_refuses_does_not_hide_those_that_other_threads_wri
         def fsync(descriptor: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    journal = Journal.open(unfinished.folder / "out", unfinished.prepare().plan, resume=True)
+    journal = Journal.open(unfinished.folder / "out", unfinished.prepare().plan)
     before = journal_of(unfinished).read_bytes()
     with monkeypatch.context() as context:
         context.setattr(journal_module, "os", FullDisk())

@@ -8,21 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import engine_helpers
 import pytest
 import torch
-from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
-from test_device_engine import Warned
+from device_helpers import compare
+from stream_helpers import Watching, bytes_of, plan_of, run, tallies, write_family
 from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge.counter_rng import make_key
+from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import Engine
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.memory import LANES, MEMORY_BYTES, device_chunk
-from hubmerge.engine.stream import StreamOptions, merge
+from hubmerge.engine.memory import LANES, device_shares
+from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.methods import registry
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    opened = Engine(torch.device("cuda", 0), engine_helpers.host, memory_bytes=MEMORY_BYTES)
+    opened = Engine(torch.device("cuda", 0), definition, memory_bytes=DEVICE_BYTES)
     yield opened
     opened.close()
 
@@ -47,14 +45,13 @@ def test_every_method_gives_the_bits_of_the_definition(
     for n in (1, BLOCK, 20 * BLOCK + 65):
         chunk = for_method(chunk_of(3, n, dtypes, start=7 * BLOCK), method)
         rule = rule_of(method, chunk, rounding)
-        engine_helpers.compare(engine, chunk, rule, output)
-        engine.check(rule, 3, output)
-        assert engine.working
+        compare(engine, chunk, rule, output)
+        engine.prove(rule, 3, output)
 
 
 @pytest.mark.parametrize("agents", [3, 8])
 def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine: Engine, agents: int) -> None:
-    n = device_chunk(agents, MEMORY_BYTES, LANES)
+    _, n = device_shares(agents, StreamOptions())
     chunk = for_method(chunk_of(agents, n, ("BF16",) * (agents + 1)), "dare_ties")
     rule = rule_of("dare_ties", chunk, "stochastic")
     key = make_key(0, "x")
@@ -65,25 +62,20 @@ def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine:
         engine.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
     assert engine.working
     assert torch.cuda.memory_stats()["num_device_alloc"] == warm
-    assert torch.cuda.max_memory_reserved() <= MEMORY_BYTES
+    assert torch.cuda.max_memory_reserved() <= DEVICE_BYTES
 
 
-@pytest.mark.parametrize("memory", [MEMORY_BYTES, 30_000_000])  # the second is too little: it must end on the CPU
+@pytest.mark.parametrize("memory", [DEVICE_BYTES, 1_000_000])  # the second is too little for a block
 def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path: Path, memory: int) -> None:
     write_family(tmp_path, sizes={"model.embed_tokens.weight": (3000, 1024), "lm_head.weight": (1000, 999)})
-    plan = plan_of(tmp_path, "ram_plus")
+    plan, watching = plan_of(tmp_path, "ram_plus"), Watching()
     wanted = run(plan, tmp_path / "cpu", chunk=1 << 20)
-    (tmp_path / "gpu").mkdir()
-    observer = Warned()
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
-        journal = Journal.open(tmp_path / "gpu", plan, resume=False)
-        options = StreamOptions(1 << 20, 4, device="cuda", device_memory_bytes=memory)
-        found = merge(plan, reader, journal, tmp_path / "gpu", options, observer)
+    options = {"device": "cuda", "device_memory_bytes": memory}
+    found = run(plan, tmp_path / "gpu", chunk=1 << 20, threads=4, observer=watching, **options)
     assert bytes_of(tmp_path / "gpu", plan) == bytes_of(tmp_path / "cpu", plan)
-    assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
-    assert found.total.to_json() == wanted.total.to_json()
-    assert bool(observer.messages) == (memory < MEMORY_BYTES)
-    assert found.device["device"] == ("cpu" if memory < MEMORY_BYTES else torch.cuda.get_device_name())
+    assert tallies(found) == tallies(wanted)
+    assert bool(watching.messages) == (memory < DEVICE_BYTES)
+    assert found.device.get("device") == (None if memory < DEVICE_BYTES else torch.cuda.get_device_name())
 
 
 def test_a_gpu_that_breaks_for_good_costs_one_warning_and_neither_a_byte_nor_the_process(tmp_path: Path) -> None:

@@ -6,29 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from memory_helpers import AGENTS, IMPORTED, NOWHERE, PROMISED, Family, merge, merge_once, predicted
+from memory_helpers import AGENTS, IMPORTED, PROMISED, Family, merge, merge_once, planned, predicted
 
 from benchmarks.metering import measure
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
-from hubmerge.engine.stream import StreamOptions
-from hubmerge.line import Request, prepare
 from hubmerge.methods import registry
-from hubmerge.plan.plan import Plan
-from hubmerge.recipe.recipe import Recipe
 
 ELEMENT_WISE = [name for name, method in registry().items() if not method.needs_whole("mlp.weight", (2, 2))]
 THREADS = (1, 2, 16, 64, 256)
 LARGE, HUGE = "synthetic:llama-405b?layers=10", "synthetic:llama-405b"
-
-
-def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object) -> Plan:
-    parent = "&" if "?" in base else "?"
-    content = {"base": base, "agents": [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]}
-    calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
-    recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
-    return prepare(
-        recipe, NOWHERE, Request(allow_local=True, calibrate="not")
-    ).plan  # what rows there are weighs nothing here
 
 
 def test_the_constant_is_what_imports_take() -> None:
@@ -40,7 +27,7 @@ def test_the_constant_is_what_imports_take() -> None:
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backend: str) -> None:
     for dtype in ("bfloat16", "float32"):
-        plan = planned(method, dtype=dtype)
+        plan = planned(method, AGENTS, LARGE, dtype=dtype)
         for threads in THREADS:
             options = StreamOptions(threads=threads, backend=backend)  # type: ignore[arg-type]
             assert predict(plan, Machine(threads), options).memory_bytes <= PROMISED, (threads, dtype)
@@ -48,7 +35,7 @@ def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backe
 
 def test_not_even_of_the_largest_model_on_a_new_machine() -> None:
     """With the fast pass to be built first, and the tallies of a thousand tensors."""
-    plan = planned("ram_quantile", base=HUGE)
+    plan = planned("ram_quantile", AGENTS, HUGE)
     for threads in (2, 256):
         assert predict(plan, Machine(threads, to_build=True)).memory_bytes <= PROMISED
 

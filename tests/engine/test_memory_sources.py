@@ -19,8 +19,8 @@ from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
 from benchmarks.metering import measure, merging
 from benchmarks.synthetic import write_family
 from hubmerge.engine.distributed import Ranks
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
-from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan

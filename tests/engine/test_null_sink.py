@@ -15,9 +15,10 @@ from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.sink import NullShardWriter, ShardWriter
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.sink import ShardWriter
+from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.output.finished import load_report
@@ -62,10 +63,10 @@ def test_its_report_is_that_of_a_written_merge_and_nothing_stays(
 def test_no_shard_is_written_even_for_a_moment(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def entered(self: ShardWriter) -> ShardWriter:
+    def made(*_: object) -> None:
         raise AssertionError("a shard's file is made")
 
-    monkeypatch.setattr(ShardWriter, "__enter__", entered)
+    monkeypatch.setattr(UncachedFile, "__init__", made)
     assert main(["merge", str(recipe), "--null-sink", "--license", "apache-2.0"]) == 0
     assert json.loads(capsys.readouterr().out)["environment"]["disk_high_water_bytes"] < 50_000
 
@@ -116,7 +117,7 @@ def test_a_merge_that_is_broken_off_leaves_no_thread(tmp_path: Path) -> None:
     shard = plan_of(tmp_path, "ram").shards[0]
 
     def broken_off() -> None:
-        with NullShardWriter(tmp_path, shard) as writer:
+        with ShardWriter(tmp_path, shard, keep=False) as writer:
             writer.write(b"1")
             raise KeyboardInterrupt
 

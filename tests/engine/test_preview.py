@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.engine import preview as previewing
-from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.preview import PREVIEW_BYTES, preview, recommendation, sampled
 from hubmerge.errors import MemoryLimitError, NonFiniteError
 from hubmerge.hub.client import Hub

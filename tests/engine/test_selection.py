@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_helpers import select
 
 from hubmerge.counter_rng import make_key, uniform
 from hubmerge.engine.definition import ChunkInputs
-from hubmerge.engine.selection import BinCounts, Magnitudes, select
+from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods.base import Threshold
 
 F = np.float32
@@ -25,12 +24,7 @@ def chunks_of(base: np.ndarray, agents: list[np.ndarray], size: int) -> list[Chu
 
 
 def selected(threshold: Threshold, base: np.ndarray, agents: list[np.ndarray], size: int) -> tuple[float, ...]:
-    chunks = chunks_of(base, agents, size)
-
-    def passes(count: Callable[[ChunkInputs], BinCounts]) -> Iterator[BinCounts]:
-        return (count(c) for c in chunks)
-
-    return select(Magnitudes(threshold, 1e-5), len(agents), passes)
+    return select(Magnitudes(threshold, 1e-5), len(agents), chunks_of(base, agents, size))
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,11 +77,8 @@ def test_what_a_drop_leaves_is_ranked_as_if_every_element_were_rescaled(p: float
     keys = tuple(make_key(0, "uniform", str(k), "t") for k in range(2))
     stored = ChunkInputs((np.zeros(5000, F), *agents), ("F32",) * 3, 4096, uniform_keys=keys)
     for rank in (1, 100, 400, 5000):
-        got = select(
-            Magnitudes(Threshold("dropped", "model", lambda n, r=rank: r, p), 1e-5, fast),
-            2,
-            lambda count: iter([count(stored)]),
-        )
+        threshold = Threshold("dropped", "model", lambda n, r=rank: r, p)
+        got = select(Magnitudes(threshold, 1e-5, fast), 2, [stored])
         expected = []
         for key, agent in zip(keys, agents, strict=True):
             rescaled = np.where(uniform(key, 4096, 5000) >= F(p), agent * F(1 / (1 - p)), F(0))

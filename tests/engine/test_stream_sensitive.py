@@ -10,19 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from builders import tensor, write_model
-from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, tensors_of, values_of, write_family
+from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, run, tensors_of, values_of, write_family
 
 from hubmerge.cli.main import main
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods import registry
-from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}
@@ -39,14 +34,6 @@ def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list
     return values, models
 
 
-def run(plan: Plan, out: Path, measured: list[Model], chunk: int = 4096, threads: int = 2) -> MergeResult:
-    out.mkdir(parents=True)
-    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, out / "cache")) as reader:
-        journal = Journal.open(out, plan, resume=False)
-        variant = Variant(plan, journal, out, tuple(m.tensors for m in measured))
-        return merge_variants([variant], reader, StreamOptions(chunk, threads), Unobserved())[0]
-
-
 @pytest.mark.parametrize("method", ["fisher", "sar"])
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
 def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path: Path, method: str, dtype: str) -> None:
@@ -60,7 +47,7 @@ def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path: Path, m
     outcomes = []
     for number, (chunk, threads) in enumerate([(4096, 1), (8192, 2), (10**9, 3)]):
         out = tmp_path / f"out{number}"
-        run(plan, out, measured, chunk, threads)
+        run(plan, out, measured=measured, chunk=chunk, threads=threads)
         outcomes.append(bytes_of(out, plan))
     for name, value in tensors_of(tmp_path / "out0", plan).items():
         assert value.tobytes() == expected[name].astype(stored).tobytes(), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +42,14 @@ def written(path: Path, parts: Sequence[NDArray[np.uint8]], files: int = 1) -> b
     return path.read_bytes()
 
 
-def descriptors() -> int:
-    """How many this process has open, where the system tells."""
-    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+class Writing:
+    """Stands for `os`, with another `write`."""
+
+    def __init__(self, write: Callable[[int, memoryview], int]) -> None:
+        self.write = write
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
 
 
 @pytest.mark.parametrize("placed", [True, False])
@@ -61,19 +66,13 @@ def test_a_large_array_in_its_place_is_written_from_where_it_lies(
 ) -> None:
     sizes: list[int] = []
 
-    class Noting:
-        def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
-
-        @staticmethod
-        def write(file: int, view: memoryview) -> int:
-            sizes.append(len(view))
-            return os.write(file, view)
+    def noting(file: int, view: memoryview) -> int:
+        sizes.append(len(view))
+        return os.write(file, view)
 
     parts = parts_of((5000, 3_000_000, 77), placed=True)
-    with monkeypatch.context() as context:
-        context.setattr(uncached, "os", Noting())
-        content = written(tmp_path / "file", parts)
+    monkeypatch.setattr(uncached, "os", Writing(noting))
+    content = written(tmp_path / "file", parts)
     if sizes[0] == len(content) // 4096 * 4096:
         pytest.skip("this file system takes no direct writes")
     # the 5,000 bytes reach into a second block, which the array completes; its end and the 77 bytes fill no block
@@ -85,69 +84,46 @@ def test_a_large_array_in_its_place_is_written_from_where_it_lies(
 def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int
 ) -> None:
+    """A file system that takes O_DIRECT, and after some writes no longer what comes with it."""
     calls = refused = 0
 
-    class Strict:
-        """A file system that takes O_DIRECT, and after some writes no longer what comes with it."""
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
-
-        @staticmethod
-        def write(file: int, view: memoryview) -> int:
-            nonlocal calls, refused
-            calls += 1
-            if calls > accepted and not refused:
-                refused += 1
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return os.write(file, view)
+    def strict(file: int, view: memoryview) -> int:
+        nonlocal calls, refused
+        calls += 1
+        if calls > accepted and not refused:
+            refused += 1
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return os.write(file, view)
 
     parts = parts_of((5000, *LARGE, 77), placed=True)
-    with monkeypatch.context() as context:
-        context.setattr(uncached, "os", Strict())
-        assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+    monkeypatch.setattr(uncached, "os", Writing(strict))
+    assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
     assert refused == 1
 
 
 def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Short:
-        def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
-
-        @staticmethod
-        def write(file: int, view: memoryview) -> int:
-            if len(view) > 4096:
-                view = view[: len(view) // 4096 // 2 * 4096 or 4096]
-            return os.write(file, view)
+    def short(file: int, view: memoryview) -> int:
+        return os.write(file, view[: len(view) // 4096 // 2 * 4096 or 4096] if len(view) > 4096 else view)
 
     parts = parts_of((5000, *LARGE, 77), placed=True)
-    with monkeypatch.context() as context:
-        context.setattr(uncached, "os", Short())
-        assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+    monkeypatch.setattr(uncached, "os", Writing(short))
+    assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 
-def test_a_full_disk_is_found_when_the_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int, begin: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    before = descriptors()
-    with monkeypatch.context() as context:
-        context.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match="No space left"):
-            UncachedFile(tmp_path / "file", 100)
-    assert descriptors() == before, "no descriptor stays open"
-
-
-def test_a_lack_of_memory_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("lack", "error"), [("disk", OSError), ("memory", MemoryError)])
+def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str, error: type[Exception]
+) -> None:
     def refuse(*_: int) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        code = errno.ENOSPC if lack == "disk" else errno.ENOMEM
+        raise OSError(code, os.strerror(code))
 
-    before = descriptors()
+    before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as context:
-        context.setattr(buffers.mmap, "mmap", refuse)
-        with pytest.raises(MemoryError, match="Cannot allocate memory"):
+        context.setattr(*((os, "posix_fallocate") if lack == "disk" else (buffers.mmap, "mmap")), refuse)
+        with pytest.raises(error, match="No space left" if lack == "disk" else "Cannot allocate memory"):
             UncachedFile(tmp_path / "file", 100)
-    assert descriptors() == before
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("files", [1, 8, 9, 64, 100_000])

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 from builders import T, f32
 from safetensors.numpy import load_file
-from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+from stream_helpers import bytes_of, plan_of, run, write_family
 
-from hubmerge.engine.first_passes import find_thresholds
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.stream import MergeResult, StreamOptions, merge
+from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.output.report import make_report
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 LAYERS = 4
 SIZES = {
@@ -143,29 +139,14 @@ def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, fa
 
 
 @pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
-def test_the_bytes_do_not_depend_on_chunks_threads_the_pass_or_when_thresholds_are_found(
-    method: str, family: Any, tmp_path: Path
-) -> None:
+def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method: str, family: Any, tmp_path: Path) -> None:
     folder, *_ = family
     written, _, own, _ = CASES[method]
     plan = plan_of(folder, method, agents=agents_of(folder, (OVER_LAYERS, BY_NAME, 1.0), own), parameters=written)
-    run(plan, tmp_path / "a", chunk=4096, threads=1)
-    run(plan, tmp_path / "b", chunk=65536, threads=2)
-
-    def merged_with(options: StreamOptions, *, thresholds_first: bool) -> Path:
-        out = tmp_path / f"{options.backend}{thresholds_first}"
-        out.mkdir()
-        with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
-            journal = Journal.open(out, plan, resume=False)
-            if thresholds_first:  # as where a GPU is lent for each shard
-                journal.add_thresholds(find_thresholds(plan, reader, options, Unobserved()))
-            merge(plan, reader, journal, out, options, Unobserved())
-        return out
-
-    first = bytes_of(tmp_path / "a", plan)
-    assert bytes_of(tmp_path / "b", plan) == first
-    assert bytes_of(merged_with(StreamOptions(4096, 2, backend="eager"), thresholds_first=False), plan) == first
-    assert bytes_of(merged_with(StreamOptions(4096, 2), thresholds_first=True), plan) == first
+    run(plan, tmp_path / "a", threads=1)
+    run(plan, tmp_path / "b", chunk=65536)
+    run(plan, tmp_path / "c", backend="eager")
+    assert bytes_of(tmp_path / "a", plan) == bytes_of(tmp_path / "b", plan) == bytes_of(tmp_path / "c", plan)
 
 
 def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any, tmp_path: Path) -> None:

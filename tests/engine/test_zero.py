@@ -11,26 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from builders import f32, tensor, write_model
 from fake_spaces import spaces
-from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
-from test_device_engine import Warned
+from stream_helpers import Watching, bytes_of, plan_of, run, spoil, tallies, write_family
 from test_stream_sensitive import CALIBRATION, write_sensitivities
-from test_stream_sensitive import run as weighed
 
 from hubmerge.engine import bursts as zero
-from hubmerge.engine.bursts import Burst, BurstProcess, Bursts, announce, lent_bursts, run_burst
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.shard_work import Output
-from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge, merge_variants
+from hubmerge.engine.bursts import Burst, BurstProcess, announce, run_burst
+from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.shard_work import Output, ShardTask
+from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -60,43 +54,28 @@ def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-class Watching(Warned):
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[int] = []
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        self.done.append(done)
-        assert total > 0
-
-
-def merged(plan: Plan, out: Path, observer: Warned | None = None, **options: Any) -> tuple[MergeResult, list[str]]:
-    out.mkdir()
+def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[MergeResult, list[str]]:
     observer = observer or Watching()
-    bursts = Bursts(**options)
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
-        try:
-            stream = StreamOptions(4096, 2, backend="eager", bursts=bursts)
-            found = merge(plan, reader, Journal.open(out, plan, resume=False), out, stream, observer)
-        finally:
-            bursts.close()
-    return found, observer.messages
+    return run(plan, out, observer=observer, backend="eager", bursts=True), observer.messages
 
 
-def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("ties", {}), ("ties", {"trim_scope": "tensor"})],
+    ids=str,
+)
+def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
+    tmp_path: Path, method: str, parameters: dict[str, str]
+) -> None:
     write_family(tmp_path)
-    by_tensor = {"parameters": {"scope": "tensor"}}
-    for number, (method, fields) in enumerate((("ram_plus", {}), ("ram_plus", by_tensor), ("ties", {}))):
-        before = len(spaces.notes("call"))
-        plan = plan_of(tmp_path, method, max_shard_bytes=12_000, **fields)
-        wanted = run(plan, tmp_path / f"cpu{number}")
-        found, warnings = merged(plan, tmp_path / f"lent{number}")
-        assert bytes_of(tmp_path / f"lent{number}", plan) == bytes_of(tmp_path / f"cpu{number}", plan)
-        assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
-        assert found.total.to_json() == wanted.total.to_json()
-        assert warnings == []
-        assert len(spaces.notes("call")) - before == len(plan.shards) > 1
-        assert found.device["bursts"] == len(plan.shards)
+    plan = plan_of(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
+    wanted = run(plan, tmp_path / "cpu")
+    found, warnings = merged(plan, tmp_path / "lent")
+    assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert tallies(found) == tallies(wanted)
+    assert warnings == []
+    assert len(spaces.notes("call")) == len(plan.shards) > 1
+    assert found.device["bursts"] == len(plan.shards)
     assert set(spaces.notes("call")) == {"15"}  # seconds: the shards are small
 
 
@@ -110,9 +89,8 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
     monkeypatch.setenv("FAKE_SPACES", how)
     if "@" not in how:  # waited for in vain until the test sees it hang
         monkeypatch.setattr(zero, "seconds_of", lambda burst, asking: 0)
-        _, warnings = merged(plan, tmp_path / "lent", patience_s=6.0)
-    else:
-        _, warnings = merged(plan, tmp_path / "lent")
+        monkeypatch.setattr(zero, "_PATIENCE_S", 6.0)
+    _, warnings = merged(plan, tmp_path / "lent")
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
     assert "no GPU" in warnings[0]
@@ -123,8 +101,8 @@ def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
     (tmp_path / "lent").mkdir()
-    output = Output(plan, tmp_path / "lent", (), {})
-    burst = Burst((output,), 0, plan.models, {}, StreamOptions(), None)
+    task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
+    burst = Burst(task, plan.models, {}, StreamOptions())
     context = multiprocessing.get_context("fork")
     worker = context.Process(target=run_burst, args=(burst, os.getppid()))
     worker.start()
@@ -135,11 +113,7 @@ def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
     _, agents = write_family(tmp_path)
-    name = "model.layers.1.mlp.down_proj.weight"
-    values = f32(agents[1][name]).copy()
-    values[4096] = float("nan")
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    write_model(tmp_path / "agent1", {**agents[1], name: tensor(values)}, config=config)
+    spoil(tmp_path, agents)
     with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
         merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
     assert len(spaces.notes("call")) == 1
@@ -150,7 +124,7 @@ def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.M
     plan = plan_of(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
-    class Cancelling(Warned):
+    class Cancelling(Watching):
         def progress(self, stage: str, done: int, total: int, unit: str) -> None:
             if spaces.notes("middle"):
                 raise CancelledError("the user cancelled")
@@ -180,7 +154,7 @@ def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypa
     plan = plan_of(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
-    class Dying(Warned):
+    class Dying(Watching):
         def progress(self, stage: str, done: int, total: int, unit: str) -> None:
             if spaces.notes("middle"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -197,15 +171,9 @@ def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
     write_family(tmp_path)
     _, measured = write_sensitivities(tmp_path)
     plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
-    weighed(plan, tmp_path / "cpu", measured)
-    bursts = Bursts()
-    (tmp_path / "lent").mkdir()
-    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
-        journal = Journal.open(tmp_path / "lent", plan, resume=False)
-        variant = Variant(plan, journal, tmp_path / "lent", tuple(m.tensors for m in measured))
-        merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Unobserved())
-    bursts.close()
-    assert bursts.facts["bursts"] == 1
+    run(plan, tmp_path / "cpu", measured=measured)
+    found = run(plan, tmp_path / "lent", measured=measured, bursts=True)
+    assert found.device["bursts"] == 1
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
 
 
@@ -218,10 +186,9 @@ def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
 
 def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom hubmerge.engine.bursts import announce, lent_bursts\n"
-        "from hubmerge.settings import load_settings\nsettings = load_settings()\n"
-        "announce(settings, print)\n"
-        "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"
+        "import sys\nfrom hubmerge.engine.bursts import announce\n"
+        "from hubmerge.settings import load_settings\n"
+        "announce(load_settings(), print)\n"
         "print(sorted({'spaces', 'torch', 'gradio'} & set(sys.modules)))\n"
     )
     environment = {**os.environ, "SPACES_ZERO_GPU": "", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
@@ -232,21 +199,18 @@ def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_
         )
         return run.stdout.splitlines()
 
-    assert printed() == ["True", "[]"]
+    assert printed() == ["[]"]
     assert not (tmp_path / "told").exists()
-    assert printed(SPACES_ZERO_GPU="true") == ["False", "['spaces']"]
+    assert printed(SPACES_ZERO_GPU="true") == ["['spaces']"]
     assert (tmp_path / "told").read_text() == "announced 1\n"
 
 
 def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spaces", None)  # an import of it fails
     told: list[str] = []
-    settings = load_settings({"SPACES_ZERO_GPU": "1"})
-    announce(settings, told.append)
+    announce(load_settings({"SPACES_ZERO_GPU": "1"}), told.append)
     assert len(told) == 1
     assert "merges run on the CPU" in told[0]
-    with lent_bursts(settings) as bursts:
-        assert bursts is not None
 
 
 @pytest.mark.parametrize("granted", ["device", "quota"])

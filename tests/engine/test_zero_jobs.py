@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from fake_spaces import spaces
 from line import Line
 
 from hubmerge import line as line_module
-from hubmerge.engine.bursts import lent_bursts
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
-from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
 from hubmerge.sources.shard_cache import ShardCache
 from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
@@ -62,11 +59,8 @@ def published_in_bursts(
     told: list[str] = []
     monkeypatch.setattr(line_module, "render_figures", lambda report: {})
     monkeypatch.setattr(line.watcher, "warning", told.append)
-    with lent_bursts(load_settings()) as bursts:
-        options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
-        merge_to_hub(
-            prepared, line.hub, line.out, replace(options, cache=line.inputs, disk_budget=budget), line.watcher
-        )
+    options = StreamOptions(4096, 2, backend="eager", bursts=True, cache=line.inputs, disk_budget=budget)
+    merge_to_hub(prepared, line.hub, line.out, options, line.watcher)
     assert line.commits() == 1
     return dict(line.report()["environment"]), told
 
@@ -107,16 +101,6 @@ def test_a_budget_for_ranges_only_asks_for_no_gpu(
     environment, warnings = published_in_bursts(line, monkeypatch, 0)
     assert len(warnings) == 1
     assert (spaces.notes("call"), "bursts" in environment) == ([], False)
-    assert line.published() == undisturbed
-
-
-def test_a_quota_that_ends_half_way_changes_no_byte(
-    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_SPACES", "quota@3")
-    environment, warnings = published_in_bursts(line, monkeypatch, None)
-    assert len(warnings) == 1
-    assert environment["bursts"] == 2
     assert line.published() == undisturbed
 
 

@@ -139,8 +139,8 @@ def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line) -> 
     path.parent.mkdir(parents=True)
     path.write_text('{"event": "pla')
     prepared = line.prepare()
-    Journal.open(line.folder / "out", prepared.plan, resume=True)
+    Journal.open(line.folder / "out", prepared.plan)
     assert path.read_text().count('"plan"') == 1
-    Journal.open(line.folder / "out", prepared.plan, resume=True)
+    Journal.open(line.folder / "out", prepared.plan)
     assert path.read_text().count('"plan"') == 1
     assert line.to_folder() == line.undisturbed

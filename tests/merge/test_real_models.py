@@ -17,7 +17,7 @@ from markdown_reading import PARSER
 from PIL import Image
 from real_models import KINDS, trained, write
 
-from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict

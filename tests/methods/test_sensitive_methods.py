@@ -5,10 +5,11 @@ from __future__ import annotations
 import merge_reference
 import numpy as np
 import pytest
+from stream_helpers import select
 
 from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition, fast
-from hubmerge.engine.selection import Magnitudes, select
+from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 
@@ -32,7 +33,7 @@ def merged(
     threshold = method.threshold(values)
     limits: tuple[float, ...] = ()
     if threshold is not None:
-        limits = select(Magnitudes(threshold, 1e-5), len(agents), lambda count: iter([count(chunk)]))
+        limits = select(Magnitudes(threshold, 1e-5), len(agents), [chunk])
     scope = Scope(values, weights, thresholds=limits)
     rule = definition.Rule(
         method.kernel,

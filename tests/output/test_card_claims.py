@@ -49,7 +49,7 @@ class Merged:
             place = out / name
             place.mkdir(parents=True)
             with TensorReader(plan.models, LocalOrFetched(NOWHERE, place / "cache")) as reader:
-                journal = Journal.open(place, plan, resume=False)
+                journal = Journal.open(place, plan)
                 result = merge(plan, reader, journal, place, StreamOptions(4096, 1, backend="eager"), Unobserved())
             report = make_report(
                 plan, result, identity="0" * 64, target="", created="", license={"id": "mit"}, environment={}

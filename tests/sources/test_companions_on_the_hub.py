@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from safetensors.numpy import save
 from test_companions import AGENTS, BASE, DENSE, RICH
 
-from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.errors import IncompatibleError, MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_hub, prepare

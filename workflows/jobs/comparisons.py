@@ -13,7 +13,7 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.errors import SourceChangedError
 from hubmerge.hub.client import Hub
 from hubmerge.output.diff import SCHEMA, Diff, comparison_recipe, measure, open_comparison

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hubmerge.engine.bursts import Bursts, lent_bursts
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_hub, prepare
 from hubmerge.output.finished import load_report
@@ -38,9 +37,8 @@ def run(spec: JobSpec, emit: Emit) -> None:
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, Request(target, payload.get("license")), observer)
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
     settings = load_settings()
-    with lent_bursts(settings) as bursts:
-        options = replace(stream_options(settings, bursts), cache=cache, sensitivities=spec.shared / "sensitivity")
-        published = merge_to_hub(prepared, hub, folder, options, observer)
+    options = replace(stream_options(settings), cache=cache, sensitivities=spec.shared / "sensitivity")
+    published = merge_to_hub(prepared, hub, folder, options, observer)
     shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     ran = report.environment
@@ -58,11 +56,12 @@ def run(spec: JobSpec, emit: Emit) -> None:
     )
 
 
-def stream_options(settings: Settings, bursts: Bursts | None) -> StreamOptions:
+def stream_options(settings: Settings) -> StreamOptions:
     """Options that use the machine's own GPU, if there is one. Where a GPU is lent per call, the job's process has
     none."""
     memory = int(settings.device_memory_gb * 10**9)
-    return StreamOptions(device="auto" if bursts is None else "cpu", device_memory_bytes=memory, bursts=bursts)
+    lent = settings.zero_gpu
+    return StreamOptions(device="cpu" if lent else "auto", device_memory_bytes=memory, bursts=lent)
 
 
 class StageEmitter:

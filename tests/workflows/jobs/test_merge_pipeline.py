@@ -12,7 +12,6 @@ from job_helpers import job_spec
 from pydantic import SecretStr
 
 from hubmerge import line
-from hubmerge.engine.bursts import Bursts
 from hubmerge.errors import SettingsError
 from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
@@ -78,11 +77,10 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
 
 def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
     settings = load_settings({"HUBMERGE_DEVICE_MEMORY": "8.5"})
-    own = pipeline.stream_options(settings, None)
+    own = pipeline.stream_options(settings)
     assert (own.device, own.device_memory_bytes) == ("auto", 8_500_000_000)
-    bursts = Bursts()
-    lent = pipeline.stream_options(load_settings({}), bursts)
-    assert (lent.device, lent.device_memory_bytes, lent.bursts) == ("cpu", 2_000_000_000, bursts)
+    lent = pipeline.stream_options(load_settings({"SPACES_ZERO_GPU": "true"}))
+    assert (lent.device, lent.device_memory_bytes, lent.bursts) == ("cpu", 2_000_000_000, True)
     for wrong in ("0", "nan", "many"):
         with pytest.raises(SettingsError, match="HUBMERGE_DEVICE_MEMORY"):
             load_settings({"HUBMERGE_DEVICE_MEMORY": wrong})

@@ -1,0 +1,142 @@
+"""Where the chunks of a merge are counted and merged, in how many threads and how large; the choice changes no bit.
+
+The CPU has the fast pass, or the definition where this machine has no compiler. A device takes its place as long as it
+works (device.py). What a method ranks before it can merge is counted on the CPU in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hubmerge.engine import definition
+from hubmerge.engine.definition import Rule
+from hubmerge.engine.device import COUNTING, Engine, Host, open_engine
+from hubmerge.engine.memory import Shares, device_shares, shares_of
+from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.progress import Observer
+from hubmerge.engine.rules import is_whole, rule_of
+from hubmerge.plan.plan import Plan
+from hubmerge.statistics.statistics import Overlaps
+
+CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
+MOST_SHARDS = 4  # at once: each reads somewhere else
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What merges of the same models in one pass work with."""
+
+    plans: Sequence[Plan]
+    options: StreamOptions
+    cpu: ModuleType  # definition or fast
+    shares: Shares  # of the CPU
+    engine: Engine | None = None
+    refused: dict[str, Any] | None = None  # why a device that is there is not used, for the report's environment
+
+    @property
+    def device(self) -> Engine | None:
+        """The device, as long as it works."""
+        return self.engine if self.engine is not None and self.engine.working else None
+
+    @property
+    def module(self) -> Any:
+        """What counts and merges chunks now."""
+        return self.device or self.cpu
+
+    @property
+    def fast(self) -> bool:
+        """Whether the CPU has the fast pass."""
+        return self.cpu is not definition
+
+    @property
+    def threads(self) -> int:
+        """How many threads count and merge from now on."""
+        return self.shares.threads if self.device is None else self._on_device[0]
+
+    @property
+    def chunk(self) -> int:
+        """The size of chunks from now on in elements, a multiple of BLOCK."""
+        return self.shares.chunk if self.device is None else self._on_device[1]
+
+    @property
+    def _on_device(self) -> tuple[int, int]:
+        return device_shares(len(self.plans[0].agents), self.options)
+
+    @property
+    def shards_at_once(self) -> int:
+        """How many output shards to write at once: more than one only on the CPU's cores."""
+        whole = any(is_whole(plan, t) for plan in self.plans for t in plan.tensors())
+        if self.device is not None or self.options.bursts or whole:
+            return 1
+        return self.options.parallel_shards or max(1, min(MOST_SHARDS, self.threads // CORES_PER_SHARD))
+
+    def facts(self) -> dict[str, Any]:
+        """For the report's environment."""
+        return dict(self.refused or {}) if self.engine is None else self.engine.facts()
+
+
+@contextmanager
+def opened(
+    plans: Sequence[Plan], options: StreamOptions, observer: Observer, *, merging: bool = True
+) -> Iterator[Backend]:
+    """The backend of merges of the same models in one pass, or of a probe."""
+    options = _runnable(options, observer)
+    cpu, shares = cpu_module(options), shares_of(plans, options)
+    trials = [trial for plan in plans for trial in _trials(plan)] if merging else [(COUNTING, "BF16")]
+    agents = len(plans[0].agents)
+    engine, refused = open_engine(options, agents, trials, Host(cpu, shares.threads, shares.chunk), observer.warning)
+    try:
+        yield Backend(plans, options, cpu, shares, engine, refused)
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def cpu_module(options: StreamOptions) -> ModuleType:
+    """definition or fast."""
+    if options.backend == "eager":
+        return definition
+    from hubmerge.engine import fast  # which most commands do without
+
+    return fast
+
+
+def _trials(plan: Plan) -> Iterator[tuple[Rule, str]]:
+    """A rule for each dtype of the output, with made-up counts and thresholds."""
+    k = len(plan.agents)
+    overlaps = Overlaps(np.ones((k, k + 1), np.int64))
+    tensors = [t for t in plan.tensors() if t.action == "merge" and t.elements and not is_whole(plan, t)]
+    for dtype, tensor in {t.dtype: t for t in tensors}.items():
+        rule = rule_of(plan, tensor, (1e-3,) * k, overlaps, overlaps)
+        assert rule is not None
+        yield rule, dtype
+
+
+def _runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
+    """`options` as this machine can follow them: with the definition, and a warning, where it has no fast pass.
+
+    Where the fast pass is not built yet it is built here, as a stage of its own.
+    """
+    if options.backend == "eager":
+        return options
+    from hubmerge.engine import compiled, fast
+
+    to_build = not compiled.is_built()
+    if to_build:
+        observer.progress("compile", 0, 1, "parts")
+    why = fast.unavailable()
+    if to_build:
+        observer.progress("compile", 1, 1, "parts")
+    if why is None:
+        return options
+    observer.warning(
+        "this machine has no fast pass, so that the merge takes some sixty times as long; its bytes are the same: "
+        f"{why}. A C compiler mends it: install gcc, or `pip install ziglang`"
+    )
+    return replace(options, backend="eager")

@@ -1,0 +1,76 @@
+"""What a recipe does to the elements of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hubmerge.counter_rng import Key, make_key
+from hubmerge.dtypes import Float32
+from hubmerge.engine.definition import Rule
+from hubmerge.engine.selection import Magnitudes
+from hubmerge.methods import Method, get_method
+from hubmerge.methods.base import EPSILON, Scope
+from hubmerge.plan.plan import Plan, PlannedTensor
+from hubmerge.statistics.statistics import Overlaps
+
+
+def rule_of(
+    plan: Plan,
+    tensor: PlannedTensor,
+    thresholds: tuple[float, ...] = (),
+    model: Overlaps | None = None,
+    overlaps: Overlaps | None = None,
+) -> Rule | None:
+    """What is done to every element of a tensor; None where it is copied.
+
+    `thresholds` per agent, and where updates meet in the `model` and in the tensor, as far as the method asks for them.
+    Scalars are computed in float64 and rounded to float32 here.
+    """
+    if tensor.action == "copy":
+        return None
+    values, method = plan.values[tensor.name], get_method(plan.recipe.method)
+    scope = Scope(values.parameters, values.weights, model, overlaps, thresholds, values.own)
+    whole = is_whole(plan, tensor)
+    return Rule(
+        kernel=_whole(method, tensor, scope) if whole else method.kernel,
+        whole=whole,
+        extras=method.extras,
+        per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
+        constants=tuple(np.float32(v) for v in method.constants(scope)),
+        epsilon=epsilon_of(plan),
+        rounding=plan.rounding,
+        both_roundings=method.rescales,
+    )
+
+
+def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[..., Float32]:
+    """A whole-tensor merge in the form of a kernel over one chunk that is the tensor."""
+
+    def kernel(inputs: Sequence[Float32], per_agent: Any, constants: Any) -> Float32:
+        deltas = [d.reshape(tensor.shape) for d in inputs[: len(per_agent)]]
+        return np.ascontiguousarray(method.merge_whole(deltas, scope)).reshape(-1)
+
+    return kernel
+
+
+def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
+    """True where a tensor must be one chunk."""
+    return tensor.action == "merge" and get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
+
+
+def epsilon_of(plan: Plan) -> float:
+    return float(plan.recipe.parameters.get("epsilon", EPSILON))
+
+
+def magnitudes_of(plan: Plan, tensor: PlannedTensor, *, fast: bool) -> Magnitudes | None:
+    """What the method ranks of a tensor before it can merge it; None: nothing."""
+    threshold = plan.threshold_of(tensor) if tensor.action == "merge" and tensor.elements else None
+    return None if threshold is None else Magnitudes(threshold, epsilon_of(plan), fast=fast)
+
+
+def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
+    """The keys of every agent's random draws in one tensor."""
+    return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))

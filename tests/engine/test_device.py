@@ -1,0 +1,412 @@
+"""A device is opened, proves itself, competes with the CPU, and is left when it fails: the same bytes throughout.
+
+Torch's CPU stands for the device, or torch's own Python functions run over a faked lowest level (cuda_fake.py).
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_fake import MEMORY, FakeCuda
+from device_helpers import engine_here, pretend_a_device
+from stream_helpers import NOWHERE, Watching, bytes_of, plan_of, run, tallies, write_family
+from test_fast import chunk_of, for_method, rule_of
+
+from hubmerge import machine
+from hubmerge.cli import main as cli
+from hubmerge.cli.flags import stream_options
+from hubmerge.counter_rng import make_key
+from hubmerge.engine import backend, definition, device, first_passes, lanes, memory, shard_work, threads
+from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.device import Host, open_engine
+from hubmerge.engine.distributed import Ranks
+from hubmerge.engine.memory import HOST_THREADS, LANES, device_bytes, device_shares
+from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
+from hubmerge.engine.stream import MergeResult, probe
+from hubmerge.errors import MemoryLimitError
+from hubmerge.machine import device_there
+from hubmerge.plan.plan import Plan
+from hubmerge.settings import Settings
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+HOST = Host(definition, 2, BLOCK)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    monkeypatch.setattr(machine, "device_there", lambda: True)
+    return FakeCuda(monkeypatch)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_a_device(monkeypatch)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    write_family(tmp_path)
+    return plan_of(tmp_path, "ram_plus")
+
+
+def merged(plan: Plan, out: Path, **options: Any) -> tuple[MergeResult, list[str]]:
+    """The merge with a device, whose bytes and counts are those of a merge without; its warnings."""
+    watching = Watching()
+    options = {"chunk": BLOCK, "threads": 3, "backend": "eager", "device": "cuda", **options}
+    found = run(plan, out, observer=watching, **options)
+    wanted = run(plan, out.with_name(f"{out.name}-cpu"))
+    assert bytes_of(out, plan) == bytes_of(out.with_name(f"{out.name}-cpu"), plan)
+    assert tallies(found) == tallies(wanted)
+    return found, watching.messages
+
+
+# --- opening -----------------------------------------------------------------------------------------------------
+
+
+class Second(Ranks):
+    local_rank = 5  # of two devices, the second
+
+
+@pytest.mark.parametrize(("ranks", "index"), [(Ranks(), 0), (Second(), 1)], ids=["alone", "second"])
+def test_a_merge_opens_the_device_of_its_local_rank_and_touches_no_other(
+    plan: Plan, tmp_path: Path, cuda: FakeCuda, ranks: Ranks, index: int
+) -> None:
+    found, warnings = merged(plan, tmp_path / "device", ranks=ranks)
+    assert warnings == []
+    assert found.device["device"] == f"Fake H{index}"
+    assert found.device["peak_device_bytes"] == 1_000_000 + index
+    share = DEVICE_BYTES / MEMORY
+    assert cuda.of("_cuda_setMemoryFraction") == [[share, index], [1.0, index]]
+    assert cuda.of("_cuda_resetPeakMemoryStats") == [[index]]
+    assert len(cuda.of("_cuda_emptyCache")) == 1
+    # no stream of another device is ever made current again: that would open a context there
+    assert {device for _, device, _ in cuda.of("_cuda_setStream")} == {index}
+    assert {device for _, device in cuda.tensors} == {index, -1}
+    assert len({thread for thread, _ in cuda.tensors}) > 1
+    # no copy outlives its chunk: torch would record an event on a stream that may have failed, in a destructor of
+    # pinned memory, which ends the process
+    assert len(cuda.copies) > 3 * LANES
+    assert not any(cuda.copies)
+
+
+def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(
+    plan: Plan, tmp_path: Path, cuda: FakeCuda
+) -> None:
+    cuda.raises["_cuda_emptyCache"] = AssertionError("driver")
+    assert merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)[1] == []
+    assert cuda.of("_cuda_setMemoryFraction")[0] == [0.1, 0]
+
+
+@pytest.mark.parametrize("command", ["merge", "run", "probe", "sweep"])
+def test_the_command_line_sets_the_limit(command: str) -> None:
+    more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
+    for given, wanted in (([], DEVICE_BYTES), (["--device-memory", "0.5"], 500_000_000)):
+        arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
+        assert stream_options(arguments, Settings()).device_memory_bytes == wanted
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("_cuda_init", RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu.")),
+        ("_cuda_getDeviceCount", OSError("no driver")),
+        ("_get_device_properties", AssertionError("Invalid device id")),
+        ("_cuda_setMemoryFraction", ValueError("Expected a torch.device with a specified index or an integer")),
+        ("_cuda_resetPeakMemoryStats", TypeError("invalid argument")),
+        ("_cuda_exchangeDevice", torch.AcceleratorError("CUDA error: invalid device ordinal", 101)),
+        ("torch.empty", OUT_OF_MEMORY),
+        ("torch.full", RuntimeError("size of tensor a")),  # a rule's scalars: in the trial
+    ],
+    ids=lambda v: v if isinstance(v, str) else type(v).__name__,
+)
+def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(
+    plan: Plan, tmp_path: Path, cuda: FakeCuda, function: str, error: Exception
+) -> None:
+    cuda.raises[function] = error
+    for name in ("auto", "cuda"):
+        found, [warning] = merged(plan, tmp_path / name, device=name)
+        assert "the CPU goes on" in warning
+        assert str(error).splitlines()[0] in warning
+        if not isinstance(error, RuntimeError):  # it may be a mistake of ours
+            assert type(error).__name__ in warning
+        assert str(error) in found.device["device_failed"]
+    # the limit is the process's: gradients of the same process must not meet it
+    assert [share for share, _ in cuda.of("_cuda_setMemoryFraction")][-1:] in ([], [1.0], [DEVICE_BYTES / MEMORY])
+    if function.startswith("torch."):
+        assert cuda.of("_cuda_setMemoryFraction")[-1] == [1.0, 0]
+
+
+def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_reason_for_the_cpu(
+    plan: Plan, tmp_path: Path, here: None
+) -> None:
+    for agents in (2, 3, 8, 30):
+        _, elements = device_shares(agents, StreamOptions())
+        assert elements % BLOCK == 0
+        assert elements * LANES * device_bytes(agents) <= DEVICE_BYTES
+        assert device_shares(agents, StreamOptions(chunk_elements=10**9)) == device_shares(agents, StreamOptions())
+    with pytest.raises(MemoryLimitError):
+        device_shares(3, StreamOptions(device_memory_bytes=1_000_000))
+    found, [warning] = merged(plan, tmp_path / "device", device_memory_bytes=1_000_000)
+    assert "not even one block" in warning
+    assert "got 1 MB" in found.device["device_failed"]
+
+
+def test_the_page_says_how_large_a_chunk_is() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
+    millions = device_shares(3, StreamOptions())[1] / 1e6
+    assert f"({millions:.1f} million elements with three agents)" in page
+
+
+def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    trials = [(device.COUNTING, "BF16")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "device_there", lambda: False)
+    for name in ("cpu", "auto"):
+        assert open_engine(StreamOptions(device=name), 3, trials, HOST, messages.append) == (None, {})  # type: ignore[arg-type]
+    assert messages == []
+    assert open_engine(StreamOptions(device="cuda"), 3, trials, HOST, messages.append) == (None, {})
+    assert "no CUDA device" in messages[0]
+    assert not device_there(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert device_there(tmp_path)
+
+
+# --- working -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("dare_ties", {}), ("ties", {"trim_scope": "tensor"})],
+    ids=str,
+)
+def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str]
+) -> None:
+    calls: list[int] = []
+    on_device = lanes.merge_on_device
+    monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: (calls.append(1), on_device(*a, **n))[1])
+    write_family(tmp_path)
+    found, warnings = merged(plan_of(tmp_path, method, parameters=parameters), tmp_path / "device")
+    assert warnings == []
+    assert found.device["device"] == "cpu"
+    assert len(calls) > 5
+
+
+def test_methods_of_whole_tensors_ask_for_no_device(tmp_path: Path, here: None) -> None:
+    write_family(tmp_path, sizes={"model.layers.0.mlp.up_proj.weight": (64, 64)})
+    found, warnings = merged(plan_of(tmp_path, "wudi"), tmp_path / "device")
+    assert (found.device, warnings) == ({}, [])
+
+
+def test_threads_share_few_lanes_and_get_their_own_results() -> None:
+    opened = engine_here()
+    chunks = [for_method(chunk_of(2, BLOCK + n, ("BF16",) * 3, start=n * BLOCK), "linear") for n in range(12)]
+    rule, key = rule_of("linear", chunks[0], "stochastic"), make_key(0, "x")
+    with ThreadPoolExecutor(2 * LANES) as pool:
+        found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
+    for chunk, output in zip(chunks, found, strict=True):
+        assert output.bits() == definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True).bits()
+
+
+# --- what it computes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["output", "counts"])
+def test_a_device_that_computes_other_bits_is_not_used(
+    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    exact = lanes.merge_on_device
+
+    def contracted(*arguments: Any, **named: Any) -> Any:
+        raw, counts = exact(*arguments, **named)
+        if wrong == "output":
+            raw.view(torch.int16)[1000] += 1  # as a fused multiply-add might round
+        else:
+            counts[-1] += 1  # the last bit of a sum
+        return raw, counts
+
+    monkeypatch.setattr(lanes, "merge_on_device", contracted)
+    _, [warning] = merged(plan, tmp_path / "device")
+    assert "other bits" in warning
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
+    opened = engine_here()
+    chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
+
+    def wrong(*_: object) -> torch.Tensor:
+        return torch.zeros(3) + torch.zeros(4)
+
+    rule = replace(rule_of("linear", chunk, "nearest"), kernel=wrong)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        opened.merge_chunk(chunk, rule, "F32", make_key(0, "x"), with_inputs=False)
+    assert opened.working
+
+
+# --- failing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    asked: list[int] = []
+    real = threads.in_order
+
+    def counting(items: Any, work: Any, workers: int, abandon: Any) -> Any:
+        asked.append(workers)
+        return real(items, work, workers, abandon)
+
+    for module in (shard_work, first_passes):
+        monkeypatch.setattr(module, "in_order", counting)
+    return asked
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, RuntimeError("CUDA error: device-side assert triggered")], ids=str)
+@pytest.mark.parametrize("method", ["ram", "ram_plus"])
+@pytest.mark.parametrize("good", [1, 4])  # chunks before the device fails; the first is the trial
+def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_work_on_what_follows(
+    tmp_path: Path,
+    here: None,
+    monkeypatch: pytest.MonkeyPatch,
+    many_cores: list[int],
+    error: RuntimeError,
+    method: str,
+    good: int,
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
+    calls = []
+    for name in ("merge_on_device", "count_on_device"):
+        exact = getattr(lanes, name)
+
+        def failing(*arguments: Any, on_device: Any = exact, **named: Any) -> Any:
+            calls.append(1)
+            if len(calls) > good:
+                raise error
+            return on_device(*arguments, **named)
+
+        monkeypatch.setattr(lanes, name, failing)
+    found, [warning] = merged(plan, tmp_path / "device", threads=0, parallel_shards=1)
+    assert "CUDA" in warning
+    assert found.device["device_failed"].startswith("CUDA")
+    assert good < len(calls) <= good + HOST_THREADS  # what was in flight, and nothing after it
+    of_the_device = many_cores[: len(plan.shards) + (method == "ram_plus")]
+    assert of_the_device == sorted(of_the_device)
+    assert set(of_the_device) == {HOST_THREADS, 16}
+
+
+def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
+    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise OUT_OF_MEMORY
+
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        options, watching = StreamOptions(BLOCK, 2, backend="eager"), Watching()
+        wanted = probe(plan, reader, options, watching)
+        monkeypatch.setattr(lanes, "count_on_device", failing)
+        found = probe(plan, reader, replace(options, device="cuda"), watching)
+    assert found.total.to_json() == wanted.total.to_json()
+    assert len(watching.messages) == 1
+
+
+def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
+    tmp_path: Path, here: None, many_cores: list[int]
+) -> None:
+    write_family(tmp_path)
+    run(plan_of(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
+    selecting, merging = many_cores[:-1], many_cores[-1]
+    assert set(selecting) == {16}
+    assert merging == HOST_THREADS
+
+
+@pytest.mark.parametrize("driver", ["works", "fails"])
+def test_a_device_that_failed_gets_its_memory_back_all_the_same(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    """What ran out of memory is a healthy device, which others in this process may want."""
+    told: list[object] = []
+
+    def empty_cache() -> None:
+        if driver == "fails":
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        told.append("empty")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append(share))
+    opened = engine_here()
+    opened._cuda = True
+    opened._fail(OUT_OF_MEMORY)
+    opened.close()
+    assert told == (["empty", 1.0] if driver == "works" else [])
+
+
+# --- auto --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ram", "ram_plus", "ties"])
+@pytest.mark.parametrize("device_s", [1e-9, 3e-9], ids=["faster", "slower"])
+def test_auto_takes_the_faster_of_the_two_with_the_same_bytes(
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, device_s: float
+) -> None:
+    """Each measured chunk is really merged once."""
+
+    def seconds(merge: Any, chunk: Any, rule: Any, dtype: str, threads: int) -> float:
+        merge(chunk, rule, dtype, make_key(0, "x"), with_inputs=True)
+        return 2e-9 if merge == definition.merge_chunk else device_s
+
+    monkeypatch.setattr(device, "_seconds", seconds)
+    write_family(tmp_path)
+    found, warnings = merged(plan_of(tmp_path, method), tmp_path / "device", device="auto")
+    assert warnings == []
+    assert found.device["device"] == "cpu"
+    assert found.device.get("device_slower", "") == ("cpu 3 ns per parameter, the CPU 2" if device_s > 2e-9 else "")
+
+
+def test_a_device_that_fails_in_the_contest_is_not_used(
+    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> float:
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(device, "_seconds", failing)
+    found, [warning] = merged(plan, tmp_path / "device", device="auto")
+    assert "CUDA out of memory" in warning
+    assert "device_failed" in found.device
+
+
+def test_the_contest_is_between_all_cores_and_the_threads_that_feed_a_device(
+    plan: Plan, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    asked: list[tuple[int, int]] = []
+
+    def seconds(merge: Any, chunk: definition.ChunkInputs, rule: Any, dtype: str, threads: int) -> float:
+        asked.append((threads, len(chunk.raws[0])))
+        return 1.0
+
+    monkeypatch.setattr(device, "_seconds", seconds)
+    for name in ("auto", "cuda"):  # who names a device gets it
+        with backend.opened([plan], StreamOptions(device=name), Watching()):  # type: ignore[arg-type]
+            pass
+    [on_host, on_device] = asked
+    assert (on_host[0], on_device[0]) == (16, 8)
+    assert on_device[1] > on_host[1] <= memory.LARGEST_CHUNK
+
+
+def test_a_rate_is_of_all_threads_together() -> None:
+    chunk = chunk_of(2, BLOCK, ("F32",) * 3)
+
+    def sleep(*_: Any, **__: Any) -> None:
+        time.sleep(0.02)
+
+    one, four = (device._seconds(sleep, chunk, device.COUNTING, "F32", threads) for threads in (1, 4))
+    assert one >= 0.02 / BLOCK
+    assert four < one / 2

@@ -1,0 +1,205 @@
+"""The two ways of working in threads: order, how many at once, and what an error and an early end leave behind."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hubmerge.engine.threads import Follower, in_order
+
+
+def alive(name: str = "hubmerge-stream") -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(name)]
+
+
+def before_joining(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """`act` when there is nothing left but to wait for the threads."""
+    join = threading.Thread.join
+
+    def act_and_join(thread: threading.Thread) -> None:
+        act()
+        join(thread)
+
+    monkeypatch.setattr(threading.Thread, "join", act_and_join)
+
+
+# --- in order ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_items_order(workers: int) -> None:
+    late = threading.Event()
+
+    def work(item: int) -> int:
+        if item == 0 and workers > 1:
+            late.wait(10)
+        if item == workers - 1:
+            late.set()
+        return item * item
+
+    assert list(in_order(range(100), work, workers)) == [n * n for n in range(100)]
+    assert alive() == []
+
+
+@pytest.mark.parametrize(("items", "workers"), [(50, 3), (1, 4), (9, 1), (0, 4)])
+def test_items_and_threads_are_few(items: int, workers: int) -> None:
+    asked: list[int] = []
+
+    def asking() -> Iterator[int]:
+        for n in range(items):
+            asked.append(n)
+            yield n
+
+    for taken, result in enumerate(in_order(asking(), lambda n: n, workers)):
+        assert result == taken
+        assert len(asked) <= taken + 2 * workers
+        assert 1 <= len(alive()) <= min(len(asked), workers)
+    assert alive() == []
+
+
+def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> None:
+    took: list[int] = []
+
+    def items() -> Iterator[int | None]:
+        yield 1
+        yield 2
+        yield None
+        assert took == [1]
+        yield 3
+
+    for result in in_order(items(), lambda n: n, 4):
+        took.append(result)
+    assert took == [1, 2, 3]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    begun: list[int] = []
+    over: list[bool] = []
+    ending = threading.Event()
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 2:
+            raise error("two")
+        if item > 2:
+            ending.wait()
+        return item
+
+    before_joining(monkeypatch, ending.set)
+    took: list[int] = []
+    with pytest.raises(error, match="two"):
+        took.extend(in_order(range(100), work, 2, lambda: over.append(True)))
+    assert took == [0, 1]
+    assert over == [True]
+    assert max(begun) <= 4  # in 3 and 4 the two threads hung, and 5 was waiting
+    assert alive() == []
+
+
+def test_a_consumer_that_leaves_and_an_error_of_the_items_end_the_threads() -> None:
+    over: list[bool] = []
+    results = in_order(range(100), lambda n: n, 2, lambda: over.append(True))
+    assert next(results) == 0
+    results.close()
+    assert over == [True]
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError):
+        list(in_order(items(), lambda n: n, 2))
+    assert alive() == []
+
+
+def test_a_result_belongs_to_its_consumer_alone() -> None:
+    """Not to the thread that made it either, which may wait for its next item for long."""
+
+    class Large:
+        pass
+
+    results = in_order(range(5), lambda n: Large(), 2)
+    for _ in range(5):
+        gone = threading.Event()
+        weakref.finalize(next(results), gone.set)
+        assert gone.wait(10)
+    results.close()
+
+
+# --- following ---------------------------------------------------------------------------------------------------
+
+
+def give(follower: Follower[int], items: int) -> None:
+    for item in range(items):
+        follower.put(item)
+
+
+def test_a_follower_works_in_order_and_all_is_done_when_finish_returns() -> None:
+    seen: list[int] = []
+    with Follower(seen.append, "order") as follower:
+        give(follower, 1000)
+        follower.finish()
+        assert seen == list(range(1000))
+    assert alive("order") == []
+
+
+def test_the_giver_waits_while_enough_items_wait() -> None:
+    gate, put = threading.Event(), []
+    with Follower(lambda item: gate.wait(), "bounded", behind=2) as follower:
+
+        def give_four() -> None:
+            for item in range(4):
+                follower.put(item)
+                put.append(item)
+
+        giver = threading.Thread(target=give_four)
+        giver.start()
+        giver.join(0.3)
+        assert giver.is_alive()
+        assert len(put) <= 3  # one being worked on, two that wait
+        gate.set()
+        giver.join()
+        follower.finish()
+    assert put == [0, 1, 2, 3]
+
+
+def test_an_error_is_raised_by_the_next_put_or_by_finish_and_what_follows_is_dropped() -> None:
+    seen: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 2:
+            raise ValueError("two")
+        seen.append(item)
+
+    with Follower(work, "error") as follower:
+        with pytest.raises(ValueError, match="two"):
+            give(follower, 100)
+        with pytest.raises(ValueError, match="two"):
+            follower.finish()
+    assert seen == [0, 1]
+    assert alive("error") == []
+
+
+def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    leaving = threading.Event()
+
+    def work(item: int) -> None:
+        leaving.wait()
+        seen.append(item)
+
+    def interrupted(follower: Follower[int]) -> None:
+        with follower:
+            give(follower, 5)
+            raise KeyboardInterrupt
+
+    before_joining(monkeypatch, leaving.set)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(Follower(work, "left", behind=5))
+    assert seen in ([], [0])
+    assert alive("left") == []
