@@ -5,14 +5,14 @@
 
 The platform forks a worker from the process that calls the decorated function (`run_burst`); what goes in and comes out
 is pickled, and an error comes back without its class. The calls come from a process beside the job's (`BurstProcess`,
-`serve`): the job fetches and uploads in threads, and a fork while one of them holds a lock would leave that lock held in
-the worker for ever. Only the workers inherit its end of the connection: once the job sees that closed, nobody is left
-to write. The app's process only decorates the function when it starts and says so (`announce`), since the platform
-stops an app that has none.
+`serve`): the job fetches and uploads in threads, and a fork while one of them holds a lock would leave that lock held
+in the worker for ever. Only the workers inherit its end of the connection: once the job sees that closed, nobody is
+left to write. The app's process only decorates the function when it starts and says so (`announce`), since the
+platform stops an app that has none.
 
 The inputs are held in the shard cache, fetched and verified, before the GPU is asked for: no GPU second goes to the
 network. A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here,
-by the path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
+by the path that every merge takes, with the same bytes and one warning. What is wrong with an input is found there.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ class Ranks:
         """The sum of everyone's counts [rows, bins], few of which are not 0."""
         if self.size == 1:
             return own
-        rows, bins = np.nonzero(own)
-        total = np.zeros_like(own)
-        for filled in self.gather([rows.tolist(), bins.tolist(), own[rows, bins].tolist()]):
-            total[filled[0], filled[1]] += filled[2]
+        filled, total = own.nonzero(), np.zeros_like(own)
+        for part in self.gather([*(where.tolist() for where in filled), own[filled].tolist()]):
+            rows, bins, counts = np.array(part, dtype=np.int64).reshape(3, -1)
+            total[rows, bins] += counts
         return total
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,15 +10,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
-from rank_threads import Thread, ranks_of
-from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+from rank_threads import merged_by
+from stream_helpers import Watching, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import device
 from hubmerge.engine.distributed import of_all_devices
-from hubmerge.engine.progress import Unobserved, of_rank
-from hubmerge.engine.resume import own, own_cache, resumed
-from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 
 def test_the_facts_of_all_devices_become_one_report() -> None:
@@ -45,11 +39,6 @@ def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
     write_family(tmp_path)
     plan, out = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"
     run(plan, tmp_path / "one")
-    warned: list[str] = []
-
-    class Hearing(Unobserved):
-        def warning(self, message: str) -> None:
-            warned.append(message)
 
     def place(local_rank: int) -> torch.device:
         if local_rank:
@@ -58,21 +47,10 @@ def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
 
     monkeypatch.setattr(device, "_place", place)
 
-    def work(ranks: Thread) -> MergeResult:
-        ranks.local_rank = ranks.rank
-        options = StreamOptions(4096, 1, backend="eager", device="cuda", ranks=ranks)
-        observer = of_rank(Hearing(), ranks.rank)
-        with ExitStack() as held:
-            own([out], held, ranks)
-            [journal] = resumed([(plan, out)], held, ranks, lambda done, total: None)
-            cache = LocalOrFetched(NOWHERE, own_cache(out / "cache", ranks))
-            reader = held.enter_context(TensorReader(plan.models, cache))
-            return merge_variants([Variant(plan, journal, out)], reader, options, observer)[0]
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(work, ranks_of(2)))
+    watching = Watching()
+    found = merged_by(2, plan, out, observer=watching, device="cuda")
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
-    [warning] = warned
+    [warning] = watching.messages
     assert warning.startswith("rank 1: the CUDA device cannot be used")
     for each in found:
         assert each.device["device_failed"] == "rank 1: CUDA error: no context"

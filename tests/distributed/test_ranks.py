@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,60 +15,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
-from rank_threads import Thread, ranks_of
-from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+from rank_threads import merged_by, ranks_of, together
+from stream_helpers import bytes_of, plan_of, run, tallies, write_family
 
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.resume import own, own_cache, resumed, see_alike
-from hubmerge.engine.sink import FinishedShard, sole_owner
-from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
+from hubmerge.engine.resume import own, own_cache, resumed
+from hubmerge.engine.sink import sole_owner
+from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import FolderInUseError, RecipeError, SettingsError, TargetExistsError
-from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
 from hubmerge.sensitivity.of_plan import same_files
 from hubmerge.settings import load_settings
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
-
-Act = Callable[[Thread], Any]
-
-
-def together(size: int, act: Act) -> list[Any]:
-    """What `act` gives to each of `size` processes, or the error that it ends with."""
-
-    def ended(ranks: Thread) -> Any:
-        try:
-            return act(ranks)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(ended, ranks_of(size)))
-
-
-def merged_by(size: int, plan: Plan, out: Path, shards: int | None = None) -> list[Any]:
-    """What each process has of a merge into `out`; each breaks off behind so many `shards` of its own."""
-
-    def work(ranks: Thread) -> MergeResult:
-        with ExitStack() as held:
-            own([out], held, ranks)
-            [journal] = resumed([(plan, out)], held, ranks, lambda done, total: None)
-            before, add = len(journal.shards), journal.add_shard
-
-            def add_or_break_off(shard: FinishedShard) -> None:
-                add(shard)
-                if shards is not None and len(journal.shards) - before >= shards:
-                    ranks.lost()
-                    raise RuntimeError("broken off")
-
-            journal.add_shard = add_or_break_off  # type: ignore[method-assign]
-            options = StreamOptions(4096, 1, backend="eager", ranks=ranks)
-            reader = held.enter_context(
-                TensorReader(plan.models, LocalOrFetched(NOWHERE, own_cache(out / "cache", ranks)))
-            )
-            return merge_variants([Variant(plan, journal, out)], reader, options, Unobserved())[0]
-
-    return together(size, work)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +56,8 @@ def test_several_ranks_give_the_bytes_and_statistics_of_one(
     several = found[0]
     assert len(plan.shards) >= 3
     assert bytes_of(tmp_path / "several", plan) == bytes_of(tmp_path / "one", plan)
-    assert several.statistics.total.to_json() == one.statistics.total.to_json()
+    assert tallies(several) == tallies(one)
     assert list(several.statistics.tensors) == list(one.statistics.tensors)
-    assert several.total.to_json() == one.total.to_json()
     assert [[s.sha256 for s in each.shards] for each in found] == [[s.sha256 for s in one.shards]] * size
 
 
@@ -127,8 +82,7 @@ def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shar
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
     for each in finished:
-        assert each.statistics.total.to_json() == one.statistics.total.to_json()
-        assert each.total.to_json() == one.total.to_json()
+        assert tallies(each) == tallies(one)
 
 
 def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path: Path) -> None:
@@ -164,13 +118,6 @@ def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothi
     assert [path.name for path in out.iterdir()] == ["theirs.txt"]
 
 
-def test_processes_that_do_not_see_the_folder_of_rank_0_refuse(tmp_path: Path) -> None:
-    ended = together(3, lambda ranks: see_alike(ranks, tmp_path / ("one" if ranks.rank < 2 else "two")))
-    assert all(isinstance(error, ProcessLostError) and "not seen by rank 2" in str(error) for error in ended)
-    assert together(2, lambda ranks: see_alike(ranks, tmp_path / "one")) == [None, None]
-    assert not [*tmp_path.rglob("seen-*")]
-
-
 def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path: Path) -> None:
     for name in ("inputs", "inputs-1", "inputs-2", "inputs-3"):
         (tmp_path / name).mkdir()
@@ -179,44 +126,9 @@ def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-1"]
 
 
-def test_each_process_takes_every_nth_item() -> None:
-    assert together(3, lambda ranks: ranks.mine("abcdefgh")) == [["a", "d", "g"], ["b", "e", "h"], ["c", "f"]]
-    assert together(2, lambda ranks: ranks.mine([1])) == [[1], []]
-
-
-def test_rank_0_acts_before_the_others_and_what_it_alone_does_is_known_to_all() -> None:
-    acted: list[int] = []
-    together(3, lambda ranks: ranks.in_turn(lambda: acted.append(ranks.rank)))
-    assert acted[0] == 0
-    assert sorted(acted) == [0, 1, 2]
-    assert together(2, lambda ranks: ranks.by_first(lambda: ranks.rank + 7, str, int)) == [7, 7]
-    assert ALONE.by_first(lambda: 7, str, str) == 7
-
-
-def test_one_process_exchanges_nothing() -> None:
-    counts = np.array([[0, 3, 2]])
-    assert ALONE.gather(7) == [7]
-    assert ALONE.added(counts) is counts
-    assert ALONE.mine([3, 1]) == [3, 1]
-
-
-def test_counts_of_all_are_added_once() -> None:
-    def work(ranks: Thread) -> list[list[int]]:
-        own = np.zeros((2, 8), dtype=np.int64)
-        own[0, ranks.rank], own[1, 5] = 1, 11
-        return ranks.added(own).tolist()
-
-    assert together(3, work) == [[[1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 33, 0, 0]]] * 3
-
-
 def test_processes_that_resolved_other_commits_refuse() -> None:
-    def work(ranks: Thread) -> str:
-        with pytest.raises(ProcessLostError) as refused:
-            ranks.agree("the plan", f"commit{ranks.rank}")
-        return str(refused.value)
-
-    with ThreadPoolExecutor(2) as pool:
-        assert all("commit0, commit1" in text for text in pool.map(work, ranks_of(2)))
+    refused = together(2, lambda ranks: ranks.agree("the plan", f"commit{ranks.rank}"))
+    assert all(isinstance(error, ProcessLostError) and "commit0, commit1" in str(error) for error in refused)
 
 
 def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:

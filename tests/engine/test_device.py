@@ -329,25 +329,6 @@ def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
     assert merging == HOST_THREADS
 
 
-@pytest.mark.parametrize("driver", ["works", "fails"])
-def test_a_device_that_failed_gets_its_memory_back_all_the_same(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
-    """What ran out of memory is a healthy device, which others in this process may want."""
-    told: list[object] = []
-
-    def empty_cache() -> None:
-        if driver == "fails":
-            raise RuntimeError("CUDA error: unspecified launch failure")
-        told.append("empty")
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append(share))
-    opened = engine_here()
-    opened._cuda = True
-    opened._fail(OUT_OF_MEMORY)
-    opened.close()
-    assert told == (["empty", 1.0] if driver == "works" else [])
-
-
 # --- auto --------------------------------------------------------------------------------------------------------
 
 

@@ -47,16 +47,6 @@ def hub(long_family: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield process
 
 
-@pytest.mark.parametrize("agents", [2, 6])
-@pytest.mark.parametrize("method", ["ram_plus", "linear", "dare_ties"])
-def test_few_agents_and_many(
-    method: str, agents: int, long_family: Family, short_family: Family, tmp_path: Path
-) -> None:
-    merge_once(short_family.recipe(method, agents), tmp_path)
-    recipe = long_family.recipe(method, agents)
-    assert_near(predicted(recipe, 2), merge(recipe, tmp_path, "--threads", "2"))
-
-
 def adapter(folder: Path, seed: int) -> str:
     """Of two tensors, each of several chunks."""
     tensors = pair("model.layers.0.mlp.gate_proj", *lora((WIDE.intermediate, WIDE.hidden), seed=seed))
