@@ -17,23 +17,13 @@ from benchmarks.sections import RESULTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-HEAD = f"""# Benchmarks
-
-What a merge costs, beside mergekit, a copy of the same bytes, and the floor of the machine. Everything between the
-markers is written by `make bench` from [docs/data/benchmarks.json](data/benchmarks.json).
-
-{BEGIN}
-{END}
-"""
 
 
 def write_page(data: Mapping[str, Any], docs: Path = DOCS) -> None:
-    """`docs`/benchmarks.md and figures, from `data` and `docs`/data."""
-    path = docs / "benchmarks.md"
-    figures = docs / "figures"
+    """Write what stands between the markers of `docs`/benchmarks.md, and figures, from `data` and `docs`/data."""
+    path, figures = docs / "benchmarks.md", docs / "figures"
     figures.mkdir(exist_ok=True)
-    page = path.read_text(encoding="utf-8") if path.is_file() else HEAD
-    before, _, rest = page.partition(BEGIN)
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     rows = {name: section["rows"] for name, section in data.items()}
     machines = {name: section["machine"] for name, section in data.items()}
@@ -84,16 +74,13 @@ def _comparison(rows: Sequence[Row], machine: Row, figures: Path) -> str:
         "hubmerge counts the card's statistics and hashes its output, mergekit 0.1.5 does neither and "
         "runs with `--lazy-unpickle --no-copy-tokenizer --no-write-model-card`, `dtype: bfloat16` and as many threads "
         "as cores. Predicted: what `hubmerge inspect` said before. Most disk: the most that the output folder and the "
-        "folder for temporary files held at any time, sampled every 50 ms (disk, where a table says that: only the "
-        "output's size at the end).",
+        "folder for temporary files held at any time, sampled every 50 ms.",
     ]
     for shape in shapes_of(rows):
-        cells = [_compared(rows, row, machine) for row in rows if row["shape"] == shape]
-        sampled = any("disk_high_water_bytes" in row for row in rows if row["shape"] == shape)
-        missing = [m for m in TITLES if (shape, m) not in {(r["shape"], r["method"]) for r in rows if _is_theirs(r)}]
-        cells += [(f"mergekit: {TITLES[m]}", why_not(rows, shape, m, machine), "", "", "", "") for m in missing]
-        head = (shape, "wall, s", "CPU, s", "peak RSS", "most disk" if sampled else "disk", "predicted")
-        parts += ["", table(head, cells)]
+        cells = [_compared(row, machine) for row in rows if row["shape"] == shape]
+        run = {r["method"] for r in rows if (r["shape"], r["what"]) == (shape, "mergekit")}
+        cells += [(f"mergekit: {TITLES[m]}", why_not({}, machine), "", "", "", "") for m in TITLES if m not in run]
+        parts += ["", table((shape, "wall, s", "CPU, s", "peak RSS", "most disk", "predicted"), cells)]
         ratios = {
             TITLES[m]: (t["cpu_s"] / o["cpu_s"], t["wall_s"] / o["wall_s"])
             for m, (o, t) in pairs_of(rows, shape).items()
@@ -105,19 +92,15 @@ def _comparison(rows: Sequence[Row], machine: Row, figures: Path) -> str:
     return "\n".join(parts)
 
 
-def _is_theirs(row: Row) -> bool:
-    return row["what"] == "mergekit"
-
-
-def _compared(rows: Sequence[Row], row: Row, machine: Row) -> tuple[str, ...]:
+def _compared(row: Row, machine: Row) -> tuple[str, ...]:
     name = f"{row['what']}: {TITLES[row['method']]}" if row["method"] else row["what"]
     if "not_run" in row:
-        return name, why_not(rows, row["shape"], row["method"], machine), "", "", "", ""
+        return name, why_not(row, machine), "", "", "", ""
     told = ""
     if "predicted_seconds" in row:
         told = f"{row['predicted_seconds']:g} s, {_mb(row['predicted_memory_bytes'])}"
-    disk = row.get("disk_high_water_bytes", row.get("disk_bytes", 0))
-    return name, f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}", _mb(row["peak_rss_bytes"]), _mb(disk), told
+    memory, disk = _mb(row["peak_rss_bytes"]), _mb(row["disk_high_water_bytes"])
+    return name, f"{row['wall_s']:.1f}", f"{row['cpu_s']:.1f}", memory, disk, told
 
 
 def _floor(rows: Sequence[Row], machine: Row, figures: Path) -> str:
@@ -129,16 +112,12 @@ def _floor(rows: Sequence[Row], machine: Row, figures: Path) -> str:
         name = TITLES[row["method"]] + (", hashed" if row["hashed"] else "")
         cells.append((row["shape"], name, *_times(row["stream"]), *_times(row["floor"])))
     head = ("shape", "", "stream, wall s", "stream, CPU s", "floor, wall s", "floor, CPU s")
-    turns = min((row.get("turns", 0) for row in rows if row["method"] != "hash"), default=0)
-    how = (
-        " Both begin with the inputs in the page cache and write past it where the file system can; they ran by turns, "
-        f"{turns} times each, and the run with the least wall time of each is shown."
-        if turns
-        else ""
-    )
+    turns = min(row["turns"] for row in rows if row["method"] != "hash")
     return (
         "## Floor\n\nThe stream in its steady state (imports and card left out) beside its floor: every "
-        f"input read once (RAM+: twice), as many bytes as the output has written once, by all cores.{how}\n\n"
+        "input read once (RAM+: twice), as many bytes as the output has written once, by all cores. Both begin with "
+        "the inputs in the page cache and write past it where the file system can; they ran by turns, "
+        f"{turns} times each, and the run with the least wall time of each is shown.\n\n"
     ) + table(head, cells)
 
 
@@ -206,25 +185,20 @@ def _chunks(rows: Sequence[Row], machine: Row, figures: Path) -> str:
 
 def _large(rows: Sequence[Row], machine: Row, figures: Path) -> str:
     cells = [
-        (r["shape"] + ("" if r.get("layers", 1) else ", all of it"), TITLES[r["method"]],
+        (r["shape"] + ("" if r["layers"] else ", all of it"), TITLES[r["method"]],
          f"{r['largest'] / 1e9:.2f} B", f"{r['elements'] / 1e9:.2f} B", _mb(r["peak_rss_bytes"]),
          _mb(r["predicted_memory_bytes"]), f"{r['wall_s']:.0f}",
-         f"{r.get('merge_s', r['wall_s']) * r['all_elements'] / r['elements'] / 3600:.2f} h",
+         f"{r['merge_s'] * r['all_elements'] / r['elements'] / 3600:.2f} h",
          f"{told / 3600:.2f} h" if (told := r["all_predicted_seconds"]) else "—")
         for r in rows
     ]  # fmt: skip
     head = ("shape", "method", "largest tensor", "merged here", "peak RSS", "predicted", "wall, s", "whole model",
             "predicted")  # fmt: skip
-    how = (
-        "whole processes (`hubmerge merge --null-sink`), card and figures included. The whole model's memory differs "
-        "by the tallies of its other tensors, about 20 KB each. "
-        if all("merge_s" in r for r in rows)
-        else "into a null sink. Memory is measured; the whole model's differs by the tallies of its other tensors, "
-        "about 20 KB each, and by the card's figures, about 50 MB, if those come to more than the stream's buffers. "
-    )
     return (
         "## Large models\n\nThree synthetic agents, embedding, head and one layer in their full shapes (where a row "
-        f"does not say that it was all), hashed, {how}The time for the whole model is extrapolated from the part.\n\n"
+        "does not say that it was all), hashed, whole processes (`hubmerge merge --null-sink`), card and figures "
+        "included. The whole model's memory differs by the tallies of its other tensors, about 20 KB each. The time "
+        "for the whole model is extrapolated from the part.\n\n"
     ) + table(head, cells)
 
 
@@ -276,8 +250,6 @@ def _startup(rows: Sequence[Row], machine: Row, figures: Path) -> str:
     told = (
         f"Whole processes. `leaderboard` draws the table of {RESULTS} results, from a folder and from a dataset on an "
         "embedded Hub, whose files are kept once they were fetched. Of three runs the one with the least CPU time.\n\n"
-        if any(r["command"] == "leaderboard" for r in rows)
-        else ""
     )
     return f"## Start-up\n\n{told}" + table(("command", "wall, s", "CPU, s", "peak RSS"), cells)
 

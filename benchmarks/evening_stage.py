@@ -21,7 +21,7 @@ from huggingface_hub import HfApi
 
 from benchmarks.evening_audit import SECRET, Records
 from benchmarks.evening_visitors import METHODS, Visitor
-from benchmarks.synthetic import Shape, write_family
+from benchmarks.synthetic import FAMILY, write_family
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.seed import examples, seed_folder
@@ -32,7 +32,6 @@ DISK_MB = 400
 PEOPLE = ("ada", "bob", "carol", "dan")
 BOT = "robot"
 _MODULES = ("workflows.jobs.worker", "workflows.jobs.child", "hubmerge.evaluation.child", "hubmerge.evaluation.fetch")
-SHAPE = Shape(layers=4, hidden=512, intermediate=1408, key_value=128, vocabulary=6144, tied=True)  # 27 MB
 RULE = """
 name: {name}
 owner: robot
@@ -85,7 +84,7 @@ class Stage:
         orgs += [{"name": org, "members": {BOT: "admin", "dan": "read"}} for org in ("lab", "den")]
         oauth = {"client_id": "evening-client", "client_secret": "hf_evening_oauth_secret_0000"}
         (self.root / "users.json").write_text(json.dumps({"users": users, "orgs": orgs, "oauth": oauth}))
-        write_family(SHAPE, self.root / "seeds", max_shard_bytes=8 * MB)
+        write_family(FAMILY, self.root / "seeds", max_shard_bytes=8 * MB)
         hub = open_hub(self.root / "hub", load_users(self.root / "users.json"))
         for name in ("base", "agent0", "agent1", "agent2"):
             seed_folder(hub, f"ada/big-{name}", "model", self.root / "seeds" / name, author="ada", message="weights")

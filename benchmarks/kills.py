@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.metering import machine
-from benchmarks.synthetic import Shape, write_family
+from benchmarks.synthetic import FAMILY, write_family
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, used_bytes
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
@@ -51,7 +51,6 @@ OUT_SHARD_BYTES = 8 * 10**6
 MOST_KILLS_PER_REPO = 8
 RUN_LIMIT_S = 120.0  # a run that hangs is a failure
 SAMPLE_S = 0.02
-SHAPE = Shape(layers=4, hidden=512, intermediate=1408, key_value=128, vocabulary=6144, tied=True)
 RECIPES = {
     "zoo": ("zoo/base", ("zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"), "ram_plus"),
     "synthetic": ("ada/base", ("ada/agent0", "ada/agent1"), "ram_plus"),
@@ -303,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hubmerge-kills-") as folder:
         root = Path(folder)
-        write_family(SHAPE, root / "family", max_shard_bytes=OUT_SHARD_BYTES)
+        write_family(FAMILY, root / "family", max_shard_bytes=OUT_SHARD_BYTES)
         hub = open_hub(root / "hub")
         for name in ("base", "agent0", "agent1"):
             seed_folder(hub, f"ada/{name}", "model", root / "family" / name, author="ada", message="weights")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from benchmarks.side_by_side import estimated_peak
 from hubmerge.sources.shapes import SHAPES
 
 TITLES = {
@@ -43,7 +42,7 @@ def _beside_mergekit(rows: Sequence[Row], machine: Row) -> Iterator[Target]:
         for method, wanted in WANTED.items():
             name = f"{TITLES[method]} at {shape}: ≥ {wanted}× mergekit's speed, wall and CPU"
             if method not in pairs:
-                yield name, why_not(rows, shape, method, machine), NOT_MEASURED
+                yield name, why_not(_theirs(rows, shape, method), machine), NOT_MEASURED
                 continue
             ours, theirs = pairs[method]
             wall, cpu = theirs["wall_s"] / ours["wall_s"], theirs["cpu_s"] / ours["cpu_s"]
@@ -51,7 +50,7 @@ def _beside_mergekit(rows: Sequence[Row], machine: Row) -> Iterator[Target]:
         for method in ("ram", "ram_plus"):
             name = f"{TITLES[method]} at {shape}: ≤ 1/50 of mergekit's peak memory, both above their imports"
             if method not in pairs:
-                yield name, why_not(rows, shape, method, machine), NOT_MEASURED
+                yield name, why_not(_theirs(rows, shape, method), machine), NOT_MEASURED
                 continue
             ours, theirs = pairs[method]
             own = ours["peak_rss_bytes"] - one_of(rows, shape, "imports")["peak_rss_bytes"]
@@ -59,24 +58,23 @@ def _beside_mergekit(rows: Sequence[Row], machine: Row) -> Iterator[Target]:
             yield name, f"1/{others / own:.0f}", _met(own * 50 <= others)
 
 
-def why_not(rows: Sequence[Row], shape: str, method: str, machine: Row) -> str:
-    """Why mergekit has no figures there."""
-    row = next((r for r in rows if (r["shape"], r["what"], r["method"]) == (shape, "mergekit", method)), {})
-    estimate = row.get("estimated_bytes") or estimated_peak(rows, shape, method)
-    memory = machine.get("memory_bytes", 0)
-    has = row.get("available_bytes", memory)
-    room = f"the machine has {gigabytes(memory)}"
-    if "available_bytes" in row:
-        room += f", of which {gigabytes(has)} were free"
-    reason = row.get("not_run", "memory" if estimate and estimate > memory else "")
-    if reason == "broken off":
-        return f"broken off: mergekit had taken {gigabytes(row['taken_bytes'])} and went on; {room}"
-    if reason == "memory":
-        return f"not run: mergekit takes more memory than this machine has, {gigabytes(estimate)} by estimate; {room}"
-    if reason == "absent":
-        return "not run: mergekit is not installed here"
-    told = f"; it takes {gigabytes(estimate)} of memory by estimate, {room}" if estimate else ""
-    return f"not run{told}"
+def _theirs(rows: Sequence[Row], shape: str, method: str) -> Row:
+    return next((r for r in rows if (r["shape"], r["what"], r["method"]) == (shape, "mergekit", method)), {})
+
+
+def why_not(row: Row, machine: Row) -> str:
+    """Why mergekit has no figures in this row."""
+    match row.get("not_run"):
+        case "absent":
+            return "not run: mergekit is not installed here"
+        case "broken off":
+            taken, free = gigabytes(row["taken_bytes"]), gigabytes(row["available_bytes"])
+            return (
+                f"broken off: mergekit had taken {taken} and went on; the machine has "
+                f"{gigabytes(machine['memory_bytes'])}, of which {free} were free"
+            )
+        case _:
+            return "not run"
 
 
 def _beside_the_floor(rows: Sequence[Row]) -> Iterator[Target]:
@@ -97,7 +95,7 @@ def _beside_the_floor(rows: Sequence[Row]) -> Iterator[Target]:
 def _large(rows: Sequence[Row]) -> Iterator[Target]:
     for row in rows:
         if row["shape"].startswith("llama"):
-            part = "Tensors" if row.get("layers", 1) else "All tensors"
+            part = "Tensors" if row["layers"] else "All tensors"
             name = f"{part} of {row['shape']}, three agents, {TITLES[row['method']]}: ≤ 1 GB peak RSS"
             yield name, f"{row['peak_rss_bytes'] / 1e6:.0f} MB", _met(row["peak_rss_bytes"] <= 1e9)
 

@@ -1,8 +1,8 @@
 """hubmerge, mergekit and cp on the same files, whole processes, on the CPU.
 
-mergekit needs `make mergekit` once. What it is not run for has a row that says why. Its peak memory above its imports
-grows with the largest tensor, which it holds many times over (0.5B → 1.5B, in bytes per element of it: RAM 61 and 60,
-TIES 40 and 40, the others less at 1.5B); so a smaller shape tells whether a larger one would fit this machine.
+mergekit needs `make mergekit` once. It is ended before it takes the last of the machine's memory: above its imports it
+holds the largest tensor many times over (RAM 60 bytes per element of it, TIES 40). What it is not run for has a row
+that says why.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected, merging
-from benchmarks.synthetic import DENSITIES, SHAPES
+from benchmarks.synthetic import DENSITIES
 from hubmerge.machine import cores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +41,7 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
         rows.append({"shape": shape, "what": what, "method": method, **values})
         print(rows[-1], flush=True)
 
-    for shape in sorted(suite.shapes, key=largest_tensor):
+    for shape in suite.shapes:
         family = suite.family(shape)
         base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(len(DENSITIES))]
         add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.line, hubmerge.engine.fast"]))
@@ -57,46 +56,22 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
             predicted = {k: v for k, v in inspected(recipe).items() if "predicted" in k}
             ours = suite.best([sys.executable, *merging(recipe, "--out", str(suite.out))])
             add(shape, "hubmerge", method, {**ours, **predicted})
-            add(shape, "mergekit", method, _mergekit(suite, rows, shape, method, path))
+            add(shape, "mergekit", method, _mergekit(suite, method, path))
     return rows
 
 
-def _mergekit(suite: Suite, rows: Sequence[Row], shape: str, method: str, document: Path) -> Row:
+def _mergekit(suite: Suite, method: str, document: Path) -> Row:
     """One run, or why there is none."""
     if not MERGEKIT.is_file():
         return {"not_run": "absent"}
     if method not in suite.compared:
         return {"not_run": "left out"}
-    estimate, available = estimated_peak(rows, shape, method), available_memory() - RESERVE_BYTES
-    if estimate is not None and estimate > available:
-        return {"not_run": "memory", "estimated_bytes": estimate, "available_bytes": available}
+    available = available_memory() - RESERVE_BYTES
     try:
-        threads = str(cores())
-        command = [str(MERGEKIT), str(document), str(suite.out), *FLAGS, "-j", threads]
+        command = [str(MERGEKIT), str(document), str(suite.out), *FLAGS, "-j", str(cores())]
         return suite.best(command, repeat=1, reserve_bytes=RESERVE_BYTES)
     except OutOfMemoryError as error:
         return {"not_run": "broken off", "taken_bytes": error.taken_bytes, "available_bytes": available}
-
-
-def estimated_peak(rows: Sequence[Row], shape: str, method: str) -> int | None:
-    """mergekit's peak at `shape`, from what it took at the next smaller shape; None where it ran at none."""
-    of = {(r["shape"], r["what"], r["method"]): r["peak_rss_bytes"] for r in rows if "peak_rss_bytes" in r}
-    smaller = [
-        s
-        for s in SHAPES
-        if {(s, "mergekit", method), (s, "mergekit, imports", "")} <= of.keys()
-        and largest_tensor(s) < largest_tensor(shape)
-    ]
-    if not smaller:
-        return None
-    known = max(smaller, key=largest_tensor)
-    imports = of[known, "mergekit, imports", ""]
-    return int(imports + (of[known, "mergekit", method] - imports) * largest_tensor(shape) / largest_tensor(known))
-
-
-def largest_tensor(shape: str) -> int:
-    """Elements."""
-    return max(prod(dims) for _, dims in SHAPES[shape].tensors())
 
 
 def _document(

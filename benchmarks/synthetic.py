@@ -11,63 +11,38 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hubmerge.sources.header import serialize_header
+from hubmerge.sources.shapes import SHAPES as PUBLISHED
+from hubmerge.sources.shapes import DecoderShape
 
 CHUNK = 4 * 1024 * 1024
 DENSITIES = (0.032, 0.462, 0.543)  # coding, tool and memory agent of the RAM paper
 LARGE_ENOUGH = 0.8415  # share of N(0, 0.02) above 0.004 in magnitude, where one unit in the last place exceeds 1e-5
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A Qwen2-style decoder."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    key_value: int  # width of the key and value projections
-    vocabulary: int
-    tied: bool
-
-    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
-        h, kv, ff = self.hidden, self.key_value, self.intermediate
-        out: list[tuple[str, tuple[int, ...]]] = [("model.embed_tokens.weight", (self.vocabulary, h))]
-        for i in range(self.layers):
-            p = f"model.layers.{i}"
-            out += [
-                (f"{p}.input_layernorm.weight", (h,)),
-                (f"{p}.mlp.down_proj.weight", (h, ff)),
-                (f"{p}.mlp.gate_proj.weight", (ff, h)),
-                (f"{p}.mlp.up_proj.weight", (ff, h)),
-                (f"{p}.post_attention_layernorm.weight", (h,)),
-                (f"{p}.self_attn.k_proj.bias", (kv,)),
-                (f"{p}.self_attn.k_proj.weight", (kv, h)),
-                (f"{p}.self_attn.o_proj.weight", (h, h)),
-                (f"{p}.self_attn.q_proj.bias", (h,)),
-                (f"{p}.self_attn.q_proj.weight", (h, h)),
-                (f"{p}.self_attn.v_proj.bias", (kv,)),
-                (f"{p}.self_attn.v_proj.weight", (kv, h)),
-            ]
-        out.append(("model.norm.weight", (h,)))
-        if not self.tied:
-            out.append(("lm_head.weight", (self.vocabulary, h)))
-        return out
+def small_shape(*, layers: int, hidden: int, intermediate: int, key_value: int, vocabulary: int) -> DecoderShape:
+    """A Qwen2 whose head is tied, with one head of keys and values of `key_value` elements."""
+    heads = hidden // key_value
+    return DecoderShape("qwen2", layers, hidden, intermediate, heads, 1, vocabulary, head_width=key_value, tied=True)
 
 
 SHAPES = {
-    "tiny": Shape(2, 64, 128, 16, 512, True),
-    "0.5b": Shape(24, 896, 4864, 128, 151_936, True),
-    "1.5b": Shape(28, 1536, 8960, 256, 151_936, True),
-    "7b": Shape(28, 3584, 18_944, 512, 152_064, False),
+    "tiny": small_shape(layers=2, hidden=64, intermediate=128, key_value=16, vocabulary=512),
+    "0.5b": PUBLISHED["qwen2.5-0.5b"],
+    "1.5b": PUBLISHED["qwen2.5-1.5b"],
+    "7b": PUBLISHED["qwen2.5-7b"],
 }
+# of several output shards, where those are small: kills.py and evening.py
+FAMILY = small_shape(layers=4, hidden=512, intermediate=1408, key_value=128, vocabulary=6144)  # 27 MB a model
 
 
-def write_family(shape: Shape, out: Path, densities: Sequence[float] = DENSITIES, max_shard_bytes: int = 10**9) -> None:
+def write_family(
+    shape: DecoderShape, out: Path, densities: Sequence[float] = DENSITIES, max_shard_bytes: int = 10**9
+) -> None:
     """`out`/base, `out`/agent0, … unless they are there already."""
     for model, density in [("base", 0.0), *((f"agent{i}", d) for i, d in enumerate(densities))]:
         folder = out / model
@@ -77,7 +52,7 @@ def write_family(shape: Shape, out: Path, densities: Sequence[float] = DENSITIES
         _write_model(shape, folder, model, density, max_shard_bytes)
 
 
-def _write_model(shape: Shape, folder: Path, model: str, density: float, max_shard_bytes: int) -> None:
+def _write_model(shape: DecoderShape, folder: Path, model: str, density: float, max_shard_bytes: int) -> None:
     groups: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     size = 0
     for name, dims in shape.tensors():
@@ -101,18 +76,8 @@ def _write_model(shape: Shape, folder: Path, model: str, density: float, max_sha
     if len(groups) > 1:
         index = {"metadata": {"total_size": sum(2 * int(np.prod(d)) for _, d in shape.tensors())}}
         (folder / "model.safetensors.index.json").write_text(json.dumps({**index, "weight_map": weight_map}))
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-        "torch_dtype": "bfloat16",
-    }
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(shape.config()))
 
 
 def _elements(name: str, start: int, count: int, model: str, density: float) -> np.ndarray:

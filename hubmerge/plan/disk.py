@@ -23,8 +23,6 @@ from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError
 from hubmerge.methods import get_method
 from hubmerge.plan.plan import Plan
-from hubmerge.sources.base import StoredTensor
-from hubmerge.sources.derived import DerivedTensor
 
 DISK_MARGIN_BYTES = 64 * 1024 * 1024  # journal, card, database
 SHARDS_ON_DISK = 2  # of an output that is uploaded: one on its way, one being written or waiting
@@ -49,20 +47,11 @@ def computing_need(plan: Plan, agent: int) -> int:
     result = 4 * _floats(plan, agent)
     model = plan.agents[agent]
     weights = model.weight_bytes if model.ref.kind == "hub" else 0
-    if is_derived(plan, agent):  # written in full as float32; what that is made of comes out of the inputs' budget
-        weights = result
     return weights + 3 * result  # the sums, a checkpoint of them, and the next one or the result
 
 
-def is_derived(plan: Plan, agent: int) -> bool:
-    """True when any tensor of agent `agent` (from 0) is computed rather than stored."""
-    return any(isinstance(t.inputs[agent + 1], DerivedTensor) for t in plan.tensors())
-
-
 def _floats(plan: Plan, agent: int) -> int:
-    stored: Iterable[StoredTensor] = plan.agents[agent].tensors.values()
-    if is_derived(plan, agent):
-        stored = (t.inputs[agent + 1] for t in plan.tensors())
+    stored = plan.agents[agent].tensors.values()
     return sum(t.entry.elements for t in stored if t.entry.dtype in FLOAT_DTYPES)
 
 
@@ -72,7 +61,7 @@ def sensitivity_need(plans: Sequence[Plan]) -> int:
     for plan in plans:
         for k, size in computed_sensitivities(plan).items():
             spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
-            needed[plan.agents[k].ref, plan.base.ref if is_derived(plan, k) else None, spec] = size
+            needed[plan.agents[k].ref, spec] = size
     return sum(needed.values())
 
 

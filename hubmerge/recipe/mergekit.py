@@ -73,7 +73,6 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
     if base is None or meaning is None or reading.problems:
         problems = tuple(dict.fromkeys(reading.problems))
         raise RecipeError("this mergekit document cannot be merged here", where=where, problems=problems)
-    notes = [*reading.ignored(), *meaning.notes, *reading.adapters(), *reading.numbers(), *reading.tokenizer()]
     recipe = recipe_from_dict(
         {
             "base": base.name,
@@ -90,7 +89,7 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
         where,
     )
     renamed = "" if meaning.method == method else f"; its `{method}` is `{meaning.method}` here"
-    return recipe, (f"Read as a mergekit document{renamed}.", *notes)
+    return recipe, (f"Read as a mergekit document{renamed}.", *reading.notes(meaning.notes))
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,44 @@ from dataclasses import dataclass, field
 from sys import float_info
 from typing import Any
 
+from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods.varying import Setting, SettingRule, evened, parse
-from hubmerge.recipe.mergekit_keys import (
-    ADAPTED,
-    FALSE,
-    INPUTS,
-    SHARED,
-    STACKED,
-    TOKENIZER,
-    TRUE,
-    Path,
-    TopLevel,
+from hubmerge.wording import place as place_in
+
+# what the methods read: once per document, and per model that is not the base (linear: the base too)
+_SHARED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("normalize",),
+    "task_arithmetic": ("normalize", "lambda", "rescale", "int8_mask"),
+    "ties": ("normalize", "lambda", "rescale", "int8_mask"),
+    "dare_linear": ("normalize", "lambda", "rescale", "int8_mask"),
+    "dare_ties": ("normalize", "lambda", "rescale", "int8_mask"),
+    "ram": ("epsilon",),
+    "ramplus_tl": ("r", "alpha", "epsilon"),
+}
+_PER_MODEL: Mapping[str, tuple[str, ...]] = {
+    "linear": ("weight",),
+    **dict.fromkeys(("task_arithmetic", "ties", "dare_linear", "dare_ties"), ("weight", "density")),
+    **dict.fromkeys(("ram", "ramplus_tl"), ()),
+}
+_EVERY_PARAMETER = frozenset(key for table in (_SHARED, _PER_MODEL) for keys in table.values() for key in keys)
+
+_INPUTS = ("models", "slices", "modules")
+_KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
+_CHAT_TEMPLATE = "Remove it: the result keeps its tokenizer's template; set another one in the published repo."
+_DTYPES = ("float32", "bfloat16", "float16")
+_TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
+_FALSE = (False, 0, "false", "no", "off")
+
+_STACKED = "Give every slice the same models and layer_range, and let each begin where the one before it ends, from 0."
+_ADAPTED = "LoRA: {adapter} is applied to {model} in float32; mergekit first writes the adapted model in its own dtype."
+
+_TOKENIZER = (
+    "Tokenizer: rows of the vocabulary that no token has stay; with a tokenizer source mergekit cuts or pads the rows "
+    "to that tokenizer's vocabulary."
 )
+
+Path = tuple[object, ...]
+Tables = tuple[tuple[Mapping[str, Any], Path], ...]  # parameters, each with its place
 
 
 @dataclass(frozen=True)
@@ -33,7 +59,7 @@ class Part:
     """A range of layers, with the tables in which parameters are looked up, in this order."""
 
     layers: tuple[int, int] | None  # None: the whole model
-    shared: tuple[tuple[Mapping[str, Any], Path], ...]  # of the slice and the module
+    shared: Tables  # of the slice and the module
 
 
 @dataclass(frozen=True)
@@ -46,22 +72,91 @@ class Input:
 
 
 @dataclass
-class Reading(TopLevel):
-    """One document being read, models and their parameters as well."""
+class Reading:
+    """One document being read; problems are gathered, so that all are told at once."""
 
+    document: Mapping[str, Any]
+    where: str
+    problems: list[Problem] = field(default_factory=list)
+    output_dtype: str | None = None
     parts: tuple[Part, ...] = ()
+    _without_effect: list[str] = field(default_factory=list)
     _adapters: list[str] = field(default_factory=list)
+    _source: Any = None  # of the tokenizer, and where it stands
+    _source_path: Path = ()
+
+    def refuse(self, what: str, *path: object, expected: str = "", got: Any = None, next_step: str = "") -> None:
+        at = place_in(self.where, *path)
+        shown = "" if got is None else repr(got)[:120]
+        self.problems.append(Problem(RecipeError.code, what, at, expected, shown, next_step))
+
+    def check_top_level(self) -> None:
+        """Check keys, dtypes, tokenizer, and parameters that no method knows."""
+        for key, value in self.document.items():
+            if key == "chat_template":
+                if value is not None:
+                    self.refuse("`chat_template` of mergekit is not supported", key, next_step=_CHAT_TEMPLATE)
+            elif key not in _KEYS:
+                self.refuse("a key that mergekit does not know", str(key)[:80], expected=", ".join(_KEYS))
+        dtypes = [self._dtype("dtype", (*_DTYPES, "float64")), self._dtype("out_dtype", _DTYPES)]
+        self.output_dtype = dtypes[1] or dtypes[0]
+        if self.output_dtype == "float64" and dtypes[1] is None:
+            self.refuse("an output of 64 bits", "dtype", expected=", ".join(_DTYPES), next_step="Add an `out_dtype`.")
+        self._check_parameters(self.document.get("parameters"), (), shared=True)
+        self._check_tokenizer()
+
+    def _dtype(self, key: str, known: tuple[str, ...]) -> str | None:
+        value = self.document.get(key)
+        if value is None:
+            return None
+        name = str(value).removeprefix("torch.")
+        if name not in known:
+            self.refuse("an unsupported dtype", key, expected=", ".join(known), got=value)
+        return name
+
+    def _check_parameters(self, table: Any, path: tuple[object, ...], *, shared: bool, base: bool = False) -> None:
+        """Refuse parameters that mergekit does not know; note those that this method does not read."""
+        if table is None:
+            return
+        if not isinstance(table, Mapping):
+            self.refuse("parameters are a table", *path, "parameters", got=table)
+            return
+        method = str(self.document["merge_method"])
+        for key in table:
+            read = (key in _SHARED.get(method, ()) and shared) or (
+                key in _PER_MODEL.get(method, ()) and (not base or method == "linear")
+            )
+            if key not in _EVERY_PARAMETER and method in _SHARED:
+                known = (*_SHARED[method], *_PER_MODEL[method])
+                self.refuse("an unknown parameter", *path, "parameters", str(key)[:80], expected=", ".join(known))
+            elif not read:
+                self._without_effect.append(" → ".join(map(str, (*path, "parameters", key))))
+
+    def _check_tokenizer(self) -> None:
+        if (source := self.document.get("tokenizer_source")) is not None:
+            self._source, self._source_path = source, ("tokenizer_source",)
+        table = self.document.get("tokenizer")
+        if table is None:
+            return
+        if not isinstance(table, Mapping):
+            self.refuse("tokenizer is a table", "tokenizer", got=table)
+            return
+        for key in table:
+            if key != "source" and table[key] is not None:
+                self.refuse(f"`tokenizer.{key}` of mergekit is not supported", "tokenizer", str(key)[:80])
+        if (source := table.get("source", "union")) is not None:
+            self._source, self._source_path = source, ("tokenizer", "source")
 
     def inputs(self) -> tuple[Input | None, tuple[Input, ...]]:
         """The base with its parameters, and the agents in the document's order."""
-        given = [key for key in INPUTS if self.document.get(key) is not None]
+        given = [key for key in _INPUTS if self.document.get(key) is not None]
         if len(given) != 1:
             what = "no list of models" if not given else "more than one of `models`, `slices` and `modules`"
             self.refuse(what, given[-1] if given else "models")
         base_name = self._name(self.document.get("base_model"), "base_model")
         table: Mapping[str, Any] = self.document
         path: Path = ()
-        module: tuple[tuple[Mapping[str, Any], Path], ...] = ()
+        module: Tables = ()
         if given == ["modules"]:
             table, path, module = self._only_module()
         listed = table.get("slices") if "slices" in table else table.get("models")
@@ -78,7 +173,7 @@ class Reading(TopLevel):
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
                 return self._first_as_base(list(inputs.values()))
-            if str(self.document["merge_method"]) in SHARED:  # of others nobody here knows whether they have one
+            if str(self.document["merge_method"]) in _SHARED:  # of others nobody here knows whether they have one
                 self.refuse(
                     "no base, from which updates are counted",
                     "base_model",
@@ -99,7 +194,7 @@ class Reading(TopLevel):
             self.refuse("a LoRA adapter on a model that has no base to be counted from", "models")
         return (inputs[0], tuple(inputs[1:])) if inputs else (None, ())
 
-    def _only_module(self) -> tuple[Mapping[str, Any], Path, tuple[tuple[Mapping[str, Any], Path], ...]]:
+    def _only_module(self) -> tuple[Mapping[str, Any], Path, Tables]:
         """The one module of a model, as if its models or slices stood in the document."""
         modules = self.document.get("modules")
         if not isinstance(modules, Mapping) or not modules:
@@ -113,19 +208,22 @@ class Reading(TopLevel):
         if not isinstance(table, Mapping) or ("models" in table) == ("slices" in table):
             self.refuse("a module has either `models` or `slices`", *path, got=table)
             return {}, path, ()
-        for key in table:
-            if key not in ("models", "slices", "parameters", "name"):
-                self.refuse("a key that a module does not have", *path, str(key)[:80])
+        self._check_keys("module", table, path, ("models", "slices", "parameters", "name"))
         return table, path, self._level(table, path)
 
-    def _level(self, table: Mapping[str, Any], path: Path) -> tuple[tuple[Mapping[str, Any], Path], ...]:
+    def _check_keys(self, what: str, table: Mapping[str, Any], path: Path, known: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in known:
+                self.refuse(f"a key that a {what} does not have", *path, str(key)[:80])
+
+    def _level(self, table: Mapping[str, Any], path: Path) -> Tables:
         """The parameters of a slice or module, checked."""
         own = table.get("parameters")
         self._check_parameters(own, path, shared=True)
         return ((own, path),) if isinstance(own, Mapping) else ()
 
     def _slices(
-        self, listed: list[Any], path: Path, module: Any, base_name: str | None, inputs: dict[str, Input]
+        self, listed: list[Any], path: Path, module: Tables, base_name: str | None, inputs: dict[str, Input]
     ) -> str | None:
         """The slices, which must make up the whole model, and the base that they name if the document names none."""
         parts: list[Part] = []
@@ -136,9 +234,7 @@ class Reading(TopLevel):
             if not isinstance(sources, list) or not sources:
                 self.refuse("a slice is a table with `sources`", *here, got=table)
                 continue
-            for key in table:
-                if key not in ("sources", "parameters", "base_model", "residual_weight"):
-                    self.refuse("a key that a slice does not have", *here, str(key)[:80])
+            self._check_keys("slice", table, here, ("sources", "parameters", "base_model", "residual_weight"))
             if table.get("residual_weight") is not None:
                 self.refuse("`residual_weight` of mergekit is not supported", *here, "residual_weight")
             if table.get("base_model") is not None:
@@ -147,28 +243,24 @@ class Reading(TopLevel):
                     base_name = own_base
                 elif own_base != base_name:
                     self.refuse("a slice with a base of its own", *here, "base_model", got=own_base)
-            ranges = [self._range(source, (*here, "sources", k)) for k, source in enumerate(sources)]
-            if None in ranges:
+            found = [self._range(source, (*here, "sources", k)) for k, source in enumerate(sources)]
+            ranges = [one for one in found if one is not None]
+            if len(ranges) < len(found):
                 continue
             if len(set(ranges)) > 1:
-                self.refuse(
-                    "sources of other layers than each other",
-                    *here,
-                    got=[list(r or ()) for r in ranges],
-                    next_step=STACKED,
-                )
+                others = [list(one) for one in ranges]
+                self.refuse("sources of other layers than each other", *here, got=others, next_step=_STACKED)
                 continue
             layers = ranges[0]
-            assert layers is not None
             if layers[0] != end:
                 what = "layers that are repeated or in another order" if layers[0] < end else "layers that are left out"
-                self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=STACKED)
+                self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=_STACKED)
             end = layers[1]
             parts.append(Part(layers, (*self._level(table, here), *module)))
             names = self._sources(sources, (*here, "sources"), base_name, inputs, ("layer_range",))
             if first_names is not None and set(names) - {base_name} != set(first_names) - {base_name}:
                 self.refuse(
-                    "other models than in the slice before, so that layers are stacked", *here, next_step=STACKED
+                    "other models than in the slice before, so that layers are stacked", *here, next_step=_STACKED
                 )
             first_names = names
         self.parts = tuple(parts)
@@ -196,9 +288,7 @@ class Reading(TopLevel):
             if not isinstance(entry, Mapping) or "model" not in entry:
                 self.refuse("a model is a table with `model` and `parameters`", *here, got=entry)
                 continue
-            for key in entry:
-                if key not in ("model", "parameters", *more):
-                    self.refuse("a key that a model does not have", *here, str(key)[:80])
+            self._check_keys("model", entry, here, ("model", "parameters", *more))
             # one with a name that was refused stays, so that its parameters are read too
             name = self._name(entry["model"], *here, "model", base=base_name) or f"model {place}"
             table = entry.get("parameters")
@@ -240,7 +330,7 @@ class Reading(TopLevel):
             return None
         found = self._name(adapter, *path)
         if found is not None:
-            self._adapters.append(ADAPTED.format(adapter=found, model=base))
+            self._adapters.append(_ADAPTED.format(adapter=found, model=base))
         return found
 
     def number(self, key: str, default: float) -> Setting:
@@ -279,10 +369,10 @@ class Reading(TopLevel):
                 return None
             value = value.get("value")
         value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, list) or value not in (*TRUE, *FALSE):
+        if isinstance(value, list) or value not in (*_TRUE, *_FALSE):
             self.refuse("true or false is needed", *path, got=value)
             return None
-        return value in TRUE
+        return value in _TRUE
 
     def per_model(self, key: str, model: Input, default: float | None = None) -> Setting:
         """A parameter of one model: its own, else a shared one, else the default; without one it is required."""
@@ -298,7 +388,7 @@ class Reading(TopLevel):
         self.refuse(f"no `{key}` for {model.name}, which mergekit requires", *path, next_step=step)
         return 1.0
 
-    def _global(self) -> tuple[tuple[Mapping[str, Any], Path], ...]:
+    def _global(self) -> Tables:
         table = self.document.get("parameters")
         return ((table, ()),) if isinstance(table, Mapping) else ()
 
@@ -306,7 +396,7 @@ class Reading(TopLevel):
         """The value of a parameter for each tensor; None where the document does not give one."""
         rules: list[SettingRule] = []
         for number, part in enumerate(self.parts):
-            own: tuple[tuple[Mapping[str, Any], Path], ...] = ()
+            own: Tables = ()
             if model is not None and number < len(model.tables):
                 own = ((model.tables[number], model.places[number]),)
             open_yet = True
@@ -320,12 +410,9 @@ class Reading(TopLevel):
         if not rules:
             return default
         setting = parse(tuple(rules))
-        return setting if self._tells_layers(key) else evened(setting)
-
-    def _tells_layers(self, key: str) -> bool:
-        """Whether a parameter keeps its ranges of layers although its value is the same in all. The plan can then check
-        the ranges against the model's layers."""
-        return key == "weight" and any(part.layers for part in self.parts)
+        # a weight keeps its ranges of layers although it is the same in all: the plan checks them against the model's
+        sliced = any(part.layers for part in self.parts)
+        return setting if key == "weight" and sliced else evened(setting)
 
     def weights(self, agents: tuple[Input, ...]) -> list[Setting]:
         """The agents' weights; where the document has slices, those of the first agent tell which layers there are."""
@@ -333,7 +420,7 @@ class Reading(TopLevel):
         return [w if k == 0 else evened(w) for k, w in enumerate(found)]
 
     def unweighted(self, agents: tuple[Input, ...]) -> list[Setting]:
-        """Refuse weights where the method has none."""
+        """The weights where the method reads none; the first still tells which layers there are."""
         layers = tuple(SettingRule(1.0, None, part.layers) for part in self.parts if part.layers)
         return [layers or 1.0 if k == 0 else 1.0 for k in range(len(agents))]
 
@@ -385,16 +472,19 @@ class Reading(TopLevel):
             self.refuse("a tokenizer of none of the models", *self._source_path, got=source, next_step=step)
         return str(source)
 
-    def adapters(self) -> tuple[str, ...]:
-        """The notes on `model+adapter`."""
-        return tuple(self._adapters)
+    def notes(self, of_method: tuple[str, ...]) -> tuple[str, ...]:
+        """Everything that the document means differently here; `of_method` is what its method does."""
+        ignored = ", ".join(f"`{path}`" for path in self._without_effect)
+        named = any(self.document.get(key) is not None for key in ("tokenizer_source", "tokenizer"))
+        return (
+            *([f"Without effect, here as in mergekit: {ignored}."] if ignored else []),
+            *of_method,
+            *self._adapters,
+            *self._precision(),
+            *([_TOKENIZER] if named else []),
+        )
 
-    def ignored(self) -> tuple[str, ...]:
-        named = ", ".join(f"`{path}`" for path in self._without_effect)
-        return (f"Without effect, here as in mergekit: {named}.",) if named else ()
-
-    def numbers(self) -> tuple[str, ...]:
-        """Notes on the precision in which mergekit would compute and store."""
+    def _precision(self) -> tuple[str, ...]:
         dtype = self.document.get("dtype")
         if dtype is None:
             return (
@@ -409,7 +499,3 @@ class Reading(TopLevel):
             f"Precision: mergekit converts every input to `dtype: {dtype}` and computes in it; hubmerge computes in "
             "float32 on the inputs as they are and rounds once.",
         )
-
-    def tokenizer(self) -> tuple[str, ...]:
-        named = any(self.document.get(key) is not None for key in ("tokenizer_source", "tokenizer"))
-        return (TOKENIZER,) if named else ()

@@ -1,10 +1,9 @@
 """Computes a sensitivity file from a model and pairs: check, load, go through the pairs, divide, write.
 
 Problems of data, tokenizer or names are found before the first gradient. During a run a folder `OUT.work` beside the
-result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its shards; the folder is removed
-when the file is complete. After a kill or a cancellation the next run goes on from the checkpoint and writes the same
-bytes. Bytes are equal on one machine with one number of threads; elsewhere matrix products may be summed in another
-order.
+result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its shards. After a kill or a
+cancellation the next run goes on from the checkpoint and writes the same bytes. Bytes are equal on one machine with one
+number of threads; elsewhere matrix products may be summed in another order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
@@ -43,6 +42,7 @@ from hubmerge.sensitivity.file import (
     SensitivityFile,
     SensitivityMetadata,
     chunks,
+    read_header,
     read_sensitivity,
     weights_digest,
     write_tensors,
@@ -50,7 +50,6 @@ from hubmerge.sensitivity.file import (
 from hubmerge.sensitivity.network import Network, require_memory
 from hubmerge.sensitivity.pairs import Pair, digest, stage_small_files, tokenized_in, tokens_digest
 from hubmerge.sources.base import Model
-from hubmerge.sources.header import header_length, parse_header
 from hubmerge.sources.staged import stage_model
 
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
@@ -79,7 +78,7 @@ def compute_sensitivity(
     """The diagonal Fisher of `model` on `pairs`, written to `out`.
 
     `spec` says where the pairs came from, and how long they may be.
-    `device` is "cpu" or "cuda"; a model whose weights in `dtype` do not fit into its memory is refused.
+    `device` is "cpu" or "cuda"; MemoryLimitError where its memory does not hold the weights in `dtype`.
     `at_peak` is called when the run takes most of the disk.
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
@@ -88,7 +87,9 @@ def compute_sensitivity(
     """
     if not pairs:
         raise SensitivityError("no calibration pairs", where=spec.label, expected="at least one pair")
-    device = _known_device(device)
+    if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        known = "cpu, or cuda where there is a CUDA device"
+        raise SensitivityError("no such device", expected=known, got=device, next_step="Use --device cpu.")
     where = str(model.ref)
     with tempfile.TemporaryDirectory() as folder:
         stage_small_files(model, hub, Path(folder))
@@ -101,7 +102,7 @@ def compute_sensitivity(
             return finished
     with _work_folder(out) as work:
         if not resume:
-            _clear(work)
+            (work / _CHECKPOINT).unlink(missing_ok=True)
         floats = sum(t.entry.elements for t in model.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
         require_memory(floats * (4 if dtype == "float32" else 2), where, device)
         staged = work / "model"
@@ -138,10 +139,7 @@ def compute_sensitivity(
         )
         write_tensors(out, network.stored, metadata.to_strings(), means)
         at_peak()
-        _clear(work)
-        with suppress(OSError):  # somebody put something else there meanwhile
-            (work / _LOCK).unlink()
-            work.rmdir()
+        shutil.rmtree(work)
     return read_sensitivity(out)
 
 
@@ -155,7 +153,7 @@ class SquareSums:
     """
 
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]], identity: str) -> None:
-        """`identity` is what a resumed run must agree on. DiskError when the sums do not fit."""
+        """A resumed run must have the same `identity`. DiskError when the sums do not fit."""
         self._checkpoint = folder / _CHECKPOINT
         self._shapes = shapes
         self._identity = identity
@@ -205,41 +203,26 @@ class SquareSums:
         path = self._checkpoint
         if not path.is_file():
             return 0
+        try:
+            header = read_header(path)
+        except HeaderError as error:
+            step = "Start again with --restart."
+            raise SensitivityError(
+                "the checkpoint is damaged", where=str(path), got=error.what, next_step=step
+            ) from None
+        identity = header.metadata.get("identity", "")
+        if identity != self._identity:
+            raise TargetExistsError(
+                "another computation is unfinished here",
+                where=str(path.parent),
+                expected=self._identity[:12],
+                got=identity[:12],
+                next_step="Finish it with its own settings, or start again with --restart.",
+            )
         with path.open("rb") as file:
-            try:
-                header = parse_header(file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name)
-            except HeaderError as error:
-                raise SensitivityError(
-                    "the checkpoint is damaged",
-                    where=str(path),
-                    got=error.what,
-                    next_step="Start again with --restart.",
-                ) from None
-            if header.metadata.get("identity") != self._identity:
-                raise TargetExistsError(
-                    "another computation is unfinished here",
-                    where=str(path.parent),
-                    expected=self._identity[:12],
-                    got=header.metadata.get("identity", "")[:12],
-                    next_step="Finish it with its own settings, or start again with --restart.",
-                )
             file.seek(header.data_begin)  # the same parameters in the same order
             file.readinto(self._all.data)
         return int(header.metadata["finished"])
-
-
-def _known_device(device: str) -> str:
-    kind, _, index = device.partition(":")
-    if device == "cpu":
-        return device
-    if kind != "cuda" or (index and not index.isdigit()) or not torch.cuda.is_available():
-        raise SensitivityError(
-            "no such device",
-            expected="cpu, or cuda where there is a CUDA device",
-            got=device,
-            next_step="Use --device cpu.",
-        )
-    return device if index else "cuda:0"
 
 
 def _metadata(
@@ -260,7 +243,7 @@ def _metadata(
         prompt=spec.prompt,
         answer=spec.answer,
         dtype=dtype,
-        device=device.partition(":")[0],
+        device=device,
         threads=torch.get_num_threads() if device == "cpu" else 0,
     )
 
@@ -304,13 +287,3 @@ def _work_folder(out: Path) -> Iterator[Path]:
                 "another process computes this file", where=str(out), next_step="Wait for it, or write elsewhere."
             ) from None
         yield work
-
-
-def _clear(work: Path) -> None:
-    """Remove what a computation leaves in its folder, but for the lock."""
-    for name in _IN_WORK - {_LOCK}:
-        path = work / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)

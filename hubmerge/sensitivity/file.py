@@ -28,7 +28,7 @@ from hubmerge.errors import NonFiniteError, Problem, SensitivityError, SourceNot
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.header import TensorEntry, header_length, parse_header, serialize_header
+from hubmerge.sources.header import Header, TensorEntry, header_length, parse_header, serialize_header
 from hubmerge.wording import named
 
 FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
@@ -92,9 +92,7 @@ def read_sensitivity(path: Path) -> SensitivityFile:
     Raises SourceNotFoundError, HeaderError, SensitivityError.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            header = parse_header(file.read(header_length(file.read(8), path.name)), size, path.name)
+        header, size = read_header(path), path.stat().st_size
     except OSError as error:
         raise SourceNotFoundError(
             "a sensitivity file that cannot be read", where=str(path), got=str(error.strerror or error)
@@ -115,6 +113,12 @@ def read_sensitivity(path: Path) -> SensitivityFile:
             "a sensitivity file holds float32 alone", where=path.name, expected="F32", got=named(others)
         )
     return SensitivityFile(path, size, metadata, MappingProxyType({t.name: t for t in header.tensors}))
+
+
+def read_header(path: Path) -> Header:
+    """Raises OSError, HeaderError."""
+    with path.open("rb") as file:
+        return parse_header(file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name)
 
 
 def check_sensitivity(file: SensitivityFile, model: Model) -> None:
@@ -165,11 +169,10 @@ def write_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     metadata: Mapping[str, str],
     parts: Iterable[tuple[str, Float32]],
-    element: str = "squared gradient",
 ) -> None:
-    """A safetensors file of float32 tensors, in the order of `shapes`; durable under its name or not there.
+    """Write a safetensors file of squared gradients, in the order of `shapes`; durable under its name or not there.
 
-    `parts` gives (name, elements) in that order, a tensor in one piece or several; `element`: what each is.
+    `parts` gives (name, elements) in that order, a tensor in one piece or several.
     NonFiniteError names a tensor with a value that is not finite, DiskError: it does not fit.
     """
     header, places = serialize_header(((name, "F32", shape) for name, shape in shapes.items()), metadata)
@@ -181,7 +184,7 @@ def write_tensors(
                 for name, values in parts:
                     if not np.isfinite(values).all():
                         raise NonFiniteError(
-                            f"a {element} is NaN or infinite",
+                            "a squared gradient is NaN or infinite",
                             where=name,
                             next_step="Check the model; with bfloat16, try --dtype float32.",
                         )

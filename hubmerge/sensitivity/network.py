@@ -45,7 +45,7 @@ def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
     if device == "cpu":
         free = psutil.virtual_memory().available
     else:
-        free, _ = torch.cuda.mem_get_info(torch.device(device))
+        free, _ = torch.cuda.mem_get_info()
     if weight_bytes > _WEIGHTS_SHARE * free:
         wanted, found = shown_bytes(int(weight_bytes / _WEIGHTS_SHARE), free)
         raise MemoryLimitError(

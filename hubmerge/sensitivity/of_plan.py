@@ -13,31 +13,22 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 
 from hubmerge import __version__
-from hubmerge.dtypes import FLOAT_DTYPES, Float32
-from hubmerge.engine.chunks import chunks_of
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
 from hubmerge.engine.progress import Observer
 from hubmerge.errors import DiskError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
-from hubmerge.plan.disk import computed_sensitivities, computing_need, is_derived
+from hubmerge.plan.disk import computed_sensitivities, computing_need
 from hubmerge.plan.plan import Plan
-from hubmerge.recipe.model_name import ModelName
-from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity, write_tensors
-from hubmerge.sensitivity.rows import Calibration, named_file, stage_merged_files
+from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
+from hubmerge.sensitivity.rows import Calibration, named_file
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import SINGLE, open_model
-from hubmerge.sources.reader import TensorReader
-from hubmerge.sources.shard_cache import ShardCache
 
 DEFAULT_BUDGET_BYTES = 50_000_000_000  # of kept files
-_PLENTY = 1 << 62  # bytes
-_CHUNK = 1024 * 1024
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
@@ -68,16 +59,14 @@ def sensitivities_of(
         for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
             if agent.sensitivity is not None:
                 files[k] = named_file(plan, k, allow_local)
-                check_sensitivity(files[k], model)
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            out = folder / _kept_name(plan, k)
-            if not (out.exists() or _taken(kept, out)):
-                to_make[k] = out
-                continue
-            files[k] = read_sensitivity(out)
-            if not is_derived(plan, k):
-                check_sensitivity(files[k], model)
+            else:
+                folder.mkdir(parents=True, exist_ok=True)
+                out = folder / _kept_name(plan, k)
+                if not (out.exists() or _taken(kept, out)):
+                    to_make[k] = out
+                    continue
+                files[k] = read_sensitivity(out)
+            check_sensitivity(files[k], model)
         files |= _computed(plan, hub, to_make, observer, kept, disk_bytes, at_peak)
     listed = [files[k] for k in sorted(files)]
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
@@ -100,12 +89,12 @@ def _computed(
 
     sizes = computed_sensitivities(plan)
     there = sum(size for k, size in sizes.items() if k not in to_make)
-    needs: dict[int, int] = {}  # bytes that lie on the disk while each one is computed
+    needed = 0  # bytes that lie on the disk while one of them is computed
     for k in to_make:
         require_memory(sizes[k], str(plan.agents[k].ref))
-        needs[k] = there + computing_need(plan, k)
+        needed = max(needed, there + computing_need(plan, k))
         there += sizes[k]
-    if disk_bytes is not None and (needed := max(needs.values())) > disk_bytes:
+    if disk_bytes is not None and needed > disk_bytes:
         raise DiskError(
             "not enough disk to compute the sensitivities",
             where=str(next(iter(to_make.values())).parent),
@@ -115,43 +104,15 @@ def _computed(
         )
     made = {}
     for k, out in to_make.items():
-        model, full = plan.agents[k], out.with_suffix(".dense")
-        if is_derived(plan, k):
-            room = _PLENTY if disk_bytes is None else disk_bytes - needs[k]
-            model = _written_in_full(plan, k, hub, full, room, at_peak)
         spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without a file or data"
-        compute = partial(compute_sensitivity, model, plan.calibration[k].read, out, spec=spec, hub=hub)
+        compute = partial(compute_sensitivity, plan.agents[k], plan.calibration[k].read, out, spec=spec, hub=hub)
         try:
             made[k] = compute(progress=observer.progress, at_peak=at_peak)
         except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with
             made[k] = compute(progress=observer.progress, at_peak=at_peak, resume=False)
-        shutil.rmtree(full, ignore_errors=True)
         _keep(kept, out)
     return made
-
-
-def _written_in_full(plan: Plan, agent: int, hub: Hub, folder: Path, room: int, at_peak: Callable[[], None]) -> Model:
-    """An agent with computed weights, such as an adapter, as float32 in the names and shapes of the merge.
-
-    Merging reads LoRA adapters, fp8 weights and added vocabulary rows chunk by chunk; gradients need the whole model in
-    transformers. Integer tensors are left out, since they have no gradients. Fetched files stay for later use,
-    within `room` bytes. Raises DiskError, NonFiniteError.
-    """
-    stage_merged_files(plan, hub, folder)
-    inputs = folder.parents[1]  # the merge's own
-    store = ShardCache(hub, inputs, plan.models, room, keep=True, deleting=at_peak)
-    merged = [t for t in plan.tensors() if t.inputs[agent + 1].entry.dtype in FLOAT_DTYPES]
-    with TensorReader(plan.models, store) as weights:
-        parts: Iterator[tuple[str, Float32]] = (
-            (t.name, weights.values(agent + 1, t.inputs[agent + 1], chunk.start, chunk.count))
-            for t in merged
-            for chunk in chunks_of(t, _CHUNK)
-        )
-        assert all(prod(t.shape) == t.elements for t in merged)
-        if not (folder / SINGLE).exists():
-            write_tensors(folder / SINGLE, {t.name: t.shape for t in merged}, {"format": "pt"}, parts, "weight")
-    return open_model(ModelName(id=str(folder), local=True), hub, allow_local=True)
 
 
 def same_files(ranks: Ranks, plan: Plan, folder: Path, files: Sequence[SensitivityFile]) -> Sequence[SensitivityFile]:
@@ -195,14 +156,9 @@ def _sample(files: Iterable[SensitivityFile]) -> str:
 
 def _kept_name(plan: Plan, agent: int) -> str:
     """The name of the file with an agent's sensitivity: a digest of all that decides its content."""
-    model, rows = plan.agents[agent], plan.calibration[agent]
-    weights: object = [model.ref.id, model.ref.sha]
-    if is_derived(plan, agent):  # the values depend on the base, too
-        models = [(m.ref.id, m.ref.sha) for m in (plan.base, model)]
-        names = [(t.name, t.shape) for t in plan.tensors()]
-        weights = hashlib.sha256(json.dumps([models, names]).encode()).hexdigest()
-    identity = json.dumps([weights, rows.digest, rows.pairs, __version__, rows.torch, rows.transformers])
-    return f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.safetensors"
+    model, rows = plan.agents[agent].ref, plan.calibration[agent]
+    decides = [[model.id, model.sha], rows.digest, rows.pairs, __version__, rows.torch, rows.transformers]
+    return f"{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]}.safetensors"
 
 
 def _taken(kept: Path | None, out: Path) -> bool:

@@ -43,23 +43,11 @@ from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.isolation.in_child import Reporter, run
 from hubmerge.methods import get_method
-from hubmerge.plan.disk import is_derived
-from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
-from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
-from hubmerge.sensitivity.pairs import (
-    LOADERS,
-    Pair,
-    load_pairs,
-    stage_small_files,
-    tokenized_in,
-    tokens_digest,
-)
-from hubmerge.sources.companions import is_of_tokenizer, reader
-from hubmerge.sources.folder import CONFIG
-from hubmerge.sources.header import header_length
-from hubmerge.sources.staged import stage_files
+from hubmerge.sensitivity.file import SensitivityFile, read_header, read_sensitivity
+from hubmerge.sensitivity.pairs import LOADERS, Pair, load_pairs, stage_small_files, tokenized_in, tokens_digest
+from hubmerge.sources.derived import DerivedTensor
 
 MAX_DATA_BYTES = 2 * 10**9  # of all files of a dataset, on a server
 WALL_S = 120.0  # for all agents of a merge; within the time that a signed-in visitor's question may take
@@ -97,10 +85,12 @@ class Calibration:
     def of(self, plan: Plan) -> Plan:
         """The plan with the data behind its sensitivities; unchanged where its method uses none.
 
-        Raises what reading the data, the tokenizers or the named files raises.
+        Raises SensitivityError for agents that have none, and what reading the data, the tokenizers or the named files
+        raises.
         """
         if plan.calibration or not weighs(plan):
             return plan
+        _refuse_derived(plan)
         recipe, agents = plan.recipe, []
         pinned: list[CalibrationSpec | None] = []
         for agent in recipe.agents:
@@ -123,18 +113,14 @@ class Calibration:
 
     def _read(self, plan: Plan, wanted: Sequence[tuple[int, CalibrationSpec]]) -> None:
         """Fill in the rows of agents that are not known yet."""
-        # a derived agent's tokenizer is that of the merge, which another recipe may choose
-        new = [(k, spec) for k, spec in wanted if is_derived(plan, k) or (k, spec) not in self._rows]
+        new = [(k, spec) for k, spec in wanted if (k, spec) not in self._rows]
         if not new:
             return
         require("eval", "a sensitivity that is not named as a file", *LOADERS)
         with tempfile.TemporaryDirectory() as folder:
             asked = [(spec, Path(folder) / str(k), str(plan.agents[k].ref)) for k, spec in new]
             for (agent, spec), (_, staged, _) in zip(new, asked, strict=True):
-                if is_derived(plan, agent):
-                    stage_merged_files(plan, self._hub, staged)
-                else:
-                    stage_small_files(plan.agents[agent], self._hub, staged)
+                stage_small_files(plan.agents[agent], self._hub, staged)
                 if not (self._allow_local or spec.is_file):
                     _require_room(self._states[spec], Path(folder))
             if self._apart:
@@ -187,21 +173,25 @@ def named_file(plan: Plan, agent: int, allow_local: bool) -> SensitivityFile:
             where=path,
             next_step="Name calibration data on the Hub instead.",
         )
-    if is_derived(plan, agent):
-        raise SensitivityError(
-            "a sensitivity file cannot be checked against weights that no file holds as such",
-            where=str(plan.agents[agent].ref),
-            expected="calibration data, from which it is computed",
-            got=path,
-            next_step="Name calibration data instead of the file.",
-        )
     return read_sensitivity(plan.recipe.path_of(path))
 
 
-def stage_merged_files(plan: Plan, hub: Hub, folder: Path) -> None:
-    """config.json and the tokenizer that the merge will have: an agent without files of its own is read by these."""
-    files, _ = folder_files(plan, reader(hub))
-    stage_files({name: data for name, data in files.items() if name == CONFIG or is_of_tokenizer(name)}, folder)
+def _refuse_derived(plan: Plan) -> None:
+    """Gradients are taken of a whole model in transformers, by the names and shapes that its own files have."""
+    derived = [
+        str(agent.ref)
+        for k, agent in enumerate(plan.agents, 1)
+        if any(isinstance(tensor.inputs[k], DerivedTensor) for tensor in plan.tensors())
+    ]
+    if derived:
+        title = get_method(plan.recipe.method).title
+        raise SensitivityError(
+            f"{title} weighs by gradients, and no file holds these weights as they are merged",
+            where=", ".join(derived),
+            expected="whole models that have every token of the result",
+            got="an adapter, fp8 weights, a smaller vocabulary, or parts of the base that `ignore` keeps",
+            next_step="Write the model out whole (for an adapter, peft's merge_and_unload) or choose another method.",
+        )
 
 
 def _of_file(plan: Plan, agent: int, allow_local: bool) -> CalibrationRows:
@@ -209,8 +199,7 @@ def _of_file(plan: Plan, agent: int, allow_local: bool) -> CalibrationRows:
     found = named_file(plan, agent, allow_local)
     with found.path.open("rb") as file:
         status = os.fstat(file.fileno())
-        prefix = file.read(8)
-        header = prefix + file.read(header_length(prefix, found.path.name))
+        header = file.read(read_header(found.path).data_begin)
     pin = hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\0".encode() + header).hexdigest()
     said = found.metadata
     return CalibrationRows(said.data, said.tokens_digest, said.pairs, said.torch, said.transformers, file=pin)

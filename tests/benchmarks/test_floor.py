@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks import benchmark_page, stream_meter
+from benchmarks import stream_meter
 from benchmarks.metering import Suite
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.engine.stream import StreamOptions
@@ -124,12 +124,3 @@ def test_what_went_before_the_clock_is_no_part_of_the_cpu_time(plan: Plan) -> No
     found = stream_meter.timed(plan, lambda: None)
     assert found["cpu_s"] < 0.5
     assert found["cpu_ns_per_element"] == pytest.approx(found["cpu_s"] / plan.elements * 1e9, rel=0.01, abs=0.5)
-
-
-def test_the_page_tells_how_often_it_was_measured_where_it_was_by_turns(tmp_path: Path) -> None:
-    time = {"wall_s": 1.0, "cpu_s": 2.0}
-    row = {"shape": "tiny", "method": "ram", "hashed": False, "stream": time, "floor": time}
-    alone = {"shape": "tiny", "method": "hash", "stream": time}
-    assert "by turns" not in benchmark_page._floor([row, alone], {}, tmp_path)  # as measured before
-    page = benchmark_page._floor([{**row, "turns": 4}, alone], {}, tmp_path)
-    assert "they ran by turns, 4 times each, and the run with the least wall time of each is shown" in page

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.metering import NOWHERE, measure, merging
-from benchmarks.synthetic import Shape, write_family
+from benchmarks.synthetic import small_shape, write_family
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.line import Request, prepare
@@ -22,12 +22,13 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
 from hubmerge.sources.open import open_model
+from hubmerge.sources.shapes import DecoderShape
 
 IMPORTED = 56_000_000  # a process that has imported what a merge needs takes this and somewhat more
 PROMISED = IMPORTED + 512_000_000
 AGENTS = 8
-LONG = Shape(layers=1, hidden=1024, intermediate=1024, key_value=64, vocabulary=10_240, tied=True)  # 40 small chunks
-SHORT = Shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabulary=512, tied=True)
+LONG = small_shape(layers=1, hidden=1024, intermediate=1024, key_value=64, vocabulary=10_240)  # 40 small chunks
+SHORT = small_shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabulary=512)
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Family:
     """A base and AGENTS agents with their sensitivities."""
 
     folder: Path
-    shape: Shape
+    shape: DecoderShape
 
     @classmethod
-    def written(cls, folder: Path, shape: Shape) -> Family:
+    def written(cls, folder: Path, shape: DecoderShape) -> Family:
         write_family(shape, folder, tuple(0.1 * (k + 1) for k in range(AGENTS)))
         return cls(folder, shape)
 

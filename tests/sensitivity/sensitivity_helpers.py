@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from builders import llama_shapes, random_base, tokenizer_files, write_model
-from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.hub.client import Hub
@@ -44,21 +42,6 @@ def save(network: Any, folder: Path, vocab: int = 40) -> Path:
     network.save_pretrained(folder)
     for name, content in tokenizer_files(vocab).items():
         (folder / name).write_bytes(content)
-    return folder
-
-
-def write_adapter(folder: Path, weights: Mapping[str, np.ndarray], targets: Sequence[str]) -> Path:
-    """A LoRA adapter of rank 2 on the layers of `weights` whose names have one of `targets`."""
-    rng, factors = np.random.default_rng(1), {}
-    for name, value in weights.items():
-        if any(f"{target}.weight" in name for target in targets):
-            key = f"base_model.model.{name.removesuffix('.weight')}"
-            factors[f"{key}.lora_A.weight"] = rng.normal(0, 0.05, (2, value.shape[1])).astype(np.float32)
-            factors[f"{key}.lora_B.weight"] = rng.normal(0, 0.05, (value.shape[0], 2)).astype(np.float32)
-    folder.mkdir()
-    save_file(factors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(targets), "task_type": "CAUSAL_LM"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 

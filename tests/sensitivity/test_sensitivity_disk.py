@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from sensitivity_helpers import PAIRS, write_adapter, write_rows
+from sensitivity_helpers import PAIRS, write_rows
 
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import DiskError, MemoryLimitError
+from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_folder, prepare
 from hubmerge.output.report import Report
@@ -32,12 +32,12 @@ from localhub.fault_rules import FaultSwitch, Observe
 from localhub.process import LocalHubProcess
 
 SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
-WEIGHTS = r"/resolve/[0-9a-f]{40}/(model|adapter_model)\.safetensors$"
+WEIGHTS = r"/resolve/[0-9a-f]{40}/model\.safetensors$"
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    """A base, two agents and a LoRA adapter, 0.6 MB each but for the last."""
+    """A base and two agents of 0.6 MB each."""
     base = random_base(0, sizes=llama_shapes(hidden=96, intermediate=256, vocab=600), scale=0.2)
     folder = tmp_path_factory.mktemp("models")
     with LocalHubProcess(tmp_path_factory.mktemp("hub"), options=("--faults",)) as hub:
@@ -45,8 +45,6 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProces
         models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.2, 2)}
         for name, tensors in models.items():
             write_model(folder / name, tensors)
-        write_adapter(folder / "adapter", {name: np.empty(t.shape) for name, t in base.items()}, ["q_proj"])
-        for name in (*models, "adapter"):
             api.create_repo(f"ada/{name}")
             api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
         yield hub
@@ -131,19 +129,6 @@ def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the
     assert bound.environment["fetch"]["high_water_bytes"] <= budget - prepared.plan.output_bytes
 
 
-def test_an_adapter_is_written_in_full_from_inputs_within_the_budget(
-    recipe: dict[str, Any], hub: Hub, tmp_path: Path
-) -> None:
-    prepared = planned({**recipe, "agents": ["ada/adapter", "ada/two"]}, hub)
-    floats = prepared.plan.elements
-    assert computing_need(prepared.plan, 0) == 4 * 4 * floats
-    budget = least_need(prepared.plan, uploaded=False)
-    free = merge(prepared, hub, tmp_path / "free", None)
-    bound = merge(prepared, hub, tmp_path / "bound", budget)
-    assert bound.files == free.files
-    assert bound.environment["disk_high_water_bytes"] <= budget + SMALL_FILES
-
-
 def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
     recipe: dict[str, Any], hub: Hub, tmp_path: Path
 ) -> None:
@@ -157,21 +142,25 @@ def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
     assert input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == sensitivity_need([plan])
 
 
-def test_what_memory_cannot_hold_is_refused_before_a_weight_is_fetched(
-    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared = planned(recipe, hub)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 0}))
-    with pytest.raises(MemoryLimitError, match="too large for its sensitivity"):
-        merge(prepared, hub, tmp_path / "work", None)
-    assert not list((tmp_path / "work").rglob("*.safetensors"))
-
-
-def test_what_is_free_is_the_limit_where_no_budget_is_given(
-    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lacking", "error", "said"),
+    [("memory", MemoryLimitError, "too large for its sensitivity"), ("disk", DiskError, "not enough disk")],
+)
+def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(
+    recipe: dict[str, Any],
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: str,
+    error: type[HubmergeError],
+    said: str,
 ) -> None:
     prepared = planned(recipe, hub)
     free = computing_peak(prepared.plan) + DISK_MARGIN_BYTES - 1_000_000
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free})())
-    with pytest.raises(DiskError, match="not enough disk"):
+    if lacking == "memory":
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    else:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(error, match=said):
         merge(prepared, hub, tmp_path / "work", None)
+    assert not list((tmp_path / "work").rglob("*.safetensors"))

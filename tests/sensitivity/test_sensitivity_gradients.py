@@ -52,17 +52,13 @@ def squares(module, tokens, answer_tokens):
     return network.differentiate(tokens, answer_tokens, "row 1"), found
 
 
-def test_only_the_answers_tokens_are_in_the_likelihood():
-    # head 0: both tokens have probability 1/2 everywhere, and d log p/d head_v = ([v = next] - 1/2) · embedding
-    value, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), 1)
-    assert value == pytest.approx(-0.6931472)
-    assert found == {"head.weight": [1.0, 1.0], "embedding.weight": [0.0, 0.0]}
-
-
-def test_the_prompt_mask_decides_what_counts():
-    # with both transitions in the answer: (-1/2 + 1, 1/2 - 1); the gradient is summed before it is squared
-    _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), 2)
-    assert found["head.weight"] == [0.25, 0.25]
+@pytest.mark.parametrize(("answer_tokens", "head", "embedding"), [(1, [1.0, 1.0], 0.0), (2, [0.25, 0.25], 0.0)])
+def test_only_the_answers_tokens_are_in_the_likelihood(answer_tokens, head, embedding):
+    # head 0: both tokens have probability 1/2 everywhere, and d log p/d head_v = ([v = next] - 1/2) · embedding;
+    # with both transitions (-1/2 + 1, 1/2 - 1), summed before they are squared
+    value, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), (0, 1, 0), answer_tokens)
+    assert value == pytest.approx(-0.6931472 * answer_tokens)
+    assert found == {"head.weight": head, "embedding.weight": [embedding] * 2}
 
 
 def test_a_tied_parameters_uses_are_summed_before_they_are_squared():
@@ -70,13 +66,6 @@ def test_a_tied_parameters_uses_are_summed_before_they_are_squared():
     p = 1 / (1 + exp(1))
     _, found = squares(Bigram([1.0, 2.0], None), (0, 1), 1)
     assert found["embedding.weight"] == pytest.approx([0.0, p * p])
-
-
-def test_a_parameter_that_no_pair_touches_adds_nothing():
-    network = Bigram([1.0, 2.0], [0.0, 0.0])
-    network.unused = torch.nn.Linear(1, 1)
-    _, found = squares(network, (0, 1), 1)
-    assert found.keys() == {"head.weight", "embedding.weight"}
 
 
 def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row():
@@ -110,19 +99,6 @@ def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
         network.differentiate(tuple(ids), 2, "row")
         assert storages.keys() == network.shapes.keys()
         assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
-
-
-def test_squares_and_sums_are_rounded_to_float32_one_after_the_other(tmp_path):
-    sums = SquareSums(tmp_path, {"a": (2, 3), "b": ()}, "identity")
-    generator = torch.Generator().manual_seed(0)
-    expected = torch.zeros(2, 3)
-    for _ in range(5):
-        gradient = torch.randn(2, 3, generator=generator)
-        sums.add("a", gradient)
-        expected = expected + gradient * gradient
-    sums.add("b", torch.tensor(3.0))
-    assert torch.equal(sums.tensor("a"), expected)
-    assert sums.tensor("b").item() == 9.0
 
 
 def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):

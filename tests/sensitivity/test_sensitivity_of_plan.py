@@ -1,10 +1,9 @@
-"""Sensitivities inside a merge: kept for the next one, and computed for agents that no file holds in full."""
+"""Sensitivities inside a merge: computed once, kept for the next one, refused where no file holds the weights."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from sensitivity_helpers import ZOO, write_adapter, write_rows, zoo_recipe
+from sensitivity_helpers import ZOO, write_rows, zoo_recipe
 
 from hubmerge.cli.main import main
 from hubmerge.engine.progress import Unobserved
-from hubmerge.errors import CancelledError
+from hubmerge.errors import CancelledError, SensitivityError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import of_plan
-
-TARGETS = ("q_proj", "down_proj")
 
 
 def merge(tmp_path: Path, out: str, math_agent: Path, data: Path = ZOO / "eval" / "dev_math.jsonl") -> bytes:
@@ -32,44 +29,27 @@ def merge(tmp_path: Path, out: str, math_agent: Path, data: Path = ZOO / "eval" 
     return (tmp_path / out / "model.safetensors").read_bytes()
 
 
-def read_base() -> dict[str, np.ndarray]:
-    from ml_dtypes import bfloat16  # noqa: F401  registers the dtype
-
-    return {n: v.astype(np.float32) for n, v in load_file(ZOO / "base" / "model.safetensors").items()}
-
-
-def write_in_full(folder: Path, adapter: Path) -> None:
-    """What the adapter makes of the base, as a checkpoint of float32, by numpy."""
-    shutil.copytree(ZOO / "base", folder)
-    weights, factors = read_base(), load_file(adapter / "adapter_model.safetensors")
-    for key in [k for k in factors if k.endswith("lora_A.weight")]:
-        name = key.removeprefix("base_model.model.").replace(".lora_A", "")
-        product = np.zeros_like(weights[name])
-        for rank in range(2):  # in the order of the rank, as an adapter is read
-            product = product + np.outer(factors[key.replace("lora_A", "lora_B")][:, rank], factors[key][rank])
-        weights[name] = weights[name] + np.float32(2.0) * product
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def test_an_adapter_is_weighed_as_the_checkpoint_that_it_stands_for(tmp_path: Path) -> None:
-    write_in_full(tmp_path / "full", write_adapter(tmp_path / "adapter", read_base(), TARGETS))
-    by_adapter = merge(tmp_path, "a", tmp_path / "adapter")
-    in_full = merge(tmp_path, "b", tmp_path / "full")
-    got, expected = (np.frombuffer(b[-2 * 170_000 :], np.uint16) for b in (by_adapter, in_full))
-    assert np.mean(got != expected) < 1e-3  # the same up to the order in which W + s·B·A was added
-    assert by_adapter != (ZOO / "base" / "model.safetensors").read_bytes()
-    assert not list((tmp_path / "a").rglob("*.dense"))
-
-
-def test_a_named_file_is_refused_for_an_adapter_before_anything_is_computed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    adapter = write_adapter(tmp_path / "adapter", read_base(), TARGETS)
-    agents = [{"model": str(adapter), "sensitivity": str(tmp_path / "s.safetensors")}, str(ZOO / "tool")]
-    (tmp_path / "r.yaml").write_text(json.dumps(zoo_recipe(ZOO / "eval" / "dev_tool.jsonl", agents=agents)))
-    arguments = ["merge", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "o"), "--license", "apache-2.0"]
-    assert main(arguments) == 1
-    assert "E_SENSITIVITY: a sensitivity file cannot be checked" in capsys.readouterr().err
+def test_weights_that_no_file_holds_are_refused_when_the_merge_is_prepared(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    base = load_file(ZOO / "base" / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    rows, columns = base[f"{name}.weight"].shape
+    factors = {"lora_A": np.ones((2, columns), np.float32), "lora_B": np.ones((rows, 2), np.float32)}
+    save_file(
+        {f"base_model.model.{name}.{part}.weight": value for part, value in factors.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    for named in ({}, {"sensitivity": "./named.safetensors"}):
+        agents = [{"model": str(adapter), **named}, str(ZOO / "tool")]
+        recipe = recipe_from_dict(zoo_recipe(ZOO / "eval" / "dev_math.jsonl", agents=agents))
+        with pytest.raises(SensitivityError, match="no file holds these weights") as caught:
+            prepare(recipe, Hub("http://127.0.0.1:9"), Request(allow_local=True))
+        [problem] = caught.value.problems
+        assert problem.where.startswith(str(adapter))
+        assert "tool" not in problem.where
 
 
 def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_nothing(
@@ -130,9 +110,3 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     assert not of_plan._taken(kept, mine / "1.safetensors")
     (kept / "0.safetensors").unlink()
     assert (mine / "0.safetensors").read_bytes() == bytes(10)
-
-
-def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "f.safetensors").write_bytes(b"x")
-    of_plan._keep(None, tmp_path / "f.safetensors")
-    assert not of_plan._taken(None, tmp_path / "f.safetensors")

@@ -134,19 +134,6 @@ def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp
     assert (theirs / "chapter.tex").read_text() == "years of work"
 
 
-def test_what_somebody_puts_there_meanwhile_stays(folder, tmp_path):
-    out = tmp_path / "s.safetensors"
-    theirs = out.with_name("s.safetensors.work") / "notes.txt"
-
-    def put(stage, done, total, unit):
-        if stage == "sensitivity":
-            theirs.write_text("keep me")
-
-    compute(folder, out, progress=put)
-    assert theirs.read_text() == "keep me"
-    assert [path.name for path in theirs.parent.iterdir()] == ["notes.txt"]
-
-
 def test_two_processes_do_not_write_one_file(folder, tmp_path):
     work = tmp_path / "s.safetensors.work"
     work.mkdir()

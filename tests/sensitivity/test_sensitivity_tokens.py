@@ -51,21 +51,19 @@ def test_an_answer_or_a_prompt_without_tokens_is_refused(prompt, answer):
         one(Words(), prompt, answer)
 
 
-def test_a_pair_that_just_fits_is_taken_and_one_token_more_is_refused():
-    assert len(one(Words(), "5 6", "7", max_tokens=4)[0]) == 4
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "reason", "remedy"),
+    [(4, 9, "max_tokens", "Raise max_tokens"), (32, 4, "the model's context", "cannot see all of it")],
+)
+def test_a_pair_that_just_fits_is_taken_and_one_token_more_is_refused(max_tokens, context, reason, remedy):
+    assert len(one(Words(), "5 6", "7", max_tokens, context)[0]) == 4
     with pytest.raises(SensitivityError) as caught:
-        one(Words(), "5 6 8", "7", max_tokens=4, context=9)
-    assert "a pair is too long in row 7: expected at most 4 tokens (max_tokens), got 5: prompt 3, answer 2" in str(
-        caught.value
-    )
-    assert "Raise max_tokens" in str(caught.value)
-
-
-def test_a_pair_longer_than_the_context_is_refused_with_its_lengths():
-    with pytest.raises(SensitivityError) as caught:
-        one(Words(), "5 6 8", "7", max_tokens=32, context=4)
-    assert "at most 4 tokens (the model's context), got 5: prompt 3, answer 2" in str(caught.value)
-    assert "Raise max_tokens" not in str(caught.value)
+        one(Words(), "5 6 8", "7", max_tokens, context)
+    [problem] = caught.value.problems
+    assert (problem.what, problem.where) == ("a pair is too long", "row 7")
+    assert problem.expected == f"at most 4 tokens ({reason})"
+    assert problem.got == "5: prompt 3, answer 2"
+    assert remedy in problem.next_step
 
 
 def test_every_bad_pair_is_listed_up_to_a_limit():
