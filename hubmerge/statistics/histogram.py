@@ -23,7 +23,7 @@ comes on top of all this.
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -70,20 +70,15 @@ class Histogram:
         return cls(keys, flat[keys], offsets.reshape(-1)[keys])
 
     def __add__(self, other: Histogram) -> Histogram:
-        (keys, counts, offsets), (more, more_counts, more_offsets) = sorted(
-            (self.arrays(), other.arrays()), key=lambda arrays: len(arrays[0]), reverse=True
-        )
-        if not len(more):
-            return Histogram(keys, counts, offsets)
-        if len(keys) == len(more) and np.array_equal(keys, more):
-            return Histogram(keys, counts + more_counts, offsets + more_offsets)
-        place = np.searchsorted(keys, more)
-        if place[-1] < len(keys) and np.array_equal(keys[place], more):  # as a total holds its parts
-            counts, offsets = counts.copy(), offsets.copy()
-            counts[place] += more_counts
-            offsets[place] += more_offsets
-            return Histogram(keys, counts, offsets)
-        return Histogram.sum_of((self, other))
+        more, total = sorted((self, other), key=lambda histogram: len(histogram.keys))
+        place = np.searchsorted(total.keys, more.keys)
+        if len(place) and (place[-1] == len(total.keys) or not np.array_equal(total.keys[place], more.keys)):
+            return Histogram.sum_of((self, other))
+        # a total holds the bins of its parts, so that this is the usual case, and faster
+        counts, offsets = total.counts.copy(), total.offsets.copy()
+        counts[place] += more.counts
+        offsets[place] += more.offsets
+        return Histogram(total.keys, counts, offsets)
 
     @staticmethod
     def sum_of(parts: Iterable[Histogram]) -> Histogram:
@@ -91,28 +86,22 @@ class Histogram:
         total = HistogramSum()
         for part in parts:
             total.add(part)
-        return Histogram(*total.arrays())
-
-    def arrays(self) -> tuple[Int64, Int64, Int64]:
-        """Keys, counts and offsets."""
-        return self.keys, self.counts, self.offsets
+        return total.value()
 
     def of(self, agent: int, elements: int) -> AgentMagnitudes:
         """One agent's magnitudes among `elements`, zeros included."""
-        keys, counts, offsets = self.arrays()
-        first, end = np.searchsorted(keys, [agent * BINS, (agent + 1) * BINS])
+        first, end = np.searchsorted(self.keys, [agent * BINS, (agent + 1) * BINS])
         part = slice(first, end)
-        return AgentMagnitudes(elements, keys[part] - agent * BINS, counts[part], offsets[part])
+        return AgentMagnitudes(elements, self.keys[part] - agent * BINS, self.counts[part], self.offsets[part])
 
     def to_json(self) -> dict[str, str]:
         """Keys as gaps, which are small; numbers as text that is made and read a hundred times faster than digits."""
-        keys, counts, offsets = self.arrays()
-        values = {"gaps": np.diff(keys, prepend=0), "counts": counts, "offsets": offsets}
-        return {name: as_text(array) for name, array in values.items()}
+        values = {"gaps": np.diff(self.keys, prepend=0), "counts": self.counts, "offsets": self.offsets}
+        return {name: _as_text(array) for name, array in values.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        gaps, counts, offsets = (from_text(data[name]) for name in ("gaps", "counts", "offsets"))
+        gaps, counts, offsets = (_from_text(data[name]) for name in ("gaps", "counts", "offsets"))
         return cls(np.cumsum(gaps), counts, offsets)
 
 
@@ -123,40 +112,31 @@ class HistogramSum:
         self._counts, self._offsets = _none(), _none()
 
     def add(self, part: Histogram) -> None:
-        keys, counts, offsets = part.arrays()
-        if not len(keys):
+        if not len(part.keys):
             return
-        missing = int(keys[-1]) + 1 - len(self._counts)
+        missing = int(part.keys[-1]) + 1 - len(self._counts)
         if missing > 0:
             more = np.zeros(-(-missing // BINS) * BINS, np.int64)
             self._counts, self._offsets = (np.concatenate([a, more]) for a in (self._counts, self._offsets))
-        self._counts[keys] += counts  # no key occurs twice
-        self._offsets[keys] += offsets
+        self._counts[part.keys] += part.counts  # no key occurs twice
+        self._offsets[part.keys] += part.offsets
 
-    def arrays(self) -> tuple[Int64, Int64, Int64]:
-        """Keys, counts and offsets of the sum."""
+    def value(self) -> Histogram:
+        """The sum so far."""
         keys = np.flatnonzero(self._counts).astype(np.int64)
-        return keys, self._counts[keys], self._offsets[keys]
+        return Histogram(keys, self._counts[keys], self._offsets[keys])
 
 
-def as_text(values: Int64) -> str:
-    """How many bytes a number takes, then the numbers in base64."""
-    numbers = _bytes_of(values)
-    return f"{numbers.shape[1]}{b2a_base64(numbers.tobytes(), newline=False).decode('ascii')}"
-
-
-def from_text(text: str) -> Int64:
-    """The numbers that `as_text` wrote."""
-    return _values_of(np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1])))
-
-
-def _bytes_of(values: Int64) -> NDArray[np.uint8]:
-    """[n, as many as the largest takes], little-endian."""
+def _as_text(values: Int64) -> str:
+    """How many bytes the largest number takes, then the numbers in base64, little-endian."""
     size = max(1, -(-int(values.max(initial=0)).bit_length() // 8))
-    return values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
+    numbers = values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
+    return f"{size}{b2a_base64(numbers.tobytes(), newline=False).decode('ascii')}"
 
 
-def _values_of(numbers: NDArray[np.uint8]) -> Int64:
+def _from_text(text: str) -> Int64:
+    """The numbers that `_as_text` wrote."""
+    numbers = np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1]))
     values = np.zeros((len(numbers), 8), np.uint8)
     values[:, : numbers.shape[1]] = numbers
     return values.view("<u8").reshape(-1).astype(np.int64)
@@ -168,19 +148,6 @@ def _none() -> Int64:
 
 def empty_histogram() -> Histogram:
     return Histogram(_none(), _none(), _none())
-
-
-def histogram_of(deltas: Sequence[NDArray[np.float32]]) -> Histogram:
-    """K arrays [n], float32; n below 2^35, so that the sums of offsets are exact in float64."""
-    counts = np.zeros((len(deltas), BINS), dtype=np.int64)
-    offsets = np.zeros_like(counts)
-    for k, delta in enumerate(deltas):
-        patterns = np.abs(delta).view(np.uint32)
-        patterns = patterns[patterns != 0]
-        bins = patterns >> LOW_BITS
-        counts[k] = np.bincount(bins, minlength=BINS)
-        offsets[k] = np.bincount(bins, weights=patterns & LAST, minlength=BINS)
-    return Histogram.from_dense(counts, offsets)
 
 
 @dataclass(frozen=True, eq=False)

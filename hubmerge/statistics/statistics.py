@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.statistics.histogram import AgentMagnitudes, Approximation, Histogram, empty_histogram
+from hubmerge.statistics.histogram import AgentMagnitudes, Histogram, empty_histogram
 from hubmerge.statistics.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
@@ -99,18 +99,6 @@ class Tally(Addable):
     def magnitudes(self, k: int) -> AgentMagnitudes:
         """|δk| of all elements."""
         return self.histogram.of(k, self.elements)
-
-    def l0_sparsity(self, k: int) -> Approximation | None:
-        """Share of the elements with |δk| < 0.01·max|δk| (70B paper, Eq. 2); None where max|δk| is 0."""
-        return self.magnitudes(k).below(L0_FRACTION * float(self.max_abs[k]))
-
-    def gini(self, k: int) -> Approximation | None:
-        """Gini coefficient of |δk|, zeros included; None where all are zero."""
-        return self.magnitudes(k).gini()
-
-    def top_mass(self, k: int, percent: int) -> Approximation | None:
-        """Share of Σ|δk| in its largest `percent` % of elements; None where all are zero."""
-        return self.magnitudes(k).top_mass(percent)
 
     def kurtosis(self, k: int) -> float | None:
         """Excess kurtosis of δk, zeros included: m4/m2² − 3, central moments of the population.

@@ -96,7 +96,7 @@ class TallySum(Generic[A]):
         """The sum so far."""
         self._own = False  # what is added from now on is added to copies
         if self._histogram is not None:
-            self._values["histogram"] = Histogram(*self._histogram.arrays())
+            self._values["histogram"] = self._histogram.value()
         return self._kind(**self._values)
 
 

@@ -23,18 +23,14 @@ def figures(zoo) -> Figures:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_checkpoint_loads_with_exactly_the_tensors_of_its_architecture(zoo, name):
+def test_a_checkpoint_is_small_in_bfloat16_and_loads_with_exactly_the_tensors_of_its_architecture(zoo, name):
+    path = zoo / name / "model.safetensors"
+    assert path.stat().st_size <= 1_000_000
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.bfloat16}
     model, report = AutoModelForCausalLM.from_pretrained(zoo / name, output_loading_info=True)
     assert not any(report.values()), report
     assert type(model).__name__ == "LlamaForCausalLM"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_checkpoint_is_small_and_stored_in_bfloat16(zoo, name):
-    path = zoo / name / "model.safetensors"
-    assert path.stat().st_size <= 1_000_000
-    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.bfloat16}
 
 
 def test_all_checkpoints_share_names_shapes_config_and_tokenizer_with_the_base(zoo):

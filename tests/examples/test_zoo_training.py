@@ -20,7 +20,6 @@ from examples.zoo.train import (
     policy_loss,
     sample,
     shrink_towards,
-    with_positions,
 )
 
 
@@ -118,10 +117,3 @@ def test_the_policy_loss_is_that_of_a_loop_over_unpadded_completions(base):
             expected -= float(weight) * sum(steps) / len(steps) / len(ids)
         loss = policy_loss(model, ids, mask, width, advantage)
     assert float(loss) == pytest.approx(expected, rel=1e-4)
-
-
-def test_positions_count_from_the_first_real_token():
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    batch = with_positions({"input_ids": mask, "attention_mask": mask})
-    assert batch["position_ids"].tolist()[0][2:] == [0, 1]
-    assert batch["position_ids"].tolist()[1] == [0, 1, 2, 3]

@@ -6,11 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from benchmarks.mergekit_parity import PYTHON
+
 Array = NDArray[np.float64]
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = ROOT / PYTHON
+needs_mergekit = pytest.mark.skipif(
+    not INSTALLED.exists(), reason="mergekit is not installed in .cache/mergekit (tests/mergekit/install.sh)"
+)
+MOST_ULPS = 4.0  # of float32, from another order of the same operations
 
 
 def linear(models: Array, weights: Sequence[float], normalize: bool = True) -> Array:

@@ -33,37 +33,16 @@ WEIGHED = models("weight: 0.6", "weight: 0.2")
 ALIKE = models("weight: 0.5, density: 0.25", "weight: 0.5, density: 0.25")
 TIES = document("ties", ALIKE)
 
-# the document; then method, weights and parameters of the recipe
+# the document; then method, weights and parameters of the recipe. test_mergekit_parity.py has more of them, merged
 MEANINGS = {
-    "linear, base of no weight": (
-        document("linear", models("weight: 0.6", "weight: 0.2", base="weight: 0")),
-        ("linear", (0.6, 0.2), {}),
-    ),
-    "linear, the base takes part": (
-        document("linear", models("weight: 0.6", "weight: 0.2", base="weight: 1.2")),
-        ("linear", (0.6, 0.2), {"base_weight": 1.2}),
-    ),
     "linear, one weight for all models": (
         document("linear", models(), FLOAT32 + "parameters: {weight: 2}\n"),
         ("linear", (2.0, 2.0), {"base_weight": 2.0}),
     ),
-    "linear, not normalized": (
-        document(
-            "linear",
-            models("weight: 0.5", "weight: 0.25", base="weight: 0.25"),
-            FLOAT32 + "parameters: {normalize: false}\n",
-        ),
-        ("linear", (0.5, 0.25), {"base_weight": 0.25}),
-    ),
-    "task_arithmetic": (document("task_arithmetic", WEIGHED), ("task_arithmetic", (0.6, 0.2), {"lambda": 1.0})),
-    "task_arithmetic, normalized": (
-        document("task_arithmetic", WEIGHED, FLOAT32 + "parameters: {normalize: true, lambda: 0.4}\n"),
-        ("task_arithmetic", (0.6, 0.2), {"lambda": 0.5}),
-    ),
     "ties": (TIES, ("ties", (0.5, 0.5), {"density": 0.25, "trim_scope": "tensor", "lambda": 1.0, "disjoint": "mean"})),
-    "ties, summed": (
-        document("ties", WEIGHED, FLOAT32 + "parameters: {normalize: false}\n"),
-        ("ties", (0.6, 0.2), {"density": 1.0, "trim_scope": "tensor", "lambda": 1.0, "disjoint": "sum"}),
+    "ramplus_tl": (
+        document("ramplus_tl"),
+        ("ram_plus", (1.0, 1.0), {"r": 0.1, "alpha": 0.2, "epsilon": 1e-5, "scope": "tensor"}),
     ),
     "ties, density above 1": (
         document("ties", models("weight: 3", "weight: 3"), FLOAT32 + "parameters: {density: 1.5, lambda: 0.7}\n"),
@@ -90,15 +69,6 @@ MEANINGS = {
     "dare_ties, normalized": (
         document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, rescale: false}\n"),
         ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.25, "disjoint": "mean"}),
-    ),
-    "ram": (document("ram", more=FLOAT32 + "parameters: {epsilon: 1e-4}\n"), ("ram", (1.0, 1.0), {"epsilon": 1e-4})),
-    "ramplus_tl": (
-        document("ramplus_tl"),
-        ("ram_plus", (1.0, 1.0), {"r": 0.1, "alpha": 0.2, "epsilon": 1e-5, "scope": "tensor"}),
-    ),
-    "ramplus_tl, its parameters": (
-        document("ramplus_tl", more=FLOAT32 + "parameters: {r: 0.5, alpha: 1}\n"),
-        ("ram_plus", (1.0, 1.0), {"r": 0.5, "alpha": 1.0, "epsilon": 1e-5, "scope": "tensor"}),
     ),
 }
 
@@ -232,11 +202,6 @@ def test_an_adapter_on_the_base_is_an_agent():
 def test_the_tokenizer_s_source_is_the_recipe_s(source: str, kept: str | None):
     for text in (f"tokenizer_source: {source}\n", f"tokenizer: {{source: {source}}}\n"):
         assert recipe_from_yaml(document("ram") + text).to_dict().get("tokenizer") == kept
-
-
-def test_a_tokenizer_of_all_tokens_is_what_hubmerge_makes_of_agents_that_add_some():
-    for text in ("tokenizer_source: union\n", "tokenizer: {source: union}\n", "tokenizer: {}\n"):
-        assert any(note.startswith("Tokenizer: ") for note in recipe_from_yaml(document("ram") + text).notes)
 
 
 def test_a_method_that_mergekit_names_otherwise_says_so():

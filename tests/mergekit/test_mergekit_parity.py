@@ -15,11 +15,10 @@ import mergekit_reference as reference
 import numpy as np
 import pytest
 from builders import T, f32, llama_shapes, tensor, write_model
-from numpy.typing import NDArray
+from mergekit_reference import INSTALLED, MOST_ULPS, ROOT, Array, needs_mergekit
 
 from benchmarks.mergekit_parity import (
     CASES,
-    PYTHON,
     Case,
     Difference,
     compare,
@@ -33,15 +32,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.recipe.file import recipe_from_yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = ROOT / PYTHON
-needs_mergekit = pytest.mark.skipif(
-    not INSTALLED.exists(), reason="mergekit is not installed in .cache/mergekit (tests/mergekit/install.sh)"
-)
 IN_FLOAT32 = [case for case in CASES if case.stored == "float32" and case.out_dtype is None]
-MOST_ULPS = 4.0  # of float32, from another order of the same operations
-
-Array = NDArray[np.float64]
 
 
 def expected(case: Case, base: Array, agents: Array) -> Array:
@@ -129,18 +120,34 @@ def test_the_documentation_shows_the_recorded_figures():
 STEP = 2.0**-7  # on a base of zeros every δ = ±STEP is exact, and all tie
 
 
-def write_tied_models(folder: Path) -> tuple[dict[str, T], list[dict[str, T]]]:
-    """A base of zeros; two agents that moved 60 % and 40 % of every tensor by the same magnitude."""
+def write_zeros_and(folder: Path, agents: list[dict[str, T]]) -> list[dict[str, T]]:
+    """A base of zeros, and the agents `a` and `b`."""
+    base = {name: tensor(np.zeros(shape), "F32") for name, shape in llama_shapes().items()}
+    for name, tensors in zip(("base", "a", "b"), (base, *agents), strict=True):
+        write_model(folder / name, tensors)
+    return agents
+
+
+def write_tied_models(folder: Path) -> list[dict[str, T]]:
+    """Two agents that moved 60 % and 40 % of every tensor by the same magnitude."""
     rng = np.random.default_rng(5)
-    shapes = llama_shapes()
-    base = {name: tensor(np.zeros(shape), "F32") for name, shape in shapes.items()}
     agents = [
-        {n: tensor(STEP * rng.choice((-1, 1), s) * (rng.random(s) < share), "F32") for n, s in shapes.items()}
+        {n: tensor(STEP * rng.choice((-1, 1), s) * (rng.random(s) < share), "F32") for n, s in llama_shapes().items()}
         for share in (0.6, 0.4)
     ]
-    for name, tensors in (("base", base), ("a", agents[0]), ("b", agents[1])):
-        write_model(folder / name, tensors)
-    return base, agents
+    return write_zeros_and(folder, agents)
+
+
+def write_apart(folder: Path) -> list[dict[str, T]]:
+    """One agent moved the first half of every tensor, the other the second, by various amounts."""
+    rng = np.random.default_rng(6)
+    agents: list[dict[str, T]] = [{}, {}]
+    for name, shape in llama_shapes().items():
+        values = rng.lognormal(-5.0, 1.0, shape) * rng.choice((-1, 1), shape)
+        first = np.arange(values.size).reshape(shape) < values.size // 2
+        agents[0][name] = tensor(np.where(first, values, 0.0), "F32")
+        agents[1][name] = tensor(np.where(first, 0.0, values), "F32")
+    return write_zeros_and(folder, agents)
 
 
 def tied_document(folder: Path, method: str, models: tuple[str, ...], own: str, parameters: str = "{}") -> str:
@@ -153,7 +160,7 @@ TRIMMED = ("ties", ("a", "b"), "{weight: 1, density: 0.25}")
 
 
 def test_a_trim_keeps_every_element_that_ties_where_mergekit_keeps_its_share(tmp_path: Path):
-    _, agents = write_tied_models(tmp_path)
+    agents = write_tied_models(tmp_path)
     ours = run_hubmerge(tied_document(tmp_path, *TRIMMED), tmp_path / "out")
     more = 0
     for name, value in ours.items():
@@ -171,13 +178,13 @@ DROPPED = ("dare_linear", ("a", "b"), f"{{weight: 1, density: {DROPPED_SHARE}}}"
 
 
 def test_dare_divides_by_the_density_where_mergekit_keeps_the_sum_of_magnitudes(tmp_path: Path):
-    base, agents = write_apart(tmp_path)
+    agents = write_apart(tmp_path)
     ours = run_hubmerge(tied_document(tmp_path, *DROPPED), tmp_path / "out")
     factors = []
     for name, value in ours.items():
         merged = value.astype(np.float64)
         for agent in agents:
-            delta = f32(agent[name]).astype(np.float64) - f32(base[name])
+            delta = f32(agent[name]).astype(np.float64)
             own = delta != 0  # no other agent moved these
             kept = own & (merged != 0)
             np.testing.assert_allclose(merged[kept], delta[kept] / DROPPED_SHARE, rtol=1e-6)
@@ -192,34 +199,17 @@ def test_dare_divides_by_the_density_where_mergekit_keeps_the_sum_of_magnitudes(
 
 
 def test_dare_without_rescaling_leaves_the_survivors_as_they_are(tmp_path: Path):
-    base, agents = write_apart(tmp_path)
+    agents = write_apart(tmp_path)
     ours = run_hubmerge(tied_document(tmp_path, *DROPPED, parameters="{rescale: false}"), tmp_path / "out")
     for name, value in ours.items():
-        delta = sum(f32(agent[name]).astype(np.float64) - f32(base[name]) for agent in agents)
+        delta = sum(f32(agent[name]).astype(np.float64) for agent in agents)
         np.testing.assert_allclose(value[value != 0], delta[value != 0], rtol=1e-6)
-
-
-def write_apart(folder: Path) -> tuple[dict[str, T], list[dict[str, T]]]:
-    """A base of zeros; one agent moved the first half of every tensor, the other the second, by various amounts."""
-    rng = np.random.default_rng(6)
-    shapes = llama_shapes()
-    base = {name: tensor(np.zeros(shape), "F32") for name, shape in shapes.items()}
-    agents: list[dict[str, T]] = [{}, {}]
-    for name, shape in shapes.items():
-        values = rng.lognormal(-5.0, 1.0, shape) * rng.choice((-1, 1), shape)
-        first = np.arange(values.size).reshape(shape) < values.size // 2
-        agents[0][name] = tensor(np.where(first, values, 0.0), "F32")
-        agents[1][name] = tensor(np.where(first, 0.0, values), "F32")
-    for name, tensors in (("base", base), ("a", agents[0]), ("b", agents[1])):
-        write_model(folder / name, tensors)
-    return base, agents
 
 
 @needs_mergekit
 def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path: Path):
     tied, apart = tmp_path / "tied", tmp_path / "apart"
-    _, tied_agents = write_tied_models(tied)
-    _, apart_agents = write_apart(apart)
+    tied_agents, apart_agents = write_tied_models(tied), write_apart(apart)
     trimmed = ("ties", ("a",), "{weight: 1, density: 0.25}")  # one agent, so that counts can be seen
     documents = [
         (tied_document(tied, *trimmed), tmp_path / "trimmed"),

@@ -14,23 +14,18 @@ from typing import Any
 import mergekit_reference as reference
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from mergekit_reference import INSTALLED, MOST_ULPS, Array, needs_mergekit
 from safetensors.numpy import save_file
 
-from benchmarks.mergekit_parity import PYTHON, Difference, Values, read, run_hubmerge, run_mergekit, write_families
+from benchmarks.mergekit_parity import Difference, Values, read, run_hubmerge, run_mergekit, write_families
 from hubmerge.errors import RecipeError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.wording import place
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted((Path(__file__).parent / "documents").glob("*.yml"))
-INSTALLED = ROOT / PYTHON
 LAYERS = 5
-MOST_ULPS = 4.0  # of float32, from another order of the same operations
 MISSING = {"slerp_gradients": "slerp", "arcee_fusion": "arcee_fusion", "stacked_layers": "passthrough"}
 DRAWN = "dare_ties_densities"  # what it drops is drawn, by each in its own way
-
-Array = NDArray[np.float64]
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +198,7 @@ def test_random_drops_keep_each_model_s_own_share_rescaled_by_it(models: Path, t
         assert abs(kept / moved - density) < 5 * deviation
 
 
-@pytest.mark.skipif(
-    not INSTALLED.exists(), reason="mergekit is not installed in .cache/mergekit (tests/mergekit/install.sh)"
-)
+@needs_mergekit
 @pytest.mark.slow
 def test_each_document_gives_what_mergekit_gives(models: Path, tmp_path: Path):
     # a union of tokenizers needs tokenizers, which these models have none of: theirs is test_mergekit_tokenizers.py's

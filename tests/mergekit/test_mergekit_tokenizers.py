@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
+from mergekit_reference import INSTALLED, needs_mergekit
 
-from benchmarks.mergekit_parity import PYTHON, Values, read, run_hubmerge, run_mergekit
+from benchmarks.mergekit_parity import Values, read, run_hubmerge, run_mergekit
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = ROOT / PYTHON
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 ADDED = {"agent0": ["<tool>", "</tool>"], "agent1": ["<think>"]}
 
@@ -84,9 +83,7 @@ def test_a_union_has_all_tokens_with_the_rows_of_whoever_has_them(models: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not INSTALLED.exists(), reason="mergekit is not installed in .cache/mergekit (tests/mergekit/install.sh)"
-)
+@needs_mergekit
 def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(models: Path, tmp_path: Path) -> None:
     documents = {source: document(models, source) for source in ("union", "base", str(models / "agent0"))}
     theirs = [(text, tmp_path / "theirs" / str(i)) for i, text in enumerate(documents.values())]

@@ -372,13 +372,6 @@ def test_agents_that_all_weigh_nothing_are_refused():
     assert recipe_from_dict(recipe).weights == (0.5, 0.0)
 
 
-@pytest.mark.parametrize("agent", ["a\u202eb/c", "https://hub/x/y", None, 3, {"model": "org/a", "weight": True}])
-def test_one_agent_that_is_wrong_is_one_problem(agent: object):
-    with pytest.raises(RecipeError) as error:
-        recipe_from_dict({"base": "org/base", "agents": [agent], "method": "ram"})
-    assert len(error.value.problems) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "what", "step"),
     [
@@ -387,33 +380,22 @@ def test_one_agent_that_is_wrong_is_one_problem(agent: object):
         ({"agents": ["org/a", " "]}, "no model is named", "Name the model."),
         ({"agents": [{"model": ""}, "org/b"]}, "no model is named", "Name the model."),
         ({"base": "https://hub/org/a"}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
+        ({"agents": ["https://hub/org/a"]}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
+        ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
+        ({"agents": [None]}, "this must be text, or a table", ""),
+        ({"agents": [f"org/a{n}" for n in range(33)]}, "there are more than 32 agents", ""),
+        ({"colour": 1}, "there is no such key", ""),
+        ({"method": 3}, "this must be text", ""),
+        ({"parameters": [1]}, "this must be a table", ""),
+        ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'", ""),
     ],
 )
-def test_what_is_left_empty_is_said_in_words_and_not_shown(change: dict[str, object], what: str, step: str):
-    with pytest.raises(RecipeError) as error:
-        recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
-    [problem] = error.value.problems
+def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[str, object], what: str, step: str):
+    [problem] = refused({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change}).problems
     assert problem.what == what
     assert problem.next_step.startswith(step)
-    assert problem.got in ("", "'https://hub/org/a'")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"agents": []}, "there is no agent"),
-        ({"agents": [f"org/a{n}" for n in range(33)]}, "there are more than 32 agents"),
-        ({"colour": 1}, "there is no such key"),
-        ({"method": 3}, "this must be text"),
-        ({"parameters": [1]}, "this must be a table"),
-        ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'"),
-    ],
-)
-def test_what_is_wrong_is_said_in_words_of_the_recipe(change: dict[str, object], words: str):
-    with pytest.raises(RecipeError) as error:
-        recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
-    [problem] = error.value.problems
-    assert problem.what == words
+    if what in ("no model is named", "there is no agent"):  # what is left empty is not shown
+        assert problem.got == ""
 
 
 # --- numbers that differ from tensor to tensor ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
-from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Approximation, Histogram, empty_histogram, histogram_of
-from hubmerge.statistics.statistics import Tally, zero_tally
+from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Approximation, Histogram, empty_histogram
+from hubmerge.statistics.statistics import L0_FRACTION, Tally, zero_tally
 from hubmerge.statistics.summary import summarize
 
 ROUNDING = 1e-12  # of float64 sums, on both sides of a comparison
@@ -55,6 +56,24 @@ def tally_of(*deltas: np.ndarray, chunk: int = 1000 * BLOCK) -> Tally:
     return running
 
 
+def l0_sparsity(tally: Tally) -> Approximation | None:
+    return tally.magnitudes(0).below(L0_FRACTION * float(tally.max_abs[0]))
+
+
+def histogram_of(deltas: Sequence[np.ndarray]) -> Histogram:
+    return tally_of(*deltas).histogram
+
+
+def estimates(tally: Tally, delta: np.ndarray) -> list[tuple[Approximation | None, float]]:
+    """Every order statistic of an agent, beside that of its sorted updates."""
+    return [
+        (tally.magnitudes(0).gini(), naive_gini(delta)),
+        (tally.magnitudes(0).top_mass(1), naive_top_mass(delta, 1)),
+        (tally.magnitudes(0).top_mass(5), naive_top_mass(delta, 5)),
+        (l0_sparsity(tally), naive_l0_sparsity(delta)),
+    ]
+
+
 def within(estimate: Approximation | None, true: float) -> bool:
     assert estimate.error >= 0
     return abs(estimate.value - true) <= estimate.error + ROUNDING
@@ -87,11 +106,8 @@ KINDS = ["normal", "cauchy", "log-normal", "uniform", "one bin", "ends of a bin"
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
 def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
     delta = distribution(kind, np.random.default_rng(seed), n)
-    tally = tally_of(delta)
-    assert within(tally.gini(0), naive_gini(delta))
-    assert within(tally.top_mass(0, 1), naive_top_mass(delta, 1))
-    assert within(tally.top_mass(0, 5), naive_top_mass(delta, 5))
-    assert within(tally.l0_sparsity(0), naive_l0_sparsity(delta))
+    for estimate, true in estimates(tally_of(delta), delta):
+        assert within(estimate, true)
 
 
 @settings(max_examples=200, deadline=None)
@@ -116,7 +132,7 @@ def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int,
 def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
     """Half of the elements at each end of the widest bin, relative to its values."""
     delta = np.repeat(np.array([1.0, 1 + LAST * 2.0**-23], dtype=np.float32), 1000)
-    gini = tally_of(delta).gini(0)
+    gini = tally_of(delta).magnitudes(0).gini()
     assert 0.95 * MAX_ERROR < gini.error <= MAX_ERROR
     assert gini.value + gini.error == pytest.approx(naive_gini(delta), abs=ROUNDING)
 
@@ -124,33 +140,27 @@ def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_updates_of_a_few_bf16_ulps_are_measured_without_error(seed: int) -> None:
     delta = distribution("bf16 ulps", np.random.default_rng(seed), 20_000)
-    tally = tally_of(delta)
-    for estimate, true in [
-        (tally.gini(0), naive_gini(delta)),
-        (tally.top_mass(0, 1), naive_top_mass(delta, 1)),
-        (tally.top_mass(0, 5), naive_top_mass(delta, 5)),
-        (tally.l0_sparsity(0), naive_l0_sparsity(delta)),
-    ]:
+    for estimate, true in estimates(tally_of(delta), delta):
         assert estimate.error == 0
         assert estimate.value == pytest.approx(true, rel=1e-12)
 
 
 def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
     tally = tally_of(np.array([0.0, 1.0, -1.0, 2.0], dtype=np.float32))
-    gini = tally.gini(0)
+    gini = tally.magnitudes(0).gini()
     # |x_i − x_j| over all ordered pairs: 2·(1 + 1 + 2 + 0 + 1 + 1) = 12; 2·16·1 = 32
     assert gini.value == 12 / 32
-    assert tally.top_mass(0, 1) == tally.top_mass(0, 5) == Approximation(2 / 4, 0.0)
-    assert tally.top_mass(0, 50) == Approximation(3 / 4, 0.0)
-    assert tally.top_mass(0, 75) == tally.top_mass(0, 100) == Approximation(1.0, 0.0)
-    assert tally.l0_sparsity(0) == Approximation(1 / 4, 0.0)
+    assert tally.magnitudes(0).top_mass(1) == tally.magnitudes(0).top_mass(5) == Approximation(2 / 4, 0.0)
+    assert tally.magnitudes(0).top_mass(50) == Approximation(3 / 4, 0.0)
+    assert tally.magnitudes(0).top_mass(75) == tally.magnitudes(0).top_mass(100) == Approximation(1.0, 0.0)
+    assert l0_sparsity(tally) == Approximation(1 / 4, 0.0)
     # mean 1/2, deviations −1/2, 1/2, −3/2, 3/2: m2 = 5/4, m4 = (2/16 + 2·81/16)/4 = 41/16
     assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
 
 
 def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
     below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert tally_of(np.array([50, 0.5, below, 0], dtype=np.float32)).l0_sparsity(0) == Approximation(2 / 4, 0.0)
+    assert l0_sparsity(tally_of(np.array([50, 0.5, below, 0], dtype=np.float32))) == Approximation(2 / 4, 0.0)
 
 
 def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
@@ -160,17 +170,17 @@ def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
     assert below.any()
     assert not below.all()
     for maximum, limit, counts in zip(maxima, limits, below, strict=True):
-        assert tally_of(np.array([maximum, limit])).l0_sparsity(0) == Approximation(int(counts) / 2, 0.0)
+        assert l0_sparsity(tally_of(np.array([maximum, limit]))) == Approximation(int(counts) / 2, 0.0)
 
 
 def test_equal_magnitudes_are_perfectly_even() -> None:
     tally = tally_of(np.full(1000, 0.3, dtype=np.float32))
-    gini, top = tally.gini(0), tally.top_mass(0, 5)
+    gini, top = tally.magnitudes(0).gini(), tally.magnitudes(0).top_mass(5)
     assert gini is not None
     assert top is not None
     assert within(gini, 0.0)
     assert within(top, 0.05)
-    assert tally.l0_sparsity(0) == Approximation(0.0, 0.0)
+    assert l0_sparsity(tally) == Approximation(0.0, 0.0)
     assert tally.kurtosis(0) is None
 
 
@@ -178,20 +188,12 @@ def test_one_element_alone_holds_everything() -> None:
     delta = np.zeros(1000, dtype=np.float32)
     delta[7] = 0.1
     tally = tally_of(delta)
-    assert within(tally.gini(0), 0.999)
-    top, sparsity = tally.top_mass(0, 1), tally.l0_sparsity(0)
+    assert within(tally.magnitudes(0).gini(), 0.999)
+    top, sparsity = tally.magnitudes(0).top_mass(1), l0_sparsity(tally)
     assert top.value == pytest.approx(1)
     assert sparsity.value == 0.999
     # p = 1/1000 of a Bernoulli variable: (1 − 6p(1 − p))/(p(1 − p))
     assert tally.kurtosis(0) == pytest.approx((1 - 6 * 0.001 * 0.999) / (0.001 * 0.999))
-
-
-def test_a_single_element_is_its_own_maximum() -> None:
-    tally = tally_of(np.array([-0.1], dtype=np.float32))
-    assert within(tally.gini(0), 0)
-    assert tally.top_mass(0, 1) == Approximation(1.0, 0.0)
-    assert tally.l0_sparsity(0) == Approximation(0.0, 0.0)
-    assert tally.kurtosis(0) is None
 
 
 @pytest.mark.parametrize("n", [0, 1, 5000])
@@ -255,8 +257,8 @@ def test_the_histogram_of_a_model_is_that_of_its_tensors_in_any_order() -> None:
 
 def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits() -> None:
     values = np.array([0, -0.0, 2.0**-149, 1, 1 + 2.0**-6, 1 + 2.0**-5, -1.5, 3.4e38], dtype=np.float32)
-    histogram = histogram_of([values[:2], values])
-    assert histogram.of(0, 2).bins.tolist() == []
+    histogram = histogram_of([np.resize(values[:2], 8), values])
+    assert histogram.of(0, 8).bins.tolist() == []
     magnitudes = histogram.of(1, 8)
     assert magnitudes.bins.tolist() == [0, 127 * 32, 127 * 32 + 1, 127 * 32 + 16, 254 * 32 + 31]
     assert magnitudes.counts.tolist() == [1, 2, 1, 1, 1]
