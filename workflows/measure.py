@@ -18,8 +18,7 @@ from hubmerge.sources.open import open_model
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
-from workflows.jobs.store import Store
-from workflows.jobs.transitions import MAX_WAITING
+from workflows.jobs.store import MAX_WAITING, Store
 
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
 MOST_LISTED = 100  # that wait
@@ -76,7 +75,7 @@ class Measuring:
             raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])
         id, sha = self._evaluable(name, Hub(self._settings.endpoint, visitor.token))
         key = self._requests.key(id, sha, chosen)
-        if key in self._requests.known_scores():
+        if key in self._requests.scoring.known_scores():
             return EvaluationAnswer("scored", id, sha, chosen)
         before = self._store.find(evaluation_id(key))
         job = self._requests.request(key, ASKED, asked_by=visitor.name)

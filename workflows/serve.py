@@ -15,10 +15,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from hubmerge.board.results_dataset import ResultsDataset
@@ -30,11 +29,12 @@ from hubmerge.extras import require
 from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
+from workflows.jobs.evaluations import Scoring
 from workflows.jobs.logs import set_up_logging
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
-from workflows.schedule.scoring import RecordedScores, Scoring
+from workflows.schedule.scoring import RecordedScores
 from workflows.service import MergeService
 from workflows.watchers.rules import RuleSet, load_rules
 
@@ -45,7 +45,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class WorkerProcess:
-    """Keeps one worker process alive until it is closed or `stop` is set.
+    """Keeps one worker process alive until `stop` is set, which leaving it does too.
 
     A signal to the whole group ends the workers before this process closes them: with its `stop`, none is started
     again meanwhile.
@@ -54,55 +54,47 @@ class WorkerProcess:
     def __init__(
         self,
         settings: Settings,
-        environment: Mapping[str, str] | None = None,
         *,
+        stop: threading.Event,
         kinds: Sequence[str] = (),
-        stop: threading.Event | None = None,
     ) -> None:
         self._kinds = ["--kinds", *kinds] if kinds else []
         self._environment = {
-            **(os.environ if environment is None else environment),
+            **os.environ,
             "HF_ENDPOINT": settings.endpoint,
             "HUBMERGE_DATA": str(settings.data_dir.resolve()),
         }
         # the worker acts with each job's own token only
         self._environment.pop("HF_TOKEN", None)
-        self._stop = stop or threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._stop = stop
         self._thread = threading.Thread(target=self._keep, name="hubmerge-worker-keeper", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
 
     def _keep(self) -> None:
         # the thread that starts the child must outlive it: the child dies with its parent thread
         while not self._stop.is_set():
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "workflows.jobs.worker", "--die-with-parent", *self._kinds],
                 cwd=_ROOT,  # a Gradio Space installs nothing: the package is found here
                 env=self._environment,
             )
-            while not self._stop.is_set() and self._process.poll() is None:
+            while not self._stop.is_set() and process.poll() is None:
                 self._stop.wait(0.5)
-            if self._process.poll() is None:
-                self._process.terminate()
+            if process.poll() is None:
+                process.terminate()
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_TIMEOUT_S)
-                self._process.kill()  # nothing happens to one that has ended
-                self._process.wait()
+                    process.wait(STOP_TIMEOUT_S)
+                process.kill()  # nothing happens to one that has ended
+                process.wait()
             elif not self._stop.is_set():
-                log.warning("the worker ended with code %s and is started again", self._process.returncode)
+                log.warning("the worker ended with code %s and is started again", process.returncode)
                 self._stop.wait(RESTART_AFTER_S)
 
 

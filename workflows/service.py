@@ -6,8 +6,6 @@ Every action gets a `Visitor`, which is made from a proven sign-in, and checks a
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,16 +36,15 @@ from workflows.app.service import (
 )
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
-from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
-from workflows.jobs.store import Store
+from workflows.jobs.jobs import ACTIVE, Job, JobNotFoundError, NewJob, State
+from workflows.jobs.kept import KeptAnswers
+from workflows.jobs.store import MAX_WAITING, Store
 from workflows.jobs.tokens import TokenVault
-from workflows.jobs.transitions import MAX_WAITING
 from workflows.measure import Measuring
 from workflows.published import published_model
 from workflows.trail import Trail
 
 _IDENTITY_S = 60.0
-UNDER_WAY = (State.QUEUED, State.RUNNING, State.CANCELLING)
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 _FACTS_KEPT = 1000
 
@@ -64,29 +61,15 @@ class MergeService:
         self._vault = vault
         self._trail = Trail(store, suite=settings.suite)
         self._measuring = Measuring(settings, store, requests)
-        self._identities: dict[bytes, tuple[float, Identity]] = {}
-        self._facts: dict[bytes, tuple[float, ModelFacts]] = {}
-        self._lock = threading.Lock()
+        self._identities = KeptAnswers[Identity](_IDENTITY_S)
+        self._facts = KeptAnswers[ModelFacts](_FACTS_S, _FACTS_KEPT)
 
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The visitor to whom the token belongs; a name that does not fit the token is refused."""
-        identity = self._identity(token)
+        identity = self._identities.get(_digest(token), lambda: self._hub(token).whoami())
         if name is not None and identity.name != name:
             raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
         return Visitor(identity.name, token, identity.namespaces)
-
-    def _identity(self, token: str) -> Identity:
-        """The Hub's answer about a token, asked at most once a minute; only the token's digest is kept."""
-        key = hashlib.sha256(token.encode()).digest()
-        now = time.monotonic()
-        with self._lock:
-            self._identities = {k: v for k, v in self._identities.items() if v[0] > now}
-            if key in self._identities:
-                return self._identities[key][1]
-        identity = self._hub(token).whoami()
-        with self._lock:
-            self._identities[key] = (now + _IDENTITY_S, identity)
-        return identity
 
     def search(
         self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
@@ -95,18 +78,12 @@ class MergeService:
 
     def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
         token = visitor.token if visitor else None
-        key = hashlib.sha256(f"{token or ''}\0{name}".encode()).digest()
-        now = time.monotonic()
-        with self._lock:
-            self._facts = {k: v for k, v in self._facts.items() if v[0] > now}
-            if key in self._facts:
-                return self._facts[key][1]
-        model = ModelName.parse(name)
-        facts = _facts(self._hub(token).repo_state(model.id, model.revision))
-        with self._lock:
-            if len(self._facts) < _FACTS_KEPT:
-                self._facts[key] = (now + _FACTS_S, facts)
-        return facts
+
+        def ask() -> ModelFacts:
+            model = ModelName.parse(name)
+            return _facts(self._hub(token).repo_state(model.id, model.revision))
+
+        return self._facts.get((_digest(token or ""), name), ask)
 
     def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
         return published_model(self._hub(visitor.token if visitor else None), name, sha)
@@ -193,7 +170,7 @@ class MergeService:
         return self._trail.views(jobs, own=False)
 
     def under_way(self) -> tuple[int, int, int]:
-        jobs = [j for j in self._store.list_jobs(states=UNDER_WAY, limit=MAX_WAITING) if not j.payload.get("private")]
+        jobs = [j for j in self._store.list_jobs(states=ACTIVE, limit=MAX_WAITING) if not j.payload.get("private")]
         running = [job.kind for job in jobs if job.state is not State.QUEUED]
         return running.count("merge"), running.count("evaluate"), len(jobs) - len(running)
 
@@ -213,6 +190,11 @@ class MergeService:
 
     def _hub(self, token: str | None) -> Hub:
         return Hub(self.endpoint, token)
+
+
+def _digest(token: str) -> bytes:
+    """What is kept of a token, in place of it."""
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _facts(state: RepoState) -> ModelFacts:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 from workflows.app.service import JobView, LogLine, Scoring
-from workflows.jobs.jobs import Job, JobEvent, State
-from workflows.jobs.pins import pinned_models
+from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
+from workflows.jobs.kept import KeptAnswers
 from workflows.jobs.store import Store
 
 LOG_EVENTS = 300  # of a job, that its page shows
@@ -26,13 +26,12 @@ class Trail:
     def __init__(self, store: Store, *, suite: str | None) -> None:
         self._store = store
         self._suite = suite
-        self._typical: dict[str, tuple[float, Mapping[str, float], Mapping[str, float]]] = {}
-        self._lock = threading.Lock()
+        self._times = KeptAnswers[StageTimes](_REMEMBERED_EVERY_S)
 
     def view(self, job: Job, *, own: bool) -> JobView:
         """Everything of one job; what only its owner may know where it is the visitor's `own`."""
-        events = self._store.last_events(job.id, LOG_EVENTS, statistics=False)
-        newest = self._store.last_events(job.id, 1, statistics=True)
+        events = self._store.events(job.id, LOG_EVENTS, statistics=False)
+        newest = self._store.events(job.id, 1, statistics=True)
         return self._view(job, own=own, events=events, counted=newest[-1].data.get("values") if newest else None)
 
     def views(self, jobs: Iterable[Job], *, own: bool) -> list[JobView]:
@@ -79,7 +78,7 @@ class Trail:
             typical_s=self._usual(job, ahead) if events else None,
             evaluations=evaluations,
             ticket=job.ticket,
-            after_s=self._typical_of(job.kind)[1].get(job.stage) if events and job.state is State.RUNNING else None,
+            after_s=self._times_of(job.kind).after.get(job.stage) if events and job.state is State.RUNNING else None,
             predicted_s=_number(job.payload.get("predicted_s")),
             scoring_s=scoring_s,
         )
@@ -88,24 +87,15 @@ class Trail:
         """What the job's stage took in earlier jobs; of one that waits, what those before it will take."""
         if job.state not in (State.QUEUED, State.RUNNING):
             return None
-        typical, _ = self._typical_of(job.kind)
+        typical = self._times_of(job.kind).spent
         if ahead is None:
             return typical.get(job.stage)
         busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
         whole = typical.get("")
         return None if whole is None else whole * (ahead + len(busy) / 2)
 
-    def _typical_of(self, kind: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Stage → median of its seconds in earlier jobs ("": of whole jobs), and of those that followed it."""
-        now = time.monotonic()
-        with self._lock:
-            kept = self._typical.get(kind)
-        if kept is None or kept[0] < now:
-            moments = self._store.stage_times(kind, _ASKED)
-            kept = now + _REMEMBERED_EVERY_S, typical_times(moments), times_after(moments)
-            with self._lock:
-                self._typical[kind] = kept
-        return kept[1], kept[2]
+    def _times_of(self, kind: str) -> StageTimes:
+        return self._times.get(kind, lambda: stage_times(self._store.stage_times(kind, _ASKED)))
 
     def _evaluations(self, job: Job, *, in_full: bool) -> tuple[tuple[Scoring, ...], float | None]:
         """The evaluations of a published merge and of its parents, where it is to have any; seconds that one takes.
@@ -175,29 +165,34 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def times_after(moments: Iterable[tuple[str, str, str]]) -> dict[str, float]:
-    """Stage → the median over jobs of the seconds from its end to the end of the job, from (job, moment, stage)."""
-    jobs: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
-    for job, moment, stage in moments:
-        jobs[job].append((datetime.fromisoformat(moment), stage))
-    found: dict[str, list[float]] = defaultdict(list)
-    for passed in jobs.values():
-        end = passed[-1][0]
-        left = {stage: later for (_, stage), (later, _) in pairwise(passed) if stage}
-        for stage, later in left.items():
-            found[stage].append(max((end - later).total_seconds(), 0.0))
-    return {stage: statistics.median(times) for stage, times in found.items()}
+class StageTimes(NamedTuple):
+    """Stage → the median over jobs of the seconds spent in it ("": in all), and of those that followed it."""
+
+    spent: Mapping[str, float]
+    after: Mapping[str, float]
 
 
-def typical_times(moments: Iterable[tuple[str, str, str]]) -> dict[str, float]:
-    """Stage → the median over jobs of the seconds spent in it, from (job, moment, stage) in order; "": in all."""
-    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    before: tuple[str, datetime, str] | None = None
-    for job, moment, stage in moments:
-        now = datetime.fromisoformat(moment)
-        if before is not None and before[0] == job:
-            seconds = max((now - before[1]).total_seconds(), 0.0)
-            spent[before[2]][job] += seconds if before[2] else 0.0
-            spent[""][job] += seconds
-        before = (job, now, stage)
-    return {stage: statistics.median(times.values()) for stage, times in spent.items() if times}
+def stage_times(moments: Iterable[tuple[str, str, str]]) -> StageTimes:
+    """From (job, moment, stage) in order; a stage lasts until the next moment of its job."""
+    spent: dict[str, list[float]] = defaultdict(list)
+    after: dict[str, list[float]] = defaultdict(list)
+    for _, passed in groupby(moments, key=itemgetter(0)):
+        told = [(datetime.fromisoformat(moment), stage) for _, moment, stage in passed]
+        end = told[-1][0]
+        of_job: dict[str, float] = defaultdict(float)
+        left: dict[str, float] = {}
+        for (began, stage), (ended, _) in pairwise(told):
+            seconds = max((ended - began).total_seconds(), 0.0)
+            of_job[""] += seconds
+            if stage:
+                of_job[stage] += seconds
+                left[stage] = max((end - ended).total_seconds(), 0.0)
+        for stage, seconds in of_job.items():
+            spent[stage].append(seconds)
+        for stage, seconds in left.items():
+            after[stage].append(seconds)
+    return StageTimes(_medians(spent), _medians(after))
+
+
+def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {stage: statistics.median(seconds) for stage, seconds in times.items()}

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from space_rules import MAX_PLAIN_BYTES
 from tracked import ROOT, copy_tracked, tracked_files
 
 from localhub.process import LocalHubProcess
+
+MAX_PLAIN_BYTES = 10 * 1024**2  # of a file that is not stored by Git LFS or Xet
 
 
 def _is_binary(path: Path) -> bool:

@@ -30,6 +30,7 @@ QUICK = Timing(idle_s=0.02, line_s=0.02, cancel_s=0.02, heartbeat_s=0.2, progres
 RETRYABLE = JobError(code="E_DISK", message="the disk is full", retryable=True)
 OUTAGE = JobError(code="E_HUB", message="the Hub is away", retryable=True)
 REFUSAL = JobError(code="E_HUB", message="the Hub will never do it")
+FAULT = JobError(code="E_MACHINE", message="it was killed", retryable=True)
 FINAL = JobError(code="E_FORMAT", message="no safetensors")
 
 
@@ -129,7 +130,6 @@ def running(worker: Worker) -> Iterator[threading.Event]:
     finally:
         stop.set()
         thread.join()
-        worker.close()
 
 
 @contextmanager

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, FakeClock, claim
+from job_helpers import FINAL, claim
 from pydantic import SecretStr
-from sqlalchemy import Engine
 
 from hubmerge.errors import (
     EvaluationError,
@@ -32,11 +30,11 @@ from workflows.jobs.evaluations import (
     OF_PARENT,
     EvaluationRequests,
     ScoreKey,
+    Scoring,
     evaluation_id,
     evaluation_job,
 )
 from workflows.jobs.jobs import JobNotFoundError, NewJob, State
-from workflows.jobs.schema import open_engine
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.measure import Measuring
@@ -47,35 +45,35 @@ SHA = "a" * 40
 VAULT = TokenVault([b"s" * 40])
 
 
+def score(model: str, sha: str = SHA) -> ScoreKey:
+    return ScoreKey(model, sha, "zoo", "v1", "test")
+
+
 class Site:
     """A service with the bot's account (ada), whose leaderboard the test writes."""
 
-    def __init__(self, folder: Path, hub: LocalHubProcess, clock: FakeClock) -> None:
+    def __init__(self, store: Store, hub: LocalHubProcess) -> None:
         token = SecretStr(hub.tokens["ada"])
         self.settings = Settings(endpoint=hub.endpoint, token=token, suite="zoo")
         self.hub = hub
-        self.store = Store(folder, clock=clock)
-        self.engine: Engine = open_engine(folder / "jobs.sqlite3")
+        self.store = store
         self.known: set[ScoreKey] = set()
-        self.requests = EvaluationRequests(
-            self.engine,
-            clock,
-            Account(self.settings, VAULT),
-            suite_version=lambda _: "v1",
-            known_scores=lambda: self.known,
-        )
-        self.service = MergeService(self.settings, self.store, VAULT, self.requests)
+        scoring = Scoring(lambda _: "v1", lambda: self.known, default_suite="zoo")
+        self.requests = EvaluationRequests(store, Account(self.settings, VAULT), scoring)
+        self.service = MergeService(self.settings, store, VAULT, self.requests)
+
+    def tick(self) -> None:
+        """Every evaluation that is due is asked for, however many jobs there are."""
+        self.store.jobs_per_user = 100
+        schedule_evaluations(self.store, self.requests)
 
     def visitor(self, name: str) -> Visitor:
         return Visitor(name, self.hub.tokens[name], (name,))
 
 
 @pytest.fixture
-def site(tmp_path: Path, zoo_hub: LocalHubProcess, clock: FakeClock) -> Iterator[Site]:
-    made = Site(tmp_path, zoo_hub, clock)
-    yield made
-    made.engine.dispose()
-    made.store.close()
+def site(store: Store, zoo_hub: LocalHubProcess) -> Site:
+    return Site(store, zoo_hub)
 
 
 def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_place(site: Site) -> None:
@@ -99,7 +97,7 @@ def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_sto
     bob, ada = site.visitor("bob"), site.visitor("ada")
     asked = site.service.request_evaluation("zoo/math-agent", "", bob)
     site.service.request_evaluation("zoo/tool-agent", "", ada)
-    secret = site.requests.request(ScoreKey("org/m", SHA, "zoo", "v1", "test"), OF_MERGE, private=True, asked_by="bob")
+    secret = site.requests.request(score("org/m"), OF_MERGE, private=True, asked_by="bob")
     [view] = site.service.jobs(bob)
     assert (view.id, view.target, view.user, view.signed_in_until) == (asked.job, "zoo/math-agent", "ada", None)
     assert site.service.jobs(bob, before=view.ticket) == []
@@ -113,11 +111,11 @@ def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_sto
 def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(site: Site) -> None:
     bob = site.visitor("bob")
     sha = site.service.request_evaluation("zoo/math-agent", "zoo", bob).sha
-    site.known.add(ScoreKey("zoo/tool-agent", sha, "zoo", "v1", "test"))  # another commit
+    site.known.add(score("zoo/tool-agent", sha))  # another commit
     assert site.service.request_evaluation("zoo/tool-agent", "zoo", bob).outcome == "queued"
     base = HfApi(site.hub.endpoint).model_info("zoo/base").sha
     assert base is not None
-    site.known.add(ScoreKey("zoo/base", base, "zoo", "v1", "test"))
+    site.known.add(score("zoo/base", base))
     answer = site.service.request_evaluation("zoo/base", "zoo", bob)
     assert (answer.outcome, answer.sha, answer.job) == ("scored", base, "")
 
@@ -125,13 +123,13 @@ def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(sit
 def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -> None:
     bob = site.visitor("bob")
     for number in range(ASKED_EACH):
-        key = ScoreKey(f"org/m{number}", SHA, "zoo", "v1", "test")
+        key = score(f"org/m{number}")
         site.requests.request(key, OF_MERGE, asked_by="bob")
     with pytest.raises(QuotaError, match="bob has asked for 3 evaluations"):
         site.service.request_evaluation("zoo/base", "zoo", bob)
     # neither another visitor nor the bot pays for them
     assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("ada")).outcome == "queued"
-    assert site.requests.request(ScoreKey("org/own", SHA, "zoo", "v1", "test"), OF_MERGE).state is State.QUEUED
+    assert site.requests.request(score("org/own"), OF_MERGE).state is State.QUEUED
     claim(site.store)
     site.store.request_cancel(site.store.list_jobs(states=[State.RUNNING])[0].id, "ada")
     with pytest.raises(QuotaError):  # until it has ended
@@ -227,9 +225,9 @@ def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workflows.measure.MOST_LISTED", 1)
-    site.store.submit(evaluation_job("ada/hidden", SHA, "zoo", "test", "ada", private=True))
-    site.store.submit(evaluation_job("org/parent", SHA, "zoo", "test", "ada", priority=OF_PARENT))
-    site.store.submit(evaluation_job("org/merge", SHA, "zoo", "test", "ada"))
+    site.store.submit(evaluation_job(score("ada/hidden"), "ada", private=True))
+    site.store.submit(evaluation_job(score("org/parent"), "ada", OF_PARENT))
+    site.store.submit(evaluation_job(score("org/merge"), "ada"))
     queue = site.service.evaluation_queue()
     assert [(e.model, e.place) for e in queue.waiting] == [("org/merge", 2)]
     assert queue.waiting_in_all == 2
@@ -244,7 +242,7 @@ def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it(site: Site) 
     assert site.store.get(job.id).payload["suite"] == "tool"
     claimed = site.store.claim("worker", ["merge"])
     site.store.finish(claimed.id, claimed.fence, {"repo": "ada/chosen", "commit": SHA, "use": "text-generation"})
-    schedule_evaluations(site.engine, _unlimited(site), "zoo")
+    site.tick()
     assert {j.payload["suite"] for j in site.store.list_jobs(kinds=["evaluate"])} == {"tool"}
     usual = site.service.submit(replace(chosen, target="ada/usual", suite=None), ada)
     assert "suite" not in site.store.get(usual.id).payload
@@ -267,7 +265,7 @@ def _merged(site: Site, name: str, agent: str, private: bool) -> None:
 @pytest.mark.parametrize("act", ["job", "cancel", "retry"])
 def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site, act: str) -> None:
     _merged(site, "hidden", "ada/own-agent", private=True)
-    schedule_evaluations(site.engine, _unlimited(site))
+    site.tick()
     jobs = {str(j.payload["model"]): j for j in site.store.list_jobs(kinds=["evaluate"])}
     assert set(jobs) == {"ada/hidden", "ada/own-agent", "zoo/base"}
     asked: Callable[..., object] = getattr(site.service, act)
@@ -286,20 +284,8 @@ def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site, ac
 def test_a_parent_of_a_public_merge_too_is_measured_in_public(site: Site) -> None:
     _merged(site, "hidden", "ada/own-agent", private=True)
     _merged(site, "open", "ada/other-agent", private=False)
-    schedule_evaluations(site.engine, _unlimited(site))
+    site.tick()
     private = {str(j.payload["model"]) for j in site.store.list_jobs(kinds=["evaluate"]) if j.payload.get("private")}
     assert private == {"ada/hidden", "ada/own-agent"}
-    key = ScoreKey("zoo/base", SHA, "zoo", "v1", "test")
+    key = score("zoo/base")
     assert site.service.job(evaluation_id(key), None).target == "zoo/base"
-
-
-def _unlimited(site: Site) -> EvaluationRequests:
-    account = Account(site.settings, VAULT)
-    return EvaluationRequests(
-        site.engine,
-        site.store.clock,
-        account,
-        suite_version=lambda _: "v1",
-        known_scores=lambda: site.known,
-        jobs_per_user=100,
-    )

@@ -9,12 +9,12 @@ from job_helpers import RETRYABLE, FakeClock, claim, job_id
 
 from hubmerge.settings import Settings
 from workflows.app.service import Visitor
-from workflows.jobs.evaluations import evaluation_job
+from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.service import MergeService
-from workflows.trail import Trail, times_after, typical_times
+from workflows.trail import Trail, stage_times
 
 SHA = "a" * 40
 RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' * 40}"}, "local/folder"]}
@@ -23,6 +23,10 @@ RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' *
 def merge(name: str, user: str = "ann", **payload: Any) -> NewJob:
     given = {"recipe": RECIPE, "target": f"{user}/{name}", "private": False, **payload}
     return NewJob(id=job_id(name), user=user, payload=given)
+
+
+def evaluation(model: str, sha: str = SHA, suite: str = "zoo") -> NewJob:
+    return evaluation_job(ScoreKey(model, sha, suite, "", "test"), "bot")
 
 
 def service_of(store: Store) -> MergeService:
@@ -42,7 +46,7 @@ def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
     for name, user, private in (("one", "ann", False), ("two", "bob", True), ("three", "bob", False)):
         store.submit(merge(name, user, private=private))
     store.submit(merge("four", "cleo"))
-    store.submit(evaluation_job("ann/secret", SHA, "zoo", "test", "bot"))
+    store.submit(evaluation("ann/secret"))
     service = service_of(store)
     first = service.public_jobs()
     assert [view.target for view in first] == ["cleo/four", "bob/three"]
@@ -59,9 +63,9 @@ def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store
         ("base", "zoo/base", "waiting"),
         ("agent", "zoo/math", "waiting"),
     ]
-    new = evaluation_job("ann/made", SHA, "zoo", "test", "bot")
+    new = evaluation("ann/made")
     store.submit(new)
-    store.submit(evaluation_job("ann/made", "d" * 40, "zoo", "test", "bot"))  # another commit
+    store.submit(evaluation("ann/made", "d" * 40))  # another commit
     scoring = service_of(store).job(job_id("made"), None).evaluations[0]
     assert (scoring.job, scoring.state) == (new.id, "queued")
 
@@ -78,7 +82,7 @@ def test_the_evaluations_of_a_merge_are_looked_for_among_the_newest(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in "ab":
-        store.submit(evaluation_job(f"ann/{name}", SHA, "zoo", "test", "bot"))
+        store.submit(evaluation(f"ann/{name}"))
     pins = {(f"ann/{name}", SHA) for name in "ab"}
     assert len(store.evaluations_of(pins)) == 2
     monkeypatch.setattr("workflows.jobs.store.MAX_SEARCHED", 1)
@@ -86,7 +90,7 @@ def test_the_evaluations_of_a_merge_are_looked_for_among_the_newest(
 
 
 def test_the_place_in_the_queue_counts_jobs_of_the_same_worker_alone(store: Store) -> None:
-    store.submit(evaluation_job("ann/x", SHA, "zoo", "test", "bot"))
+    store.submit(evaluation("ann/x"))
     store.submit(merge("one"))
     store.submit(merge("two"))
     places = [service_of(store).job(job_id(name), None).queue_position for name in ("one", "two")]
@@ -102,8 +106,8 @@ def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, c
         store.append_events(job.id, job.fence, [("stage", {"stage": "publish"})])
         clock.pass_time(5)
         store.finish(job.id, job.fence, {"repo": "a/b", "commit": SHA})
-    assert typical_times(store.stage_times("merge", 20)) == {"": 25.0, "merge": 20.0, "publish": 5.0}
-    assert times_after(store.stage_times("merge", 20)) == {"merge": 5.0, "publish": 0.0}
+    times = stage_times(store.stage_times("merge", 20))
+    assert times == ({"": 25.0, "merge": 20.0, "publish": 5.0}, {"merge": 5.0, "publish": 0.0})
     store.submit(merge("next"))
     view = service_of(store).job(job_id("next"), None)
     assert view.typical_s == 0.0  # nobody is before it
@@ -128,7 +132,7 @@ def evaluate_first(store: Store, clock: FakeClock, *, suite: str = "zoo") -> lis
     """A merge whose own evaluation took 40 s, while those of its parents wait."""
     publish(store, "made")
     pins = (("ann/made", SHA), ("zoo/base", "b" * 40), ("zoo/math", "c" * 40))
-    first, *parents = [evaluation_job(*pin, suite, "test", "bot") for pin in pins]
+    first, *parents = [evaluation(*pin, suite) for pin in pins]
     store.submit(first)
     job = claim(store)
     clock.pass_time(40)
@@ -150,11 +154,11 @@ def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_oth
     store: Store, clock: FakeClock
 ) -> None:
     parents = evaluate_first(store, clock, suite="math")
-    other = [evaluation_job(p.payload["model"], p.payload["sha"], "zoo", "test", "bot") for p in parents]
+    other = [evaluation(p.payload["model"], p.payload["sha"]) for p in parents]
     store.submit(other[0])
     assert service_of(store).job(job_id("made"), None).scoring_s is None
     store.request_cancel(other[0].id, "bot")
-    store.submit(evaluation_job("bob/model", SHA, "math", "test", "bot"))
+    store.submit(evaluation("bob/model", SHA, "math"))
     store.submit(parents[1])
     view = service_of(store).job(job_id("made"), None)
     assert (view.scoring_s, view.evaluations[2].place) == (None, 2)

@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.bot import Bot, Intervals
+from workflows.jobs.evaluations import Scoring
 from workflows.jobs.tokens import TokenVault
-from workflows.schedule.scoring import Scoring
 from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead
 from workflows.watchers.rules import RuleSet, rule_from_yaml

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 
 from pydantic import SecretStr
 
@@ -44,13 +43,6 @@ class Account:
                 got=owner,
                 next_step="A watcher acts for the user of HF_TOKEN alone; name that user as its owner.",
             )
-
-    def opens(self, job_id: str, sealed: SealedToken) -> bool:
-        """Whether what was sealed for a job is this account's present token."""
-        try:
-            return self._vault.open(job_id, sealed, datetime.now(UTC)) == self._token
-        except LoginError:
-            return False
 
     def seal(self, job_id: str) -> SealedToken:
         return self._vault.seal(job_id, self._token or SecretStr(""))

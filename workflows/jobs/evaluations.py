@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Engine, and_, select
+from sqlalchemy import and_, select
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.result import Split
 from workflows.jobs.account import Account
-from workflows.jobs.jobs import EVALUATION, Clock, Job, NewJob, State, iso
-from workflows.jobs.schema import reading, writing
-from workflows.jobs.transitions import JOBS, Transitions
+from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, iso
+from workflows.jobs.schema import JOBS
+from workflows.jobs.store import Store
 
 AGAIN_AFTER = timedelta(hours=6)
 ASKED_EACH = 3  # evaluations that one visitor asked for, waiting or running
@@ -31,6 +31,8 @@ OF_MERGE = -20
 ASKED = -20  # by a visitor; who asks first is served first
 OF_CANDIDATE = -30  # a rule's choice waits for it
 OF_PARENT = -40
+
+Pin = tuple[str, str]  # a model's id and commit
 
 
 class ScoreKey(NamedTuple):
@@ -43,8 +45,17 @@ class ScoreKey(NamedTuple):
     split: str
 
 
-KnownScores = Callable[[], Collection[ScoreKey]]
-SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
+@dataclass(frozen=True)
+class Scoring:
+    """The bot's questions about the leaderboard; every tick asks them anew."""
+
+    suite_version: Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
+    known_scores: Callable[[], Collection[ScoreKey]]
+    # the leaderboard's order: a suite's scores of pinned models, higher is better; none without a score
+    ranking: Callable[[str, Sequence[Pin]], Mapping[Pin, float]] = lambda suite, models: {}
+    # why those that are contaminated or withdrawn, themselves or by an ancestor, are
+    flagged: Callable[[Sequence[Pin]], Mapping[Pin, str]] = lambda models: {}
+    default_suite: str | None = None  # for public merges that no watcher started
 
 
 def is_the_bot_s(job: Job) -> bool:
@@ -58,74 +69,45 @@ def evaluation_id(key: ScoreKey) -> str:
 
 
 def evaluation_job(
-    model: str,
-    sha: str,
-    suite: str,
-    split: Split,
-    user: str,
-    *,
-    suite_version: str = "",
-    priority: int = OF_MERGE,
-    private: bool = False,
-    asked_by: str = "",
+    key: ScoreKey, user: str, priority: int = OF_MERGE, *, private: bool = False, asked_by: str = ""
 ) -> NewJob:
-    """The job that evaluates `model` at `sha`; every request gets the same one.
+    """The job that finds a score; every request gets the same one.
 
     `private`: only `user` may see the job. `asked_by`: the visitor whose quota it uses.
     """
-    known: dict[str, object] = {"private": True} if private else {}
+    payload: dict[str, object] = key._asdict()
+    if private:
+        payload["private"] = True
     if asked_by:
-        known["asked_by"] = asked_by
-    return NewJob(
-        id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
-        kind=EVALUATION,
-        user=user,
-        payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split, **known},
-        priority=priority,
-    )
+        payload["asked_by"] = asked_by
+    return NewJob(id=evaluation_id(key), kind=EVALUATION, user=user, payload=payload, priority=priority)
 
 
 class EvaluationRequests:
     """Takes requests for scores: known ones and those under way cost nothing, the others become jobs."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Clock,
-        account: Account,
-        *,
-        suite_version: SuiteVersion,
-        known_scores: KnownScores,
-        jobs_per_user: int = 5,
-    ) -> None:
-        self._engine = engine
-        self._clock = clock
+    def __init__(self, store: Store, account: Account, scoring: Scoring) -> None:
+        self._store = store
         self._account = account
-        self._limit = jobs_per_user
-        self._suite_version = suite_version
-        self.known_scores = known_scores
+        self.scoring = scoring
         self._scored: set[ScoreKey] = set()  # a score that was there stays
 
-    def version(self, suite: str) -> str:
-        """The suite's present version; EvaluationError where there is no such suite."""
+    def key(self, model: str, sha: str, suite: str) -> ScoreKey:
+        """The key of the score under the suite's present version; EvaluationError where there is no such suite."""
         try:
-            return self._suite_version(suite)
+            return ScoreKey(model, sha, suite, self.scoring.suite_version(suite), "test")
         except ValueError as error:
             raise EvaluationError("no such suite", where=suite, got=str(error)[:300]) from None
 
-    def key(self, model: str, sha: str, suite: str, split: Split = "test") -> ScoreKey:
-        """The key of the score under the suite's present version."""
-        return ScoreKey(model, sha, suite, self.version(suite), split)
-
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
-        failed_long_ago = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
+        failed_long_ago = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < self._long_ago)
         query = select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, ~failed_long_ago)
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             asked = set(connection.execute(query).scalars())
         left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
         if left:
-            self._scored |= set(self.known_scores())
+            self._scored |= set(self.scoring.known_scores())
         return [key for key in left if key not in self._scored]
 
     def request(self, key: ScoreKey, priority: int, *, private: bool = False, asked_by: str = "") -> Job:
@@ -135,31 +117,16 @@ class EvaluationRequests:
         has a quota of ASKED_EACH beside the account's, and for whom a cancelled job starts again. QuotaError when there
         are enough under way; ask again later.
         """
-        model, sha, suite, version, split = key
-        user = self._account.name
-        new = evaluation_job(
-            model,
-            sha,
-            suite,
-            "dev" if split == "dev" else "test",
-            user,
-            suite_version=version,
-            priority=priority,
-            private=private,
-            asked_by=asked_by,
-        )
-        token = self._account.seal(new.id)
-        with writing(self._engine) as connection:
-            change = Transitions(connection, self._clock)
-            job = change.find(new.id)
-            ended = iso(self._clock.now() - AGAIN_AFTER)
-            failed_long_ago = job is not None and job.state is State.FAILED and (job.finished or "") < ended
-            stopped = job is not None and job.state is State.CANCELLED and bool(asked_by)
-            if job is None or failed_long_ago or stopped:
-                if asked_by:
-                    change.check_asked(asked_by, ASKED_EACH)
-                else:
-                    change.check_quota(user, EVALUATION, self._limit)
-                job = change.enqueue(new, again=job is not None)
-                change.keep_token(new.id, token)
-            return job
+        new = evaluation_job(key, self._account.name, priority, private=private, asked_by=asked_by)
+
+        def again(job: Job) -> bool:
+            failed_long_ago = job.state is State.FAILED and (job.finished or "") < self._long_ago
+            return failed_long_ago or (job.state is State.CANCELLED and bool(asked_by))
+
+        limit = ASKED_EACH if asked_by else self._store.jobs_per_user
+        with self._store.writing() as change:
+            return change.submit(new, self._account.seal(new.id), limit, again=again)
+
+    @property
+    def _long_ago(self) -> str:
+        return iso(self._store.clock.now() - AGAIN_AFTER)

@@ -6,20 +6,15 @@
   heartbeats. On the pipe's end (the worker died), on silence (the worker is stopped and its lease runs out),
   and on the child's own death it kills the whole process group. It shares no interpreter lock with the job,
   so no long computation can hold it up.
-- *Worker's sign of life*: a `flock` on a file of the worker's name. Unlike a process id it is never reused,
-  and it means the same in every container that shares the data folder.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import select
 import signal
-import socket
 import time
-import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +23,6 @@ from typing import NoReturn
 from hubmerge.isolation.confinement import die_with_parent
 
 LOCK_NAME = ".lock"
-_OWNER = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _LOCK_RETRY_S = 0.05
 
 
@@ -74,43 +68,3 @@ def _guard(leader: int, beats: int, silence_s: float, close: Iterable[int]) -> N
         ready, _, _ = select.select([beats], [], [], silence_s)
         if not ready or not os.read(beats, 4096):
             os.killpg(leader, signal.SIGKILL)
-
-
-class SignOfLife:
-    """This worker's name and the lock that proves it alive."""
-
-    def __init__(self, data_dir: Path) -> None:
-        self._folder = data_dir / "workers"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
-        self.owner = f"{host}_{os.getpid()}_{uuid.uuid4().hex[:12]}"
-        draft = self._folder / f".{self.owner}"
-        self._descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        draft.rename(self._folder / self.owner)  # visible only once it is locked
-
-    def close(self) -> None:
-        (self._folder / self.owner).unlink(missing_ok=True)
-        os.close(self._descriptor)
-
-    def dead(self, owners: Iterable[str]) -> tuple[str, ...]:
-        """Those of `owners` whose process is gone."""
-        return tuple(owner for owner in owners if owner != self.owner and self._is_dead(owner))
-
-    def _is_dead(self, owner: str) -> bool:
-        if not _OWNER.match(owner):
-            return False  # no name that a worker gives itself; its lease will tell
-        path = self._folder / owner
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            path.unlink(missing_ok=True)
-            return True
-        finally:
-            os.close(descriptor)

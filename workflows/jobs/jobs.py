@@ -13,7 +13,9 @@ queues it as a new attempt.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubmerge.errors import HubmergeError
+from hubmerge.hub.names import is_hub_id
 
 IDENTITY = r"^[0-9a-f]{64}$"  # a job's id is also a folder name, so nothing but a sha256 may pass
 KIND = r"^[a-z][a-z0-9_]{0,31}$"
@@ -33,6 +36,7 @@ DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone w
 EVALUATION = "evaluate"  # the kind of job that measures a model
 OUTAGE_CODES = ("E_HUB",)  # errors that are no fault of the job: the Hub is away, and will be back
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
+SHA = re.compile(r"[0-9a-f]{40}")
 
 
 class StaleFenceError(HubmergeError):
@@ -196,3 +200,12 @@ def got_further(mark: dict[str, Any], before: dict[str, Any] | None) -> bool:
     Too little memory kills at the same place again; a kill from outside does not care where the job stands.
     """
     return before is not None and (mark["stage"] != before["stage"] or mark["done"] > before["done"])
+
+
+def pinned_models(recipe: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(base or agent, id, commit) of the models on the Hub that a merge job's recipe names, the base first."""
+    agents = recipe.get("agents", [])
+    names = [("base", recipe.get("base"))]
+    names += [("agent", a.get("model") if isinstance(a, dict) else a) for a in agents]
+    found = ((role, *str(name).partition("@")[::2]) for role, name in names)
+    return [(role, model, sha) for role, model, sha in found if is_hub_id(model) and SHA.fullmatch(sha)]

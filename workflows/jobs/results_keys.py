@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hubmerge.board.trust import Trust, named_keys
 from hubmerge.evaluation.signing import public_key
 from hubmerge.settings import Settings
-from workflows.jobs.tokens import random_secret
+from workflows.jobs.tokens import random_secret, secret_lines
 
 KEY_FILE = "signing.key"
 _INFO = b"hubmerge/results/1"
@@ -35,14 +35,8 @@ class ResultsKeys:
 @lru_cache(maxsize=4)
 def results_keys(settings: Settings) -> ResultsKeys:
     """The keys of the settings, made in the data folder where the settings have no secret."""
-    seeds = [HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret) for secret in _secrets(settings)]
+    given = secret_lines(settings.signing_key) or secret_lines(settings.secret)
+    secrets = given or [random_secret(settings.data_dir / KEY_FILE)]
+    seeds = [HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret) for secret in secrets]
     own = {public_key(seed) for seed in seeds}
     return ResultsKeys(seeds[0], Trust(frozenset(own | named_keys(settings))))
-
-
-def _secrets(settings: Settings) -> list[bytes]:
-    for given in (settings.signing_key, settings.secret):
-        lines = [line.strip() for line in given.get_secret_value().splitlines()] if given else []
-        if any(lines):
-            return [line.encode() for line in lines if line]
-    return [random_secret(settings.data_dir / KEY_FILE)]

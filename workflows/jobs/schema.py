@@ -17,162 +17,114 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    Boolean,
+    Column,
     Connection,
     Engine,
+    Float,
     ForeignKey,
     Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
     UniqueConstraint,
     create_engine,
     event,
-    select,
     text,
 )
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.types import TypeEngine
 
 from hubmerge.errors import DiskError, InternalError
 from workflows.jobs.jobs import DatabaseBusyError
-from workflows.jobs.pins import pinned_models
 
-# 2: the watchers' tables; 3: paused_watchers; 4: marks of private evaluations; every table of 1 has stayed as it was
 SCHEMA_VERSION = 4
 BUSY_TIMEOUT_S = 10
+_TABLES = MetaData()
 
 
-class Base(DeclarativeBase):
-    type_annotation_map = {dict[str, Any]: JSON(none_as_null=True)}  # noqa: RUF012 - SQLAlchemy's own declaration
+def _key(name: str, *more: ForeignKey) -> Column[str]:
+    return Column(name, String, *more, primary_key=True)
 
 
-class JobRow(Base):
-    __tablename__ = "jobs"
-
-    id: Mapped[str] = mapped_column(primary_key=True)
-    ticket: Mapped[int] = mapped_column(unique=True)
-    kind: Mapped[str]
-    user: Mapped[str]
-    payload: Mapped[dict[str, Any]]
-    priority: Mapped[int]
-    state: Mapped[str]
-    stage: Mapped[str]
-    progress: Mapped[dict[str, Any] | None]
-    attempt: Mapped[int]
-    max_attempts: Mapped[int]
-    failures: Mapped[int]
-    memory_deaths: Mapped[int]
-    death_mark: Mapped[dict[str, Any] | None]
-    lease_owner: Mapped[str | None]
-    lease_until: Mapped[float | None]
-    not_before: Mapped[float | None]
-    boot: Mapped[str | None]
-    fence: Mapped[int]
-    created: Mapped[str]
-    updated: Mapped[str]
-    started: Mapped[str | None]
-    finished: Mapped[str | None]
-    error: Mapped[dict[str, Any] | None]
-    result: Mapped[dict[str, Any] | None]
-
-    __table_args__ = (
-        Index("jobs_queue", "state", "priority", "ticket"),
-        Index("jobs_of_user", "user", "state", "ticket"),
-    )
+def _columns(kind: type[TypeEngine[Any]], *names: str, null: bool = False) -> list[Column[Any]]:
+    return [Column(name, JSON(none_as_null=True) if kind is JSON else kind, nullable=null) for name in names]
 
 
-class EventRow(Base):
-    __tablename__ = "events"
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    seq: Mapped[int] = mapped_column(primary_key=True)
-    time: Mapped[str]
-    type: Mapped[str]
-    data: Mapped[dict[str, Any]]
-
-
-class TokenRow(Base):
-    __tablename__ = "tokens"
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
-    ciphertext: Mapped[str]
-    expires_at: Mapped[str | None]
-
-
-class DeliveryRow(Base):
-    """A webhook's delivery, kept until a tick has handled it, and after that so that a replay is known."""
-
-    __tablename__ = "deliveries"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    repo: Mapped[str]
-    ref: Mapped[str]
-    sha: Mapped[str]
-    received: Mapped[str]
-    handled: Mapped[str | None]
-
-    __table_args__ = (UniqueConstraint("repo", "ref", "sha"), Index("deliveries_unhandled", "handled", "id"))
-
-
-class WatchedModelRow(Base):
-    """The facts that a rule last read of a model at a commit, so that a poll re-reads only changed models."""
-
-    __tablename__ = "watched_models"
-
-    rule: Mapped[str] = mapped_column(primary_key=True)
-    model: Mapped[str] = mapped_column(primary_key=True)
-    key: Mapped[str]  # commit, base's commit and visibility: what the facts depend on
-    facts: Mapped[dict[str, Any]]
-
-
-class WatchedSetRow(Base):
-    """A set of models that a rule has merged (`job_id`) or that was refused (`code`)."""
-
-    __tablename__ = "watched_sets"
-
-    rule: Mapped[str] = mapped_column(primary_key=True)
-    set_id: Mapped[str] = mapped_column(primary_key=True)
-    weights_id: Mapped[str]
-    time: Mapped[str]
-    target: Mapped[str]
-    members: Mapped[dict[str, Any]]  # base, agents, recipe: see ledger.py
-    job_id: Mapped[str | None]
-    code: Mapped[str | None]
-    text: Mapped[str | None]
-
-
-class SkipRow(Base):
-    """The reason why a rule left out a model or a whole set."""
-
-    __tablename__ = "watched_skips"
-
-    rule: Mapped[str] = mapped_column(primary_key=True)
-    subject: Mapped[str] = mapped_column(primary_key=True)
-    sha: Mapped[str] = mapped_column(primary_key=True)
-    code: Mapped[str]
-    text: Mapped[str]
-    private: Mapped[bool]  # the subject's name is not for everyone
-    time: Mapped[str]
-
-
-class WatcherStateRow(Base):
-    __tablename__ = "watchers"
-
-    rule: Mapped[str] = mapped_column(primary_key=True)
-    polled: Mapped[str]
-    code: Mapped[str | None]  # of what went wrong in the last turn
-    text: Mapped[str | None]
-
-
-class PausedWatcherRow(Base):
-    """A rule that its owner has paused."""
-
-    __tablename__ = "paused_watchers"
-
-    rule: Mapped[str] = mapped_column(primary_key=True)
-    time: Mapped[str]
+JOBS = Table(
+    "jobs",
+    _TABLES,
+    _key("id"),
+    Column("ticket", Integer, unique=True, nullable=False),
+    *_columns(String, "kind", "user", "state", "stage", "created", "updated"),
+    *_columns(String, "started", "finished", "lease_owner", "boot", null=True),
+    *_columns(Integer, "priority", "attempt", "max_attempts", "failures", "memory_deaths", "fence"),
+    *_columns(Float, "lease_until", "not_before", null=True),
+    *_columns(JSON, "payload"),
+    *_columns(JSON, "progress", "death_mark", "error", "result", null=True),
+    Index("jobs_queue", "state", "priority", "ticket"),
+    Index("jobs_of_user", "user", "state", "ticket"),
+)
+EVENTS = Table(
+    "events",
+    _TABLES,
+    _key("job_id", ForeignKey("jobs.id")),
+    Column("seq", Integer, primary_key=True),
+    *_columns(String, "time", "type"),
+    *_columns(JSON, "data"),
+)
+TOKENS = Table(
+    "tokens",
+    _TABLES,
+    _key("job_id", ForeignKey("jobs.id")),
+    *_columns(String, "ciphertext"),
+    *_columns(String, "expires_at", null=True),
+)
+# a webhook's deliveries, kept until a tick has handled them, and after that so that a replay is known
+DELIVERIES = Table(
+    "deliveries",
+    _TABLES,
+    Column("id", Integer, primary_key=True),
+    *_columns(String, "repo", "ref", "sha", "received"),
+    *_columns(String, "handled", null=True),
+    UniqueConstraint("repo", "ref", "sha"),
+    Index("deliveries_unhandled", "handled", "id"),
+)
+# the facts that a rule last read of a model; `key`: everything that they depend on
+MODELS = Table(
+    "watched_models", _TABLES, _key("rule"), _key("model"), *_columns(String, "key"), *_columns(JSON, "facts")
+)
+# a set of models that a rule has merged (`job_id`) or that was refused (`code`); `members`: base, agents, recipe
+SETS = Table(
+    "watched_sets",
+    _TABLES,
+    _key("rule"),
+    _key("set_id"),
+    *_columns(String, "weights_id", "time", "target"),
+    *_columns(JSON, "members"),
+    *_columns(String, "job_id", "code", "text", null=True),
+)
+# why a rule left out a model or a whole set; `private`: the subject's name is not for everyone
+SKIPS = Table(
+    "watched_skips",
+    _TABLES,
+    _key("rule"),
+    _key("subject"),
+    _key("sha"),
+    *_columns(String, "code", "text", "time"),
+    *_columns(Boolean, "private"),
+)
+# a rule's last turn; `code` and `text`: what went wrong, or what it waits for
+TURNS = Table(
+    "watchers", _TABLES, _key("rule"), *_columns(String, "polled"), *_columns(String, "code", "text", null=True)
+)
+PAUSES = Table("paused_watchers", _TABLES, _key("rule"), *_columns(String, "time"))
 
 
 def open_engine(path: Path) -> Engine:
-    """The database at `path`, made with its tables where there is none, and brought up from an earlier version."""
+    """The database at `path`, made with its tables where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, hide_parameters=True)
     event.listen(engine, "connect", _configure)
@@ -182,7 +134,7 @@ def open_engine(path: Path) -> Engine:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # the WAL takes over the mode
         with reading(engine) as connection:
             version = connection.execute(text("PRAGMA user_version")).scalar_one()
-        if not 0 <= version <= SCHEMA_VERSION:
+        if version not in (0, SCHEMA_VERSION):
             engine.dispose()
             raise InternalError(
                 "the job database was written by another version",
@@ -194,34 +146,10 @@ def open_engine(path: Path) -> Engine:
         if version == 0:
             with closing(sqlite3.connect(path)) as raw:
                 raw.execute("PRAGMA journal_mode=WAL")
-        if version < SCHEMA_VERSION:
             with writing(engine) as connection:
-                Base.metadata.create_all(connection)
-                _mark_private_evaluations(connection)
+                _TABLES.create_all(connection)
                 connection.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
     return engine
-
-
-def _mark_private_evaluations(connection: Connection) -> None:
-    """Give the evaluations that only private merges wanted the mark that earlier versions did not set.
-
-    What a public merge wanted too, or a visitor asked for, stays for everybody to see.
-    """
-    jobs = Base.metadata.tables["jobs"]
-    private: set[object] = set()  # ids of targets, and (id, sha) of what was merged and made
-    public: set[object] = set()
-    for payload, result in connection.execute(select(jobs.c.payload, jobs.c.result).where(jobs.c.kind == "merge")):
-        made = result or {}
-        pins: set[object] = {(model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {})}
-        pins.add((made.get("repo"), made.get("commit")))
-        if payload.get("private"):
-            private |= {payload.get("target"), *pins}  # a merge that was started again has no commit for now
-        else:
-            public |= pins
-    for id, payload in connection.execute(select(jobs.c.id, jobs.c.payload).where(jobs.c.kind == "evaluate")).all():
-        model, pin = payload.get("model"), (payload.get("model"), payload.get("sha"))
-        if not payload.keys() & {"private", "asked_by"} and not private.isdisjoint((model, pin)) and pin not in public:
-            connection.execute(jobs.update().where(jobs.c.id == id).values(payload=payload | {"private": True}))
 
 
 @contextmanager

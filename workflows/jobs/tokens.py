@@ -60,10 +60,8 @@ class TokenVault:
     def from_settings(cls, settings: Settings, *, told: bool = False) -> TokenVault:
         """Keys from the configured secret, else from a random one that stays in the data folder, which is warned of
         unless it was `told` already."""
-        if settings.secret is not None:
-            lines = [line.strip() for line in settings.secret.get_secret_value().splitlines()]
-            if any(lines):
-                return cls([line.encode() for line in lines if line])
+        if lines := secret_lines(settings.secret):
+            return cls(lines)
         path = settings.data_dir / KEY_FILE
         if not told:
             log.warning(
@@ -90,21 +88,21 @@ class TokenVault:
                 got=f"one that ended at {sealed.expires_at[:16].replace('T', ' ')} UTC",
                 next_step=_SIGN_IN,
             )
-        try:
+        with suppress(InvalidToken):
             document = json.loads(self._fernet.decrypt(sealed.ciphertext.encode()))
-        except InvalidToken as error:
-            raise _unreadable(job_id) from error
-        if document["job"] != job_id:
-            raise _unreadable(job_id)
-        return SecretStr(document["token"])
+            if document["job"] == job_id:
+                return SecretStr(document["token"])
+        raise UnreadableTokenError(
+            "needs login: the stored token was not sealed for this job with the present secret",
+            where=f"job {job_id[:12]}",
+            next_step=_SIGN_IN,
+        )
 
 
-def _unreadable(job_id: str) -> UnreadableTokenError:
-    return UnreadableTokenError(
-        "needs login: the stored token was not sealed for this job with the present secret",
-        where=f"job {job_id[:12]}",
-        next_step=_SIGN_IN,
-    )
+def secret_lines(secret: SecretStr | None) -> list[bytes]:
+    """The lines of a secret, newest first; none where it is not set."""
+    lines = secret.get_secret_value().splitlines() if secret else []
+    return [line.strip().encode() for line in lines if line.strip()]
 
 
 def _derive(secret: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Claims jobs and runs each in a child process: `python -m workflows.jobs.worker`.
 
-    every turn    see which workers are dead → take their jobs back → claim one → supervise its child → tidy
+    every turn    claim a job → supervise its child → tidy
 
 Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on from it, and
 is removed when the job is done or cancelled. Folders of failed jobs stay for some days, so that another submission can
@@ -15,10 +15,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -30,8 +32,8 @@ from hubmerge.isolation.scrub import Scrubber
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
-from workflows.jobs.guard import SignOfLife, lock_workdir
-from workflows.jobs.jobs import Job, JobError, State
+from workflows.jobs.guard import lock_workdir
+from workflows.jobs.jobs import Job, JobError, State, iso
 from workflows.jobs.logs import set_up_logging
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
@@ -46,7 +48,6 @@ PIPELINES: Mapping[str, str] = {
     "diff": "workflows.jobs.comparisons:run",
     "evaluate": "workflows.jobs.evaluation_pipeline:run",
 }
-CHILD = (sys.executable, "-m", "workflows.jobs.child")
 KEPT_FAILED_SHARE = 0.1  # of the disk
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)")
@@ -68,33 +69,24 @@ class Worker:
         vault: TokenVault,
         *,
         pipelines: Mapping[str, str] = PIPELINES,
-        command: Sequence[str] = CHILD,
         timing: Timing | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._vault = vault
         self._pipelines = dict(pipelines)
-        self._command = tuple(command)
         self._timing = timing or Timing()
         self._data_dir = settings.data_dir.resolve()
-        self._life = SignOfLife(self._data_dir)
+        self.owner = f"{socket.gethostname()[:64]}_{os.getpid()}_{uuid.uuid4().hex[:12]}"
         self._next_sweep = 0.0
-
-    @property
-    def owner(self) -> str:
-        return self._life.owner
-
-    def close(self) -> None:
-        self._life.close()
 
     def workdir(self, job_id: str) -> Path:
         return self._data_dir / "jobs" / job_id
 
     def run_once(self, shutdown: threading.Event | None = None) -> Job | None:
         """Run the job that is due, if there is one, and return it in its new state."""
-        self._store.reap(self._life.dead(self._store.owners()))
-        self._sweep()
+        if self._store.clock.steady() >= self._next_sweep:
+            self._sweep()
         job = self._store.claim(self.owner, self._pipelines)
         if job is None:
             return None
@@ -102,10 +94,8 @@ class Worker:
         left = self._run(job, shutdown or threading.Event())
         if left is not None:
             log.info("job %s: %s", left.id[:12], left.state)
-            if left.state in (State.DONE, State.CANCELLED):
-                self._discard(left.id)
-            elif left.state is State.FAILED:
-                self._bound_failed()
+            if left.state.is_terminal:
+                self._sweep()
         return left or self._store.get(job.id)
 
     def run_forever(self, stop: threading.Event) -> None:
@@ -142,50 +132,41 @@ class Worker:
             endpoint=self._settings.endpoint,  # never the payload's: it would decide where the token goes
         )
         guard_s = self._store.lease_s * _GUARD_SHARE
-        command = (*self._command, "--pipeline", self._pipelines[job.kind], "--guard-seconds", str(guard_s))
+        child = (sys.executable, "-m", "workflows.jobs.child")
+        command = (*child, "--pipeline", self._pipelines[job.kind], "--guard-seconds", str(guard_s))
         # os.environ is read here and nowhere else in the package, to take the Space's secrets out of it.
         environment = child_environment(os.environ, self._settings.endpoint)
         try:
             spec.workdir.mkdir(parents=True, exist_ok=True)
             log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
-            child = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
+            process = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
         except OSError as error:  # no memory for a process, or no disk for its folder
             failure = InternalError("the job's process could not be started", got=str(error))
             return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))
-        return Supervision(self._store, job, child, self._timing).run(shutdown)
+        return Supervision(self._store, job, process, self._timing).run(shutdown)
 
     def _sweep(self) -> None:
-        """Remove folders that outlived their jobs, such as those of a worker that died while tidying."""
-        now = self._store.clock.steady()
-        folder = self._data_dir / "jobs"
-        if now < self._next_sweep or not folder.is_dir():
-            return
-        self._next_sweep = now + self._timing.sweep_s
-        for path in sorted(folder.iterdir()):
-            job = self._store.find(path.name)
-            if job is None or job.state in (State.DONE, State.CANCELLED) or self._is_forgotten(job):
-                self._discard(path.name)
-        self._bound_failed()
+        """Remove the folders that no job goes on from, such as those of a worker that died while tidying.
 
-    def _bound_failed(self) -> None:
-        """Keep the newest folders of failed jobs, as many as take a share of the disk, and remove the others."""
+        Of failed jobs, the newest folders stay for some days, as many as take a share of the disk.
+        """
+        clock, timing = self._store.clock, self._timing
+        self._next_sweep = clock.steady() + timing.sweep_s
         folder = self._data_dir / "jobs"
         if not folder.is_dir():
             return
-        jobs = [job for path in folder.iterdir() if (job := self._store.find(path.name)) and job.state is State.FAILED]
+        oldest = iso(clock.now() - timedelta(seconds=timing.keep_failed_s))
         left = int(shutil.disk_usage(folder).total * KEPT_FAILED_SHARE)
-        for job in sorted(jobs, key=lambda job: job.finished or "", reverse=True):
+        jobs = {path.name: self._store.find(path.name) for path in folder.iterdir()}
+        failed = [job for job in jobs.values() if job and job.state is State.FAILED and (job.finished or "") > oldest]
+        for job in sorted(failed, key=lambda job: job.finished or "", reverse=True):
             size = used_bytes([self.workdir(job.id)])
-            if size > left:
-                self._discard(job.id)
-            else:
+            if size <= left:
                 left -= size
-
-    def _is_forgotten(self, job: Job) -> bool:
-        if job.state is not State.FAILED or job.finished is None:
-            return False
-        age = self._store.clock.now() - datetime.fromisoformat(job.finished)
-        return age.total_seconds() > self._timing.keep_failed_s
+                del jobs[job.id]
+        for name, job_of in jobs.items():
+            if job_of is None or job_of.state.is_terminal:
+                self._discard(name)
 
     def _discard(self, job_id: str) -> None:
         path = self.workdir(job_id)
@@ -223,17 +204,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user, lease_s=options.lease_seconds)
-    worker = Worker(
-        settings,
-        store,
-        TokenVault.from_settings(settings, told=options.die_with_parent),  # by the process that started this one
-        pipelines=pipelines,
-        timing=Timing(heartbeat_s=options.lease_seconds / 6),
-    )
+    vault = TokenVault.from_settings(settings, told=options.die_with_parent)  # by the process that started this one
+    timing = Timing(heartbeat_s=options.lease_seconds / 6)
     try:
-        worker.run_forever(stop)
+        Worker(settings, store, vault, pipelines=pipelines, timing=timing).run_forever(stop)
     finally:
-        worker.close()
         store.close()
     return 0
 

@@ -9,23 +9,20 @@ its data change, so does its version, and everything is due again.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.names import is_hub_id
-from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, ScoreKey
-from workflows.jobs.jobs import State
-from workflows.jobs.pins import pinned_models
-from workflows.jobs.schema import reading
-from workflows.jobs.transitions import JOBS
+from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, Pin, ScoreKey
+from workflows.jobs.jobs import SHA, State, pinned_models
+from workflows.jobs.schema import JOBS
+from workflows.jobs.store import Store
 
 log = logging.getLogger(__name__)
-_SHA = re.compile(r"[0-9a-f]{40}")
 # uses of output/task.py; "": of a class that is not known
 _WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-text", "audio-text-to-text", "any")
 
@@ -34,13 +31,13 @@ _WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-te
 class DoneMerge:
     """A published merge with what it was made of."""
 
-    merged: tuple[str, str]  # id, sha
-    parents: tuple[tuple[str, str], ...]  # the base first
+    merged: Pin
+    parents: tuple[Pin, ...]  # the base first
     suite: str
     private: bool = False  # its evaluations are its owner's to see, as it is
 
 
-def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
+def done_merges(store: Store, default_suite: str | None) -> list[DoneMerge]:
     """Every merge that is to have scores, newest first.
 
     A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
@@ -48,7 +45,7 @@ def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
     """
     columns = (JOBS.c.payload, JOBS.c.result)
     query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
-    with reading(engine) as connection:
+    with store.reading() as connection:
         rows = connection.execute(query).all()
     return [merge for row in rows if (merge := _done_merge(row.payload, row.result or {}, default_suite)) is not None]
 
@@ -58,32 +55,33 @@ def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: 
     suite = payload.get("suite") or (None if passed_over else default_suite)
     merged = (str(result.get("repo", "")), str(result.get("commit", "")))
     parents = tuple((model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {}))
-    if not suite or not is_hub_id(merged[0]) or not _SHA.fullmatch(merged[1]):
+    if not suite or not is_hub_id(merged[0]) or not SHA.fullmatch(merged[1]):
         return None
     return DoneMerge(merged, parents, suite, bool(payload.get("private")))
 
 
 def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[ScoreKey, int]:
     """Every score that should be known, with the priority of its evaluation; merges before parents."""
-    versions = dict.fromkeys(merge.suite for merge in merges)
-    for suite in versions:
-        try:
-            versions[suite] = requests.version(suite)
-        except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
-            log.warning("nothing is evaluated with %s now: %s", suite, error)
+    missing: set[str] = set()
     merged: dict[ScoreKey, int] = {}
     parents: dict[ScoreKey, int] = {}
     for merge in merges:
-        version = versions[merge.suite]
-        if version is not None:
-            merged[ScoreKey(*merge.merged, merge.suite, version, "test")] = OF_MERGE
-            parents |= dict.fromkeys((ScoreKey(*p, merge.suite, version, "test") for p in merge.parents), OF_PARENT)
+        if merge.suite in missing:
+            continue
+        try:
+            key, *of_parents = [requests.key(*pin, merge.suite) for pin in (merge.merged, *merge.parents)]
+        except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
+            missing.add(merge.suite)
+            log.warning("nothing is evaluated with %s now: %s", merge.suite, error)
+            continue
+        merged[key] = OF_MERGE
+        parents |= dict.fromkeys(of_parents, OF_PARENT)
     return merged | {key: priority for key, priority in parents.items() if key not in merged}
 
 
-def schedule_evaluations(engine: Engine, requests: EvaluationRequests, default_suite: str | None = None) -> int:
+def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
     """Request every score that is wanted and not known; returns how many wait for room in the queue."""
-    merges = done_merges(engine, default_suite)
+    merges = done_merges(store, requests.scoring.default_suite)
     due = wanted(merges, requests)
     public = {pin for merge in merges if not merge.private for pin in (merge.merged, *merge.parents)}
     left = requests.unknown(list(due))

@@ -10,14 +10,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from hubmerge.errors import HubmergeError, InternalError
+from hubmerge.errors import HubmergeError
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +31,13 @@ class Tick:
 
 
 class Scheduler:
-    """Runs ticks from `start` to `stop`; a context manager. No thread of it is left after `stop`."""
+    """Runs ticks while it is entered; on leaving it waits for those that run, and no thread of it is left."""
 
     def __init__(self, ticks: Sequence[Tick]) -> None:
-        if len({tick.name for tick in ticks}) != len(ticks):
-            raise InternalError("two ticks have one name", where=", ".join(tick.name for tick in ticks))
         self._ticks = tuple(ticks)
-        self._scheduler: BackgroundScheduler | None = None
 
-    def start(self) -> Self:
-        if self._scheduler is not None:
-            raise InternalError("the scheduler is running already")
-        scheduler = BackgroundScheduler(
+    def __enter__(self) -> Self:
+        self._scheduler = BackgroundScheduler(
             timezone=UTC,
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(max(1, len(self._ticks)))},  # a slow tick holds up no other
@@ -52,26 +46,14 @@ class Scheduler:
         )
         logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run of a slow tick is no news
         for tick in self._ticks:
-            scheduler.add_job(
+            self._scheduler.add_job(
                 run_tick, "interval", (tick,), seconds=tick.every_s, id=tick.name, next_run_time=datetime.now(UTC)
             )
-        scheduler.start()
-        self._scheduler = scheduler
+        self._scheduler.start()
         return self
 
-    def stop(self) -> None:
-        """End; waits for the ticks that run."""
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is not None:
-            scheduler.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def __exit__(self, *_: object) -> None:
+        self._scheduler.shutdown(wait=True)
 
 
 def run_tick(tick: Tick) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
@@ -14,21 +11,10 @@ from hubmerge.errors import SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from workflows.jobs.evaluations import KnownScores, ScoreKey, SuiteVersion
-from workflows.watchers.runner import Flagged, Ranking, no_flags, no_ranking
+from workflows.jobs.evaluations import Pin, ScoreKey, Scoring
+from workflows.jobs.kept import KeptAnswers
 
 VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """The bot's questions about the leaderboard; every tick asks them anew."""
-
-    suite_version: SuiteVersion
-    known_scores: KnownScores
-    ranking: Ranking = no_ranking
-    flagged: Flagged = no_flags
-    default_suite: str | None = None  # for public merges that no watcher started
 
 
 class RecordedScores:
@@ -37,26 +23,19 @@ class RecordedScores:
     def __init__(self, hub: Hub, dataset: ResultsDataset) -> None:
         self._hub = hub
         self._dataset = dataset
-        self._versions: dict[str, tuple[float, str]] = {}
-        self._lock = threading.Lock()
+        self._versions = KeptAnswers[str](VERSION_S)
 
     def scoring(self, default_suite: str | None) -> Scoring:
         return Scoring(self.suite_version, self.known_scores, self.ranking, self.flagged, default_suite)
 
     def suite_version(self, suite: str) -> str:
-        now = time.monotonic()
-        with self._lock:
-            until, version = self._versions.get(suite, (0.0, ""))
-            if now >= until:
-                version = pin(suite, self._hub).version
-                self._versions[suite] = (now + VERSION_S, version)
-            return version
+        return self._versions.get(suite, lambda: pin(suite, self._hub).version)
 
     def known_scores(self) -> frozenset[ScoreKey]:
         """Every run that is recorded, those that failed included: a tick does not try them again."""
         return frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in self._results())
 
-    def ranking(self, suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
+    def ranking(self, suite: str, models: Sequence[Pin]) -> Mapping[Pin, float]:
         """The mean over the domains of those among `models` (id, sha) that the current version has scored."""
         version = self.suite_version(suite)
         wanted = set(models)
@@ -67,7 +46,7 @@ class RecordedScores:
             and (r.suite, r.suite_version, r.split, r.status) == (suite, version, "test", "done")
         }
 
-    def flagged(self, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+    def flagged(self, models: Sequence[Pin]) -> Mapping[Pin, str]:
         """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
         loaded = self._loaded()
         flags = [flag for flag in loaded.flags if not flag.community] if loaded is not None else []

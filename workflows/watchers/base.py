@@ -16,7 +16,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from hubmerge.hub.client import Hub
 from workflows.watchers.facts import Facts, OwnMerge
@@ -82,14 +82,6 @@ class Scores:
     pending: frozenset[str] = frozenset()  # an evaluation is on its way
 
 
-class Memory(Protocol):
-    """The facts that a rule has read of models before."""
-
-    def get(self, model: str, key: str) -> Facts | None: ...
-
-    def put(self, model: str, key: str, facts: Facts) -> None: ...
-
-
 @dataclass(frozen=True)
 class WatchContext:
     """Everything that a look may use."""
@@ -100,7 +92,8 @@ class WatchContext:
     own_merges: tuple[OwnMerge, ...]  # what they wrote
     history: tuple[PastSet, ...]
     budget_left: int
-    memory: Memory
+    known: Mapping[str, tuple[str, Mapping[str, Any]]]  # model → the facts read before, and the key they depend on
+    remember: Callable[[str, str, Facts], None]  # model, key, facts
     scores: Callable[[str, Sequence[Facts]], Scores]  # of a suite
     flags: Callable[[Sequence[Facts]], Mapping[str, str]]  # by id: why a model is contaminated or withdrawn
 

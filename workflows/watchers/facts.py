@@ -1,19 +1,28 @@
 """Facts about a model for a watcher: read from the repo itself, at one commit, never from a delivery or a listing.
 
-A card is its author's claim. It decides who may be a candidate; the headers of the weights show whether a candidate
-fits its base (kinds/agents.py).
+A card is its author's claim. It decides who may be a candidate; headers, config and license show whether a candidate
+fits its base. A plan lists the problems of a whole set. Here each candidate is checked alone, so that a misfit is left
+out by name and does not stop the set.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hubmerge.engine.sink import MANIFEST
+from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError
 from hubmerge.hub.client import Hub, RepoState
+from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
+from hubmerge.plan.licenses import choose, strictest
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from hubmerge.sources.tying import untie
+from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
 OWN_TAG = "hubmerge"
@@ -21,6 +30,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 _MOST_TAGS = 200
 _LONGEST = 200
+_LONGEST_REASON = 1000
 
 
 class Facts(Frozen):
@@ -89,10 +99,8 @@ def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
 class OwnMerge:
     """The files that a merge of this bot wrote, by which it is recognised in any repo."""
 
-    repo: str
-    commit: str
     parents: frozenset[str]  # ids
-    files: frozenset[str]  # sha256 of its shards; empty where the job was done before they were written down
+    files: frozenset[str]  # sha256 of its shards
 
     def is_in(self, facts: Facts, base: Facts) -> bool:
         """Whether the model holds a shard of the merge.
@@ -107,3 +115,41 @@ def _words(value: Any) -> tuple[str, ...]:
     """A text or a list of texts from a stranger's card, cut to what anybody needs."""
     values = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return tuple(v[:_LONGEST] for v in values[:_MOST_TAGS] if isinstance(v, str))
+
+
+def fitted(facts: Facts, base: Model, hub: Hub, license_choice: str | None) -> Facts:
+    """The facts with the agent's number of parameters, or with the reason why it does not fit its base.
+
+    HubUnavailableError where that cannot be checked now.
+    """
+    try:
+        agent = open_model(ModelName.parse(facts.pin), hub, allow_local=False)
+        parameters = _check(base, agent)
+        choose(strictest([base.license, agent.license]), license_choice)
+    except HubUnavailableError:
+        raise
+    except HubmergeError as error:
+        return facts.model_copy(update={"code": error.code, "text": _reason(error)})
+    return facts.model_copy(update={"parameters": parameters})
+
+
+def _check(base: Model, agent: Model) -> int:
+    """The number of parameters that the agent has on the base; IncompatibleError with every problem."""
+    seen = views_of(base, [agent])
+    problems = list(seen.problems)
+    if base.adapter is None:  # otherwise everything else would follow from this
+        views = untie(seen.base, seen.agents)
+        problems += [*base_problems(seen.base, views.base), *repeated(base, [agent]), *views.problems]
+        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+    if base.adapter is not None or problems:
+        raise IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
+    return sum(tensor.entry.elements for tensor in views.agents[0].values())
+
+
+def _reason(error: HubmergeError) -> str:
+    first: Mapping[str, str] = error.problems[0].as_dict()
+    text = first["what"]
+    found = [f"{name} {first[name]}" for name in ("expected", "got") if first[name]]
+    more = len(error.problems) - 1
+    text += f": {', '.join(found)}" if found else ""
+    return (text + (f" (and {more} more)" if more else ""))[:_LONGEST_REASON]

@@ -9,22 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
 from sqlalchemy.dialects.sqlite import insert
 
-from workflows.jobs.jobs import Clock, Job, NewJob, State, iso
-from workflows.jobs.schema import Base, reading, writing
+from workflows.jobs.jobs import Job, NewJob, State, iso, pinned_models
+from workflows.jobs.schema import JOBS, MODELS, PAUSES, SETS, SKIPS, TURNS
+from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
-from workflows.jobs.transitions import JOBS, Transitions
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
 from workflows.watchers.facts import Facts, OwnMerge
 
-MODELS: Table = Base.metadata.tables["watched_models"]
-SETS: Table = Base.metadata.tables["watched_sets"]
-SKIPS: Table = Base.metadata.tables["watched_skips"]
-STATES: Table = Base.metadata.tables["watchers"]
-PAUSES: Table = Base.metadata.tables["paused_watchers"]
 KEPT_SKIPS = 3000  # per rule; more than one search lists
 
 
@@ -58,28 +52,38 @@ class TurnState(NamedTuple):
 class Ledger:
     """The rules' records in the job database."""
 
-    def __init__(self, engine: Engine, clock: Clock, *, jobs_per_user: int = 5) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._jobs_per_user = jobs_per_user
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     # What was read.
 
-    def memory(self, rule: str) -> RuleMemory:
-        return RuleMemory(self._engine, rule)
+    def known(self, rule: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Model → the facts that the rule has read of it, with the key that they depend on."""
+        query = select(MODELS.c.model, MODELS.c.key, MODELS.c.facts).where(MODELS.c.rule == rule)
+        with self._store.reading() as connection:
+            return {row.model: (row.key, row.facts) for row in connection.execute(query)}
+
+    def remember(self, rule: str, model: str, key: str, facts: Facts) -> None:
+        self._put(MODELS, {"rule": rule, "model": model}, {"key": key, "facts": facts.model_dump(mode="json")})
 
     def own_targets(self) -> frozenset[str]:
         """Every repo that a merge job writes or wrote to."""
         query = select(JOBS.c.payload["target"].as_string()).where(JOBS.c.kind == "merge").distinct()
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             return frozenset(target for target in connection.execute(query).scalars() if target)
 
     def own_merges(self) -> tuple[OwnMerge, ...]:
         """The shards of every merge that is done."""
         query = select(JOBS.c.payload, JOBS.c.result).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE)
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(_own_merge(row.payload, row.result) for row in rows if row.result and row.result.get("commit"))
+        return tuple(
+            OwnMerge(
+                frozenset(model for _, model, _ in pinned_models(row.payload.get("recipe") or {})),
+                frozenset((row.result or {}).get("weights", ())),
+            )
+            for row in rows
+        )
 
     # What was decided.
 
@@ -87,37 +91,35 @@ class Ledger:
         """The sets merged so far, and those refused or given up today: tomorrow they may be tried again."""
         merged = and_(SETS.c.job_id.is_not(None), ~_given_up(SETS.c.job_id))
         query = select(SETS).where(SETS.c.rule == rule, or_(merged, SETS.c.time >= self._today))
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             rows = connection.execute(query.order_by(SETS.c.time)).mappings().all()
         return tuple(PastSet(r["set_id"], r["weights_id"], r["members"], r["job_id"] is not None) for r in rows)
 
     def used(self, rule: str) -> int:
         """Merges that the rule has started today (UTC)."""
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             return self._used(connection, rule)
 
     def start(self, rule: str, planned: PlannedMerge, new: NewJob, token: SealedToken, budget: int) -> Job | None:
         """Queue the merge of a set, at most once ever and within the budget; None where it was queued before, or where
         the rule was paused meanwhile.
 
-        A set whose job was given up for a passing reason is queued again.
-
-        QuotaError when the owner has too many jobs under way.
+        A set whose job was given up for a passing reason is queued again. A job that a person has started stands for
+        the set. QuotaError when the owner has too many jobs under way.
         """
-        with writing(self._engine) as connection:
-            change = Transitions(connection, self._clock)
+        with self._store.writing() as change:
+            connection = change.connection
             known = select(SETS.c.job_id).where(
                 SETS.c.rule == rule, SETS.c.set_id == planned.set_id, ~_given_up(SETS.c.job_id)
             )
-            if connection.execute(known).scalar() is not None or self._used(connection, rule) >= budget:
+            if (
+                connection.execute(known).scalar() is not None
+                or self._used(connection, rule) >= budget
+                or _is_paused(connection, rule)
+            ):
                 return None
-            if _is_paused(connection, rule):
-                return None
-            job = change.find(new.id)
-            if job is None or (job.user == new.user and _may_go_on(job)):
-                change.check_quota(new.user, new.kind, self._jobs_per_user)
-                job = change.enqueue(new, again=job is not None)
-                change.keep_token(new.id, token)
+            limit = self._store.jobs_per_user
+            job = change.submit(new, token, limit, again=lambda job: job.user == new.user and _may_go_on(job))
             self._record(connection, rule, planned, job_id=job.id)
             # what kept the set or its members waiting is over
             settled = or_(
@@ -129,47 +131,41 @@ class Ledger:
 
     def refuse(self, rule: str, planned: PlannedMerge, code: str, text: str) -> None:
         """Note why a set cannot be merged; it is not tried again today."""
-        with writing(self._engine) as connection:
-            self._record(connection, rule, planned, code=code, text=text)
+        with self._store.writing() as change:
+            self._record(change.connection, rule, planned, code=code, text=text)
 
     def skip(self, rule: str, skips: Sequence[Skip]) -> None:
         """Note each reason once: the time of a note is when the reason was first seen."""
-        if not skips:
-            return
         columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text)
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             known = {tuple(row) for row in connection.execute(select(*columns).where(SKIPS.c.rule == rule))}
         fresh = [s for s in skips if (s.subject, s.sha, s.code, s.text) not in known]
         if not fresh:
             return
-        now = iso(self._clock.now())
-        with writing(self._engine) as connection:
+        with self._store.writing() as change:
             for skip in fresh:
-                told = {"code": skip.code, "text": skip.text, "private": skip.private, "time": now}
+                told = {"code": skip.code, "text": skip.text, "private": skip.private, "time": change.now}
                 row = insert(SKIPS).values(rule=rule, subject=skip.subject, sha=skip.sha, **told)
-                connection.execute(row.on_conflict_do_update(index_elements=["rule", "subject", "sha"], set_=told))
-            self._prune(connection, rule)
+                change.connection.execute(
+                    row.on_conflict_do_update(index_elements=["rule", "subject", "sha"], set_=told)
+                )
+            self._prune(change.connection, rule)
 
     def turn_ended(self, rule: str, code: str | None, text: str | None) -> None:
-        values = {"polled": iso(self._clock.now()), "code": code, "text": text}
-        statement = insert(STATES).values(rule=rule, **values)
-        with writing(self._engine) as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["rule"], set_=values))
+        self._put(TURNS, {"rule": rule}, {"polled": self._now, "code": code, "text": text})
 
     # What its owner says.
 
     def pause(self, rule: str) -> None:
         """Let the rule start nothing from now on, also after a restart; what it has queued goes on."""
-        with writing(self._engine) as connection:
-            row = insert(PAUSES).values(rule=rule, time=iso(self._clock.now()))
-            connection.execute(row.on_conflict_do_nothing(index_elements=["rule"]))
+        self._put(PAUSES, {"rule": rule}, {"time": self._now})
 
     def resume(self, rule: str) -> None:
-        with writing(self._engine) as connection:
-            connection.execute(delete(PAUSES).where(PAUSES.c.rule == rule))
+        with self._store.writing() as change:
+            change.connection.execute(delete(PAUSES).where(PAUSES.c.rule == rule))
 
     def is_paused(self, rule: str) -> bool:
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             return _is_paused(connection, rule)
 
     # What the pages show.
@@ -177,41 +173,47 @@ class Ledger:
     def sets(self, rule: str, limit: int = 50) -> tuple[SetRow, ...]:
         """Newest first."""
         query = select(SETS).where(SETS.c.rule == rule).order_by(SETS.c.time.desc()).limit(limit)
-        with reading(self._engine) as connection:
-            rows = connection.execute(query).mappings().all()
+        with self._store.reading() as connection:
+            rows = connection.execute(query).all()
         return tuple(
-            SetRow(
-                r["set_id"], r["time"], r["target"], tuple(r["members"]["agents"]), r["job_id"], r["code"], r["text"]
-            )
-            for r in rows
+            SetRow(r.set_id, r.time, r.target, tuple(r.members["agents"]), r.job_id, r.code, r.text) for r in rows
         )
 
     def skips(self, rule: str, limit: int = 200) -> tuple[SkipNote, ...]:
         """Newest first."""
-        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text, SKIPS.c.private, SKIPS.c.time)
+        columns = (SKIPS.c[name] for name in SkipNote._fields)
         query = select(*columns).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), SKIPS.c.subject)
-        with reading(self._engine) as connection:
+        with self._store.reading() as connection:
             return tuple(SkipNote(*row) for row in connection.execute(query.limit(limit)))
 
     def state(self, rule: str) -> TurnState | None:
-        query = select(STATES.c.polled, STATES.c.code, STATES.c.text).where(STATES.c.rule == rule)
-        with reading(self._engine) as connection:
+        query = select(TURNS.c.polled, TURNS.c.code, TURNS.c.text).where(TURNS.c.rule == rule)
+        with self._store.reading() as connection:
             row = connection.execute(query).one_or_none()
         return TurnState(*row) if row else None
 
     @property
+    def _now(self) -> str:
+        return iso(self._store.clock.now())
+
+    @property
     def _today(self) -> str:
         """The first moment of this day, UTC, as rows write it."""
-        return iso(self._clock.now())[:10]
+        return self._now[:10]
 
     def _used(self, connection: Connection, rule: str) -> int:
         mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), SETS.c.time >= self._today)
         return int(connection.execute(select(func.count()).select_from(SETS).where(mine)).scalar_one())
 
+    def _put(self, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        row = insert(table).values(**key, **values).on_conflict_do_update(index_elements=list(key), set_=values)
+        with self._store.writing() as change:
+            change.connection.execute(row)
+
     def _record(self, connection: Connection, rule: str, planned: PlannedMerge, **outcome: Any) -> None:
         values = {
             "weights_id": planned.weights_id,
-            "time": iso(self._clock.now()),
+            "time": self._now,
             "target": planned.target,
             "members": planned.members,
             **dict.fromkeys(("job_id", "code", "text")),
@@ -234,40 +236,6 @@ class Ledger:
         last = connection.execute(kept).scalar()
         if last is not None:
             connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, SKIPS.c.time <= last))
-
-
-class RuleMemory:
-    """The facts that one rule has read of models, with the keys that they depend on. Implements base.Memory."""
-
-    def __init__(self, engine: Engine, rule: str) -> None:
-        self._engine = engine
-        self._rule = rule
-        query = select(MODELS.c.model, MODELS.c.key, MODELS.c.facts).where(MODELS.c.rule == rule)
-        with reading(engine) as connection:
-            self._known = {row.model: (row.key, row.facts) for row in connection.execute(query)}
-
-    def get(self, model: str, key: str) -> Facts | None:
-        known_key, facts = self._known.get(model, ("", None))
-        if facts is None or known_key != key:
-            return None
-        try:
-            return Facts.model_validate(facts)
-        except ValidationError:  # written by another version
-            return None
-
-    def put(self, model: str, key: str, facts: Facts) -> None:
-        values = {"key": key, "facts": facts.model_dump(mode="json")}
-        self._known[model] = (key, values["facts"])
-        statement = insert(MODELS).values(rule=self._rule, model=model, **values)
-        with writing(self._engine) as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["rule", "model"], set_=values))
-
-
-def _own_merge(payload: Mapping[str, Any], result: Mapping[str, Any]) -> OwnMerge:
-    recipe = payload.get("recipe") or {}
-    agents = (a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))
-    parents = frozenset(str(name).partition("@")[0] for name in (recipe.get("base"), *agents))
-    return OwnMerge(str(result.get("repo")), result["commit"], parents, frozenset(result.get("weights", ())))
 
 
 def _is_paused(connection: Connection, rule: str) -> bool:

@@ -13,10 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
-from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.errors import HubmergeError, InternalError, QuotaError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
@@ -25,33 +26,16 @@ from workflows.jobs.account import Account
 from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationRequests
 from workflows.jobs.jobs import Job, NewJob
 from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
-from workflows.watchers.facts import Facts, OwnMerge, facts_of
-from workflows.watchers.inbox import Inbox
+from workflows.watchers.facts import Facts
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rule import RuleHead
 from workflows.watchers.rules import RuleSet
+from workflows.watchers.webhook import Inbox
 
 log = logging.getLogger(__name__)
 AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
 PAUSED = "its owner has paused it"
-
-# the leaderboard's order: suite and pinned models (id, sha) → a number each, higher is better; none without a score
-Ranking = Callable[[str, Sequence[tuple[str, str]]], Mapping[tuple[str, str], float]]
-
-
-# pinned models (id, sha) → why those that are contaminated or withdrawn, themselves or by an ancestor, are
-Flagged = Callable[[Sequence[tuple[str, str]]], Mapping[tuple[str, str], str]]
-
-
-def no_ranking(suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
-    """The ranking of a bot without a leaderboard: no model has a score."""
-    return {}
-
-
-def no_flags(models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-    """The flags of a bot without a leaderboard: none."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +49,8 @@ class Turn:
 
 
 class Watchers:
-    """The turns of all rules. `rules` is asked anew for every round, so that an edited rule counts at once."""
+    """The turns of all rules. `rules` is asked anew for every round, so that an edited rule counts at once. Without
+    `requests` no model has a score or a flag."""
 
     def __init__(
         self,
@@ -73,19 +58,13 @@ class Watchers:
         account: Account,
         ledger: Ledger,
         inbox: Inbox,
-        *,
         requests: EvaluationRequests | None = None,
-        ranking: Ranking = no_ranking,
-        flagged: Flagged = no_flags,
     ) -> None:
         self.rules = rules
         self._account = account
         self._ledger = ledger
         self._inbox = inbox
         self._requests = requests
-        self._ranking = ranking
-        self._flagged = flagged
-        self._files: dict[str, frozenset[str]] = {}  # commit of an old merge → its shards
         self._kinds: dict[str, Watcher] = {}
         self._turn = threading.Lock()
         self._inbox_from = 0.0  # steady seconds
@@ -155,8 +134,9 @@ class Watchers:
             own_merges=self._ledger.own_merges(),
             history=self._ledger.history(rule.name) if own else (),
             budget_left=rule.budget - (self._ledger.used(rule.name) if own else 0),
-            memory=_Forgetful(),
-            scores=lambda suite, models: self._scores(suite, models, dry_run=True, private=True),
+            known={},
+            remember=lambda model, key, facts: None,
+            scores=partial(self._scores, request=False),
             flags=self._flags,
         )
         decision = registry()[rule.watch]().look(rule, context)  # counts its failures for itself
@@ -175,11 +155,12 @@ class Watchers:
                 hub=self._account.hub,
                 hinted=hinted,
                 own=self._ledger.own_targets(),
-                own_merges=tuple(map(self._with_files, self._ledger.own_merges())),
+                own_merges=self._ledger.own_merges(),
                 history=self._ledger.history(rule.name),
                 budget_left=rule.budget - self._ledger.used(rule.name),
-                memory=self._ledger.memory(rule.name),
-                scores=lambda suite, models: self._scores(suite, models, dry_run, rule.private),
+                known=self._ledger.known(rule.name),
+                remember=partial(self._ledger.remember, rule.name),
+                scores=partial(self._scores, request=not dry_run, private=rule.private),
                 flags=self._flags,
             )
             decision = self._kind(rule).look(rule, context)
@@ -229,13 +210,15 @@ class Watchers:
         }
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
-    def _scores(self, suite: str, models: Sequence[Facts], dry_run: bool, private: bool) -> Scores:
+    def _scores(self, suite: str, models: Sequence[Facts], *, request: bool = True, private: bool = False) -> Scores:
         """The leaderboard's scores; missing ones are requested, each model once."""
-        ranked = self._ranking(suite, [(m.id, m.sha) for m in models])
+        if self._requests is None:
+            return Scores()
+        ranked = self._requests.scoring.ranking(suite, [(m.id, m.sha) for m in models])
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         pending: set[str] = set()
-        for model in models:
-            if model.pin in values or self._requests is None or dry_run:
+        for model in models if request else ():
+            if model.pin in values:
                 continue
             try:
                 key = self._requests.key(model.id, model.sha, suite)
@@ -248,35 +231,13 @@ class Watchers:
                 pending.add(model.pin)
         return Scores(values, frozenset(pending))
 
-    def _with_files(self, merge: OwnMerge) -> OwnMerge:
-        """The merge with its shards' digests, from its repo where its job did not write them down."""
-        if merge.files:
-            return merge
-        if merge.commit not in self._files:
-            try:
-                files = facts_of(self._account.hub.repo_state(merge.repo, merge.commit)).files
-            except HubUnavailableError:
-                raise
-            except HubmergeError:  # deleted since, or somebody's private repo
-                files = ()
-            self._files[merge.commit] = frozenset(files)
-        return replace(merge, files=self._files[merge.commit])
-
     def _flags(self, models: Sequence[Facts]) -> Mapping[str, str]:
-        found = self._flagged([(m.id, m.sha) for m in models])
+        if self._requests is None:
+            return {}
+        found = self._requests.scoring.flagged([(m.id, m.sha) for m in models])
         return {id: why for (id, _), why in found.items()}
 
     def _kind(self, rule: RuleHead) -> Watcher:
         if rule.watch not in self._kinds:
             self._kinds[rule.watch] = registry()[rule.watch]()
         return self._kinds[rule.watch]
-
-
-class _Forgetful:
-    """The memory of a trial, which is nobody's. Implements base.Memory."""
-
-    def get(self, model: str, key: str) -> Facts | None:
-        return None
-
-    def put(self, model: str, key: str, facts: Facts) -> None:
-        return None

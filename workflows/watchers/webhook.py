@@ -4,18 +4,22 @@
 
 The Hub signs nothing: the secret is a bare header, which is compared in constant time before the body is read. A body
 is only a hint. Pushes to main of model repos go to the inbox; everything else (pull requests, tags, deleted branches,
-datasets, discussions) is answered and forgotten, so that the Hub does not send it again.
+datasets, discussions) is answered and forgotten, so that the Hub does not send it again. The inbox is on disk before
+the sender is answered. A repeated delivery is the same row, which stays for a while after a tick has handled it.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
-import re
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 from pydantic import SecretStr
+from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy.dialects.sqlite import insert
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -23,14 +27,69 @@ from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
 from hubmerge.hub.names import is_hub_id
-from workflows.jobs.jobs import DatabaseBusyError
-from workflows.watchers.inbox import Inbox, Push
+from workflows.jobs.jobs import SHA, DatabaseBusyError, iso
+from workflows.jobs.schema import DELIVERIES
+from workflows.jobs.store import Store
 
 PATH = "/webhooks/hub"
 MAIN = "refs/heads/main"
 MAX_BODY_BYTES = 64 * 1024
 MAX_REFS = 100
-_SHA = re.compile(r"[0-9a-f]{40}")
+KEEP = timedelta(days=30)
+
+
+class Push(NamedTuple):
+    """A push that a delivery announces."""
+
+    repo: str
+    ref: str
+    sha: str
+
+
+class Delivery(NamedTuple):
+    id: int
+    repo: str
+
+
+class Inbox:
+    """The deliveries in the job database; safe to use from several threads and processes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()  # SQLite lets waiting writers sleep; a queue here is faster and fair
+
+    def receive(self, pushes: Sequence[Push]) -> int:
+        """Store the new pushes in one transaction; returns their number."""
+        if not pushes:
+            return 0
+        with self._lock:
+            if self._holds(pushes):
+                return 0
+            statement = insert(DELIVERIES).on_conflict_do_nothing(index_elements=["repo", "ref", "sha"])
+            received = iso(self._store.clock.now())
+            with self._store.writing() as change:
+                rows = [{**push._asdict(), "received": received} for push in dict.fromkeys(pushes)]
+                return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
+
+    def _holds(self, pushes: Sequence[Push]) -> bool:
+        wanted = set(pushes)
+        query = select(DELIVERIES.c.id).where(tuple_(DELIVERIES.c.repo, DELIVERIES.c.ref, DELIVERIES.c.sha).in_(wanted))
+        with self._store.reading() as connection:
+            return len(connection.execute(query).all()) == len(wanted)
+
+    def pending(self, limit: int = 500) -> tuple[Delivery, ...]:
+        """The pushes that no tick has handled yet, oldest first."""
+        query = select(DELIVERIES.c.id, DELIVERIES.c.repo).where(DELIVERIES.c.handled.is_(None))
+        with self._store.reading() as connection:
+            return tuple(Delivery(*row) for row in connection.execute(query.order_by(DELIVERIES.c.id).limit(limit)))
+
+    def settle(self, deliveries: Sequence[Delivery]) -> None:
+        """Mark pushes as handled, and delete rows that are older than any replay."""
+        now = self._store.clock.now()
+        with self._store.writing() as change:
+            handled = DELIVERIES.c.id.in_([delivery.id for delivery in deliveries])
+            change.connection.execute(update(DELIVERIES).where(handled).values(handled=change.now))
+            change.connection.execute(delete(DELIVERIES).where(DELIVERIES.c.handled < iso(now - KEEP)))
 
 
 def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:
@@ -83,7 +142,7 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
     found = []
     for item in refs:
         sha = item.get("newSha") if isinstance(item, dict) else None
-        if isinstance(sha, str) and _SHA.fullmatch(sha) and item.get("ref") == MAIN:
+        if isinstance(sha, str) and SHA.fullmatch(sha) and item.get("ref") == MAIN:
             found.append(Push(name, MAIN, sha))
     return tuple(dict.fromkeys(found))[:MAX_REFS]
 

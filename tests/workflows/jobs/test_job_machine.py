@@ -72,20 +72,18 @@ class Histories(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def claim(self, worker: str) -> None:
+        self.take_back()
         now, boot = self.clock.steady(), self.clock.boot_id
         due = [
             job
-            for job in self.store.list_jobs()
-            if job.attempt < job.max_attempts
-            and (
-                (job.state is State.QUEUED and (job.boot != boot or (job.not_before or 0) <= now))
-                or (job.state is State.RUNNING and (job.boot != boot or (job.lease_until or 0) <= now))
-            )
+            for job in self.store.list_jobs(states=[State.QUEUED])
+            if job.boot != boot or (job.not_before or 0) <= now
         ]
         job = self.store.claim(worker)
         if job is None:
             assert due == []
             return
+        assert job.attempt <= job.max_attempts
         assert job.id == min(due, key=lambda each: (-each.priority, each.ticket)).id
         fences = self.jobs[job.id].fences
         assert job.fence > max(fences, default=0)
@@ -132,11 +130,15 @@ class Histories(RuleBasedStateMachine):
         else:
             assert self.jobs[identity].user == user
 
-    @rule(dead=st.sets(st.sampled_from(WORKERS)))
-    def reap(self, dead: set[str]) -> None:
-        for job in self.store.reap(sorted(dead)):
+    @rule()
+    def take_back(self) -> None:
+        now, boot = self.clock.steady(), self.clock.boot_id
+        held = self.store.list_jobs(states=[State.RUNNING, State.CANCELLING])
+        silent = {job.id for job in held if job.boot != boot or (job.lease_until or 0) <= now}
+        taken = self.store.reap()
+        assert {job.id for job in taken} == silent
+        for job in taken:
             self.note(job)
-        assert not dead & set(self.store.owners())
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 40.0, 1000.0]))
     def pass_time(self, seconds: float) -> None:

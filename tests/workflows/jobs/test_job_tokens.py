@@ -186,7 +186,6 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
     vault = TokenVault.from_settings(Settings(data_dir=tmp_path, secret=SecretStr("test secret")))
     live.submit(new_job("a"), vault.seal(job_id("a"), TOKEN, datetime.now(UTC)))
     job = worker.run_once()
-    worker.close()
     assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
     assert "needs login" in job.error.message
     assert not (tmp_path / "jobs").exists()
@@ -214,7 +213,6 @@ def test_only_an_evaluation_gets_the_signing_key(
     worker = Worker(settings, store, TokenVault.from_settings(settings), timing=QUICK)
     store.submit(new_job("one", kind=kind))
     worker.run_once()
-    worker.close()
     [spec] = told
     keys = results_keys(settings)
     given = spec.signing_key.get_secret_value() if spec.signing_key else None

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from watch_helpers import Agents, rule_of
 
-from hubmerge.errors import HubUnavailableError, InternalError
+from hubmerge.errors import HubUnavailableError
 from workflows.bot import Bot, Intervals
-from workflows.jobs.evaluations import OF_CANDIDATE
+from workflows.jobs.evaluations import OF_CANDIDATE, Scoring
 from workflows.jobs.jobs import Job
 from workflows.jobs.store import Store
 from workflows.schedule.scheduler import Scheduler, Tick, run_tick
-from workflows.schedule.scoring import Scoring
 
 
 def test_a_tick_that_raises_stops_neither_itself_nor_the_others() -> None:
@@ -81,40 +80,26 @@ def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> N
     assert set(most) == {1}
 
 
-def test_no_thread_is_left_after_the_end() -> None:
+def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
-    ran = threading.Event()
-    scheduler = Scheduler([Tick("a", 1000, ran.set), Tick("b", 1000, lambda: None)])
-    with scheduler:
-        assert ran.wait(60)  # the first call comes at once
-        with pytest.raises(InternalError):
-            scheduler.start()
-    assert set(threading.enumerate()) <= before
-    scheduler.stop()  # a second end is none
-    with scheduler:
-        pass
-    assert set(threading.enumerate()) <= before
-
-
-def test_stopping_waits_for_a_tick_that_runs() -> None:
-    started, finished = threading.Event(), threading.Event()
-    go_on = threading.Event()
+    started, go_on, finished = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
         go_on.wait(60)
         finished.set()
 
-    scheduler = Scheduler([Tick("work", 1000, work)]).start()
-    assert started.wait(60)
-    threading.Timer(0.05, go_on.set).start()
-    scheduler.stop()
+    scheduler = Scheduler([Tick("work", 1000, work), Tick("other", 1000, lambda: None)])
+    with scheduler:
+        assert started.wait(60)  # the first call comes at once
+        releasing = threading.Timer(0.05, go_on.set)
+        releasing.start()
     assert finished.is_set()
-
-
-def test_two_ticks_of_one_name_are_refused() -> None:
-    with pytest.raises(InternalError):
-        Scheduler([Tick("a", 1, lambda: None), Tick("a", 2, lambda: None)])
+    releasing.join()
+    assert set(threading.enumerate()) <= before
+    with scheduler:  # and begins anew
+        pass
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(

@@ -15,8 +15,8 @@ from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores
-from workflows.watchers.engine import decide, refusal
 from workflows.watchers.facts import Facts, OwnMerge
+from workflows.watchers.kinds.agents import decide, refusal
 
 A, B, C = facts("a"), facts("b"), facts("c")
 
@@ -161,15 +161,11 @@ def test_the_best_wait_for_scores_on_their_way_but_not_for_those_that_never_come
     assert reasons(failed) == {"c": "no_score"}
 
 
-def test_a_merged_set_is_never_merged_again() -> None:
+def test_a_set_that_was_merged_or_refused_today_is_not_tried_again() -> None:
     first = decided([A, B])
-    again = decided([A, B], [past(first.merge)])
-    assert (again.merge, again.skips, again.waiting) == (None, (), "")
-
-
-def test_a_set_that_was_refused_today_is_not_tried_again() -> None:
-    first = decided([A, B])
-    assert decided([A, B], [past(first.merge, merged=False)]).merge is None
+    for merged in (True, False):
+        again = decided([A, B], [past(first.merge, merged=merged)])
+        assert (again.merge, again.skips, again.waiting) == (None, (), "")
 
 
 def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:
@@ -287,7 +283,7 @@ def test_a_past_set_that_was_only_refused_does_not_forbid_its_weights() -> None:
 
 def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none() -> None:
     base = facts("base", bases=(), files=("shared",))
-    merge = OwnMerge("ada/merge", "c" * 40, frozenset({"zoo/base", "zoo/a"}), frozenset({"shared", "merged"}))
+    merge = OwnMerge(frozenset({"zoo/base", "zoo/a"}), frozenset({"shared", "merged"}))
     assert merge.is_in(facts("copy", files=("merged", "shared")), base)
     assert not merge.is_in(facts("b", files=("other", "shared")), base)
     assert not merge.is_in(facts("a", files=("merged", "shared")), base)  # λ = 1 of one agent is that agent

@@ -145,7 +145,7 @@ def test_deliveries_survive_a_restart_in_the_middle(
         raise SystemExit
 
     with monkeypatch.context() as broken:
-        broken.setattr("workflows.jobs.transitions.Transitions.keep_token", dies)
+        broken.setattr("workflows.jobs.store.Transaction.keep_token", dies)
         with pytest.raises(SystemExit):
             first.watchers.handle_inbox()
     first.close()

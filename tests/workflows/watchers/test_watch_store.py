@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from job_helpers import FakeClock
-from sqlalchemy import Engine
 from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.errors import IncompatibleError, QuotaError
 from hubmerge.hub.client import RepoState
 from workflows.jobs.jobs import OUTAGE_TRIES, JobError, NewJob, State
-from workflows.jobs.schema import SCHEMA_VERSION, open_engine
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers import ledger as ledger_module
 from workflows.watchers.base import PlannedMerge, Skip
-from workflows.watchers.engine import plan_merge
-from workflows.watchers.facts import facts_of
-from workflows.watchers.fit import _reason
+from workflows.watchers.facts import Facts, _reason, facts_of
+from workflows.watchers.kinds.agents import plan_merge
 from workflows.watchers.ledger import Ledger
 
-VERSION_1 = (Path(__file__).parent / "schema_1.sql").read_text()
 TOKEN = SealedToken("sealed", None)
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    opened = open_engine(tmp_path / "jobs.sqlite3")
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def ledger(engine: Engine, clock: FakeClock) -> Ledger:
-    return Ledger(engine, clock)
+def ledger(store: Store) -> Ledger:
+    return Ledger(store)
 
 
 def planned(*versions: int) -> PlannedMerge:
@@ -49,42 +35,7 @@ def job_of(merge: PlannedMerge, user: str = "ada") -> NewJob:
     return NewJob(id=merge.set_id, user=user, payload={"target": merge.target})
 
 
-def test_a_database_of_version_1_keeps_its_jobs_and_gets_the_new_tables(tmp_path: Path, clock: FakeClock) -> None:
-    path = tmp_path / "jobs.sqlite3"
-    with sqlite3.connect(path) as raw:
-        raw.executescript(VERSION_1)
-    raw.close()
-    store = Store(tmp_path, clock=clock)
-    [job] = store.list_jobs()
-    assert (job.id, job.user, job.state, job.payload) == ("a" * 64, "ann", State.QUEUED, {"name": "old"})
-    assert [event.type for event in store.events(job.id)] == ["submitted"]
-    assert store.sealed_token(job.id) == SealedToken("old token", None)
-    store.close()
-    engine = open_engine(path)
-    ledger = Ledger(engine, clock)
-    assert ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1) is not None
-    engine.dispose()
-    with sqlite3.connect(path) as raw:
-        assert raw.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-    raw.close()
-
-
-def test_many_processes_bring_one_database_up_at_once(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "jobs.sqlite3") as raw:
-        raw.executescript(VERSION_1)
-    raw.close()
-
-    def open_it(_: int) -> int:
-        store = Store(tmp_path)
-        found = len(store.list_jobs())
-        store.close()
-        return found
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(open_it, range(8))) == [1] * 8
-
-
-def test_a_set_starts_once_however_many_ask(ledger: Ledger, engine: Engine) -> None:
+def test_a_set_starts_once_however_many_ask(ledger: Ledger) -> None:
     merge = planned(1, 2)
     with ThreadPoolExecutor(8) as pool:
         started = list(pool.map(lambda _: ledger.start("watch", merge, job_of(merge), TOKEN, 5), range(24)))
@@ -110,10 +61,9 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
     ],
 )
 def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
-    ledger: Ledger, tmp_path: Path, clock: FakeClock, error: JobError, again: bool
+    ledger: Ledger, store: Store, clock: FakeClock, error: JobError, again: bool
 ) -> None:
-    merge, store = planned(1, 2), Store(tmp_path, clock=clock)
-
+    merge = planned(1, 2)
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is not None
     for _ in range(OUTAGE_TRIES + 10):
         if (job := store.claim("w")) is None:
@@ -130,7 +80,6 @@ def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
         assert ledger.used("watch") == 1  # of today's budget
         assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
         assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
-    store.close()
 
 
 def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
@@ -143,8 +92,8 @@ def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
     assert again.id == merge.set_id
 
 
-def test_a_full_queue_leaves_no_trace(engine: Engine, clock: FakeClock) -> None:
-    ledger = Ledger(engine, clock, jobs_per_user=1)
+def test_a_full_queue_leaves_no_trace(ledger: Ledger, store: Store) -> None:
+    store.jobs_per_user = 1
     ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 5)
     with pytest.raises(QuotaError):
         ledger.start("watch", planned(2, 3), job_of(planned(2, 3)), TOKEN, 5)
@@ -152,17 +101,13 @@ def test_a_full_queue_leaves_no_trace(engine: Engine, clock: FakeClock) -> None:
     assert len(ledger.history("watch")) == 1
 
 
-def test_a_job_that_a_person_started_is_taken_over_not_doubled(
-    ledger: Ledger, tmp_path: Path, clock: FakeClock
-) -> None:
+def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store, clock: FakeClock) -> None:
     merge = planned(1, 2)
-    store = Store(tmp_path, clock=clock)
     mine = store.submit(job_of(merge))
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     assert (started.id, started.ticket) == (mine.id, mine.ticket)
     assert len(store.list_jobs()) == 1
     assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
-    store.close()
 
 
 def test_refusals_are_history_for_the_day(ledger: Ledger, clock: FakeClock) -> None:
@@ -177,15 +122,13 @@ def test_refusals_are_history_for_the_day(ledger: Ledger, clock: FakeClock) -> N
 
 
 def test_a_set_whose_job_waits_for_another_attempt_is_not_given_up(
-    ledger: Ledger, tmp_path: Path, clock: FakeClock
+    ledger: Ledger, store: Store, clock: FakeClock
 ) -> None:
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    store = Store(tmp_path, clock=clock)
     job = store.claim("w1")
     waiting = store.fail(job.id, job.fence, JobError(code="E_HUB", message="away", retryable=True))
     assert waiting.state is State.QUEUED
-    store.close()
     clock.pass_time(hours=30)
     assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
@@ -239,19 +182,11 @@ def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:
 
 def test_facts_are_remembered_for_what_they_depend_on(ledger: Ledger) -> None:
     model = facts("a", 1, license=None, parameters=None)
-    memory = ledger.memory("watch")
-    memory.put("zoo/a", "key", model)
-    assert ledger.memory("watch").get("zoo/a", "key") == model
-    assert memory.get("zoo/a", "other key") is None
-    assert ledger.memory("other").get("zoo/a", "key") is None
-
-
-def test_facts_of_another_version_are_read_again(ledger: Ledger, engine: Engine, tmp_path: Path) -> None:
-    ledger.memory("watch").put("zoo/a", "key", facts("a"))
-    with sqlite3.connect(tmp_path / "jobs.sqlite3") as raw:
-        raw.execute("""UPDATE watched_models SET facts = '{"unknown": 1}'""")
-    raw.close()
-    assert ledger.memory("watch").get("zoo/a", "key") is None
+    ledger.remember("watch", "zoo/a", "old key", facts("a"))
+    ledger.remember("watch", "zoo/a", "key", model)
+    [(name, (key, kept))] = ledger.known("watch").items()
+    assert (name, key, Facts.model_validate(kept)) == ("zoo/a", "key", model)
+    assert ledger.known("other") == {}
 
 
 def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
@@ -262,8 +197,7 @@ def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
     assert len(_reason(IncompatibleError("x" * 5000))) == 1000
 
 
-def test_targets_of_merge_jobs_are_ours(ledger: Ledger, tmp_path: Path, clock: FakeClock) -> None:
-    store = Store(tmp_path, clock=clock)
+def test_targets_of_merge_jobs_are_ours(ledger: Ledger, store: Store) -> None:
     for name, kind, payload in (
         ("a", "merge", {"target": "ada/one"}),
         ("b", "evaluate", {"target": "ada/two"}),
@@ -271,4 +205,3 @@ def test_targets_of_merge_jobs_are_ours(ledger: Ledger, tmp_path: Path, clock: F
     ):
         store.submit(NewJob(id=name * 64, kind=kind, user="ada", payload=payload))
     assert ledger.own_targets() == {"ada/one"}
-    store.close()

@@ -18,19 +18,16 @@ from pydantic import SecretStr
 from watch_helpers import SECRET, payload, serving
 
 from hubmerge.errors import DiskError, LoginError
-from workflows.jobs.schema import open_engine
-from workflows.watchers.inbox import Inbox, Push
-from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, pushes, webhook_route
+from workflows.jobs.store import Store
+from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, Push, pushes, webhook_route
 
 SHA = "a" * 40
 RIGHT = {"X-Webhook-Secret": SECRET}
 
 
 @pytest.fixture
-def inbox(tmp_path: Path, clock: FakeClock) -> Iterator[Inbox]:
-    engine = open_engine(tmp_path / "jobs.sqlite3")
-    yield Inbox(engine, clock)
-    engine.dispose()
+def inbox(store: Store) -> Inbox:
+    return Inbox(store)
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +67,6 @@ def repos(inbox: Inbox) -> list[str]:
 def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | None) -> None:
     with pytest.raises(LoginError, match="needs a secret"):
         webhook_route(secret, inbox)
-
-
-def test_a_delivery_is_accepted_and_kept(served: str, inbox: Inbox) -> None:
-    assert post(served, payload("zoo/agent", SHA)) == (202, {"stored": 1})
-    assert repos(inbox) == ["zoo/agent"]
 
 
 @pytest.mark.parametrize(
@@ -204,21 +196,14 @@ def test_many_deliveries_at_once_are_each_kept_once(served: str, inbox: Inbox) -
     assert len(inbox.pending()) == 100
 
 
-def test_what_is_new_in_a_delivery_is_kept_beside_what_is_known(inbox: Inbox) -> None:
-    old, new = (Push("zoo/agent", "refs/heads/main", c * 40) for c in "ab")
-    assert inbox.receive([old]) == 1
-    assert inbox.receive([old, new]) == 1
-    assert len(inbox.pending()) == 2
-
-
 def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
-    engines = [open_engine(tmp_path / "jobs.sqlite3") for _ in range(4)]
+    stores = [Store(tmp_path, clock=clock) for _ in range(4)]
     wanted = [Push(f"zoo/agent-{n}", "refs/heads/main", SHA) for n in range(25)]
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda e: sum(Inbox(e, clock).receive([push]) for push in wanted), engines)
+        found = pool.map(lambda s: sum(Inbox(s).receive([push]) for push in wanted), stores)
     assert sum(found) == len(inbox.pending()) == 25
-    for engine in engines:
-        engine.dispose()
+    for store in stores:
+        store.close()
 
 
 def test_a_replay_of_a_handled_delivery_is_not_handled_again(inbox: Inbox, clock: FakeClock) -> None:
@@ -240,13 +225,6 @@ def test_handled_deliveries_are_not_kept_for_ever_and_waiting_ones_are(inbox: In
     inbox.settle(inbox.pending()[1:])
     assert inbox.receive([old]) == 1  # forgotten
     assert inbox.receive([waiting]) == 0
-
-
-def test_the_inbox_outlives_a_restart(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
-    inbox.receive([Push("zoo/agent", "refs/heads/main", SHA)])
-    again = open_engine(tmp_path / "jobs.sqlite3")
-    assert repos(Inbox(again, clock)) == ["zoo/agent"]
-    again.dispose()
 
 
 def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:

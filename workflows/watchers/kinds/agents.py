@@ -1,32 +1,36 @@
-"""Watches for agents of a base: reads everything that a rule of kind `agents` needs before engine.py decides.
+"""Watches for agents of a base, and decides which of them to merge.
 
-    search by lineage and author ∪ hinted repos → facts of each at its head → does it fit the base? → decide
+    search by lineage and author ∪ hinted repos → facts of each at its head → does it fit the base?
+        → those who count → those who join → a set → merged before? anything new? within the budget?
 
 A poll costs one search per author; a model is read again only where the search states another commit or another
-visibility than the last time. fit.py then checks whether a model fits its base: a stranger's misfit is left out by name
-and cannot spoil the whole set.
+visibility than the last time. Every candidate that is left out gets a reason, so a stranger's misfit cannot spoil the
+whole set. A set is base@sha, agents@sha and the recipe, so it is merged once, however many deliveries announce it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
 from hubmerge.methods import registry as methods
-from workflows.watchers.base import Decision, Scores, WatchContext, Watcher, digest
-from workflows.watchers.engine import decide, is_of_base, refusal
-from workflows.watchers.facts import Facts, read_facts
-from workflows.watchers.fit import BaseUnfitError, Fitting
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
+from workflows.watchers.facts import Facts, fitted, read_facts
 from workflows.watchers.rule import AgentRule
 
 log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 2  # counts what a reading takes in: models that an older program read are read again
+_READ = 2  # counts what a reading takes in, and its form: models that an older program read are read again
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -76,21 +80,24 @@ class AgentsWatcher(Watcher):
         return f"Merges all {which}, {how}, once there are {rule.min_agents} and again with each new one."
 
     def look(self, rule: AgentRule, context: WatchContext) -> Decision:
-        base = read_facts(context.hub, rule.base.id, rule.base.revision)
-        fitting = Fitting(context.hub, base, rule.license)
+        hub = context.hub
+        base = read_facts(hub, rule.base.id, rule.base.revision)
+        opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, context)}
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, context.hinted)]))
         candidates: list[Facts] = []
         budget = NEW_PER_LOOK
         for name in names:
             found = listed.get(name)
-            facts = self._remembered(rule, context, name, found, base)
-            if facts is None:
+            key, remembered = context.known.get(name, ("", {}))
+            if found is not None and found.sha and name not in context.hinted and key == _key(rule, base, found):
+                facts = Facts.model_validate(remembered)
+            else:
                 if budget == 0:
                     new = f"{len(names)} models match, and one look reads {NEW_PER_LOOK} new ones"
                     return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
                 budget -= 1
-                facts = self._read(rule, context, name, found, fitting, base)
+                facts = self._read(rule, context, name, found, base, opened)
             if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
@@ -103,48 +110,38 @@ class AgentsWatcher(Watcher):
             scores = context.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
         return decide(rule, base, candidates, context.history, context.budget_left, scores)
 
-    def _remembered(
-        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, base: Facts
-    ) -> Facts | None:
-        if found is None or not found.sha or name in context.hinted:
-            return None
-        return context.memory.get(name, _key(rule, base, found))
-
     def _read(
-        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, fitting: Fitting, base: Facts
+        self,
+        rule: AgentRule,
+        context: WatchContext,
+        name: str,
+        found: Candidate | None,
+        base: Facts,
+        opened: Callable[[], Model],
     ) -> Facts:
-        """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left
-        out."""
+        """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
+        a base that cannot be opened ends the look."""
         place = (rule.name, name)
-        sha = found.sha if found else ""
         try:
             facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
-            if refusal(rule, base, facts) is None:
-                facts = fitting.fitted(facts)
-        except BaseUnfitError as error:
-            raise error.reason from None
-        except HubUnavailableError as error:
-            self._failures[place] += 1
-            if self._failures[place] <= PATIENCE:
-                raise  # a set without it now would be another set once it is back
-            return Facts(id=name, sha=sha, code=error.code, text=str(error))
-        except HubmergeError as error:  # gone, or closed to the owner
-            return Facts(id=name, sha=sha, code=error.code, text=str(error))
+        except HubmergeError as error:
+            return self._unreadable(place, found, error)
+        if refusal(rule, base, facts) is None:
+            model = opened()
+            try:
+                facts = fitted(facts, model, context.hub, rule.license)
+            except HubmergeError as error:
+                return self._unreadable(place, found, error)
         self._failures.pop(place, None)
-        context.memory.put(name, _key(rule, base, facts), facts)
+        context.remember(name, _key(rule, base, facts), facts)
         return facts
 
-
-def _short(number: int) -> str:
-    """1500000000 → "1.5B"."""
-    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
-    return f"{number / size:.3g}{unit}"
-
-
-def _listed(words: Sequence[str], last: str = "and") -> str:
-    """["a", "b", "c"] → "a, b and c"."""
-    *first, end = words
-    return f"{', '.join(first)} {last} {end}" if first else end
+    def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
+        if isinstance(error, HubUnavailableError):  # else it is gone, or closed to the owner
+            self._failures[place] += 1
+            if self._failures[place] <= PATIENCE:
+                raise error  # a set without it now would be another set once it is back
+        return Facts(id=place[1], sha=found.sha if found else "", code=error.code, text=str(error))
 
 
 def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
@@ -171,3 +168,180 @@ def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
     return (
         f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
     )
+
+
+def decide(
+    rule: AgentRule,
+    base: Facts,
+    candidates: Sequence[Facts],
+    history: Sequence[PastSet],
+    budget_left: int,
+    scores: Scores,
+) -> Decision:
+    """Which set to merge now, or why none: a pure function of what was read, what was merged, and the day's budget.
+
+    The order of `candidates` does not matter; their ids are distinct.
+    """
+    skips: list[Skip] = []
+    accepted: list[Facts] = []
+    reason = _base_refused(rule, base)
+    if reason:
+        return Decision(skips=(Skip(base.id, base.sha, "base", reason, base.private),), waiting=reason)
+    for facts in sorted(candidates, key=lambda c: c.id):
+        skip = refusal(rule, base, facts) or _copy_of(facts, accepted)
+        if skip is None:
+            accepted.append(facts)
+        else:
+            skips.append(skip)
+    joining, left_out, waiting = _join(rule, accepted, scores)
+    skips += left_out
+    if waiting or len(joining) < rule.min_agents:
+        missing = waiting or f"{len(joining)} of at least {rule.min_agents} agents so far"
+        return Decision(skips=tuple(skips), waiting=missing)
+    planned = plan_merge(rule, base, joining)
+    if any(past.set_id == planned.set_id for past in history):
+        return Decision(skips=tuple(skips))
+    stop = _known(rule, planned, candidates, history)
+    if stop is None and budget_left < 1:
+        stop = ("budget", f"the day's budget of {rule.budget} is used up; tomorrow (UTC) goes on")
+    if stop is not None:
+        skips.append(Skip(planned.subject, planned.set_id[:40], *stop))
+        return Decision(skips=tuple(skips), waiting=stop[1])
+    return Decision(planned, tuple(skips))
+
+
+def _base_refused(rule: AgentRule, base: Facts) -> str:
+    if base.own:
+        return "the base is a merge of ours"
+    if base.flag:
+        return f"the base is flagged: {base.flag}"
+    if not base.weights:
+        return "the base has no weights in safetensors"
+    return _closed(rule, base)
+
+
+def _closed(rule: AgentRule, facts: Facts) -> str:
+    """The reason why a parent must stay out of a public merge, or an empty text."""
+    if not (facts.gated or facts.private) or rule.private or rule.agents.closed:
+        return ""
+    return f"a {'gated' if facts.gated else 'private'} model does not join a public merge"
+
+
+def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
+    """The reason why a candidate does not count; None where it does."""
+    wanted, named = rule.agents, facts.id in rule.join.fixed
+    reason: tuple[str, str] | None = None
+    if facts.id == base.id:
+        reason = "base", "the base itself"
+    elif facts.own:
+        reason = "own_output", "a merge of ours"
+    elif facts.flag:
+        reason = "flagged", facts.flag
+    elif facts.id in wanted.exclude:
+        reason = "excluded", "the rule excludes it"
+    elif facts.code and not facts.weights:  # it could not be read at all
+        reason = facts.code, facts.text
+    elif not named and wanted.authors and facts.author.lower() not in {a.lower() for a in wanted.authors}:
+        reason = "author", f"{facts.author} is not among the rule's authors"
+    elif not named and (missing := [tag for tag in wanted.tags if tag not in facts.tags]):
+        reason = "tag", f"without the tag {missing[0]}"
+    elif not named and not is_of_base(rule, facts):
+        reason = "lineage", f"does not state to be of {rule.base.id} ({wanted.lineage})"
+    elif not facts.weights:
+        reason = "no_weights", "no weights in safetensors yet"
+    elif facts.weights == base.weights:
+        reason = "copy", "the weights are the base's"
+    elif wanted.licenses and (facts.license or "unknown").lower() not in {x.lower() for x in wanted.licenses}:
+        reason = "license", f"its license is {facts.license or 'not stated'}"
+    elif closed := _closed(rule, facts):
+        reason = "closed", closed
+    elif wanted.max_bytes is not None and facts.weight_bytes > wanted.max_bytes:
+        reason = "size", f"{facts.weight_bytes} bytes are more than {wanted.max_bytes}"
+    elif facts.code:
+        reason = facts.code, facts.text
+    elif facts.parameters is not None and not (
+        (wanted.min_parameters or 0) <= facts.parameters <= (wanted.max_parameters or facts.parameters)
+    ):
+        reason = "size", f"{facts.parameters} parameters are outside the rule's range"
+    return _skip(facts, *reason) if reason else None
+
+
+def is_of_base(rule: AgentRule, facts: Facts) -> bool:
+    """Whether a model states the rule's base as its own, in the way that the rule asks for."""
+    return rule.base.id in facts.bases and rule.agents.lineage in ("any", facts.relation)
+
+
+def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> PlannedMerge:
+    recipe = rule.recipe.recipe(base.pin, tuple(facts.pin for facts in joining))
+    how = {key: value for key, value in recipe.items() if key not in ("base", "agents")}
+    set_id = digest(recipe)
+    weights_id = digest([base.weights, [facts.weights for facts in joining], how])
+    return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)), rule.agents.closed)
+
+
+def _copy_of(facts: Facts, accepted: Sequence[Facts]) -> Skip | None:
+    other = next((a for a in accepted if a.weights == facts.weights), None)
+    return _skip(facts, "copy", f"the weights are those of {other.id}") if other else None
+
+
+def _skip(facts: Facts, code: str, text: str) -> Skip:
+    return Skip(facts.id, facts.sha, code, text, facts.private)
+
+
+def _join(rule: AgentRule, accepted: Sequence[Facts], scores: Scores) -> tuple[list[Facts], list[Skip], str]:
+    """The models that join, in the order of the recipe; those that do not, with reasons; and what is waited for."""
+    if rule.join.fixed:
+        by_id = {facts.id: facts for facts in accepted}
+        absent = [name for name in rule.join.fixed if name not in by_id]
+        if absent:
+            return [], [], f"{absent[0]} cannot join"
+        return [by_id[name] for name in rule.join.fixed], [], ""
+    if rule.join.best is None:
+        joining, rest = list(accepted[:MAX_AGENTS]), accepted[MAX_AGENTS:]
+        text = f"a merge has at most {MAX_AGENTS} agents; let the best join instead"
+        return joining, [_skip(f, "too_many", text) for f in rest], ""
+    pending = [facts for facts in accepted if facts.pin in scores.pending and facts.pin not in scores.values]
+    skips = [_skip(f, "no_score", "its evaluation is on its way") for f in pending]
+    scored = [facts for facts in accepted if facts.pin in scores.values]
+    skips += [
+        _skip(f, "no_score", f"it has no score of the suite {rule.suite}")
+        for f in accepted
+        if f not in scored and f not in pending
+    ]
+    ranked = sorted(scored, key=lambda f: (-scores.values[f.pin], f.id))
+    best = {facts.id for facts in ranked[: rule.join.best]}
+    skips += [_skip(f, "not_best", f"not among the best {rule.join.best}") for f in ranked[rule.join.best :]]
+    waiting = f"evaluations on their way: {len(pending)}" if pending else ""
+    # the set does not depend on who leads: order by name
+    return [facts for facts in scored if facts.id in best], skips, waiting
+
+
+def _known(
+    rule: AgentRule, planned: PlannedMerge, candidates: Sequence[Facts], history: Sequence[PastSet]
+) -> tuple[str, str] | None:
+    """The reason why a set that was never merged brings nothing new, or None."""
+    if any(past.merged and past.weights_id == planned.weights_id for past in history):
+        return "same_weights", "only cards changed since these weights were merged"
+    if rule.join.fixed or rule.join.best is not None:
+        return None
+    mine, present = planned.members, {facts.id for facts in candidates}
+    for past in history:
+        theirs = past.members
+        if not past.merged or (theirs["base"], theirs["recipe"]) != (mine["base"], mine["recipe"]):
+            continue
+        gone = set(theirs["agents"]) - set(mine["agents"])
+        if set(mine["agents"]) <= set(theirs["agents"]) and all(p.partition("@")[0] not in present for p in gone):
+            return "nothing_new", "some agents are gone or not listed, and there is no new one"
+    return None
+
+
+def _short(number: int) -> str:
+    """1500000000 → "1.5B"."""
+    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
+    return f"{number / size:.3g}{unit}"
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    """["a", "b", "c"] → "a, b and c"."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end

@@ -1,0 +1,32 @@
+"""Answers that are kept for some seconds, so that a page which asks again and again costs one question."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class KeptAnswers(Generic[T]):
+    """At most `most` answers, each for `seconds`; the others are asked for anew. Safe to use from several threads."""
+
+    def __init__(self, seconds: float, most: int = 1000) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._answers: dict[Hashable, tuple[float, T]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, ask: Callable[[], T]) -> T:
+        now = time.monotonic()
+        with self._lock:
+            self._answers = {k: kept for k, kept in self._answers.items() if kept[0] > now}
+            if key in self._answers:
+                return self._answers[key][1]
+        answer = ask()
+        with self._lock:
+            if len(self._answers) < self._most:
+                self._answers[key] = (now + self._seconds, answer)
+        return answer
