@@ -7,7 +7,6 @@ words, and which of them are worth a retry).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -16,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
+from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
-from hubmerge.hub.names import FileInfo, is_hub_id
+from hubmerge.hub.names import FileInfo, is_hub_id, is_sha
+from hubmerge.hub.names import RepoState as RepoState
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
 from hubmerge.hub.writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
@@ -25,28 +26,12 @@ from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from hubmerge.hub.login import ClientCache
-
 RepoType = Literal["model", "dataset"]
 CONNECT_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 MAX_COMMITS = 1000  # of a repo's history that one question looks through
-_SHA = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True)
-class RepoState:
-    """A repo at one commit."""
-
-    id: str
-    sha: str
-    files: Mapping[str, FileInfo]
-    private: bool
-    gated: bool
-    license: str | None
-    card: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ class Hub(HubWriting):
     """The repos of one type on the Hub at `endpoint`, read with `token`, or with the token that `login` finds, or
     anonymously.
 
-    Files in `cache` are not fetched again; see hub/login.py.
+    Files in `cache` are not fetched again.
     """
 
     def __init__(
@@ -121,9 +106,10 @@ class Hub(HubWriting):
         """The token, looked up at the first request. False: anonymous, even if the client would find a token."""
         return self._given or checked_token(self._login()) or False
 
-    @cached_property
-    def _bytes(self) -> HubBytes:  # type: ignore[override]
-        return HubBytes(self.endpoint, self._token, self.patience, self.repo_type, self.connect)
+    @property
+    def _bytes(self) -> HubBytes:
+        self.connect()
+        return HubBytes(self.endpoint, self._token, self.patience, self.repo_type)
 
     @cached_property
     def _api(self) -> HfApi:  # type: ignore[override]
@@ -177,7 +163,7 @@ class Hub(HubWriting):
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
         where = f"{repo_id}@{revision}" if revision else repo_id
-        pinned = bool(revision and _SHA.fullmatch(revision))
+        pinned = is_sha(revision)
         if self._cache is not None and self._cache.is_offline:
             return self._cache.state(repo_id, revision)
 
@@ -186,7 +172,7 @@ class Hub(HubWriting):
                 return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
 
         info = self.patience.repeat(ask)
-        if not info.sha or not _SHA.fullmatch(info.sha) or not is_hub_id(info.id):
+        if not is_sha(info.sha) or not is_hub_id(info.id):
             raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
         if pinned and info.sha != revision:
             raise HubUnavailableError(
@@ -227,7 +213,7 @@ class Hub(HubWriting):
                 return self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")
 
         sha = self.patience.repeat(ask).sha
-        if not sha or not _SHA.fullmatch(sha):
+        if not is_sha(sha):
             raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
         return str(sha)
 

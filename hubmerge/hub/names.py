@@ -1,4 +1,4 @@
-"""Names of repos as the Hub allows them, and what the Hub states about a file."""
+"""Names of repos as the Hub allows them, and what the Hub states about a repo and its files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
+_SHA = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_id(text: str) -> bool:
     """True for `name` and `namespace/name` as the Hub allows them."""
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
+
+
+def is_sha(text: str | None) -> bool:
+    """Whether it is the full id of a commit."""
+    return bool(text and _SHA.fullmatch(text))
 
 
 def blob_id(content: bytes) -> str:
@@ -37,3 +43,16 @@ class FileInfo:
     size: int  # bytes
     sha256: str | None = None
     here: Path | None = field(default=None, compare=False)  # where the Hub's client has it on this machine, unverified
+
+
+@dataclass(frozen=True)
+class RepoState:
+    """A repo at one commit."""
+
+    id: str
+    sha: str
+    files: Mapping[str, FileInfo]
+    private: bool
+    gated: bool
+    license: str | None
+    card: Mapping[str, Any]

@@ -65,20 +65,12 @@ class BreakableFile(io.BufferedReader):
 class HubBytes:
     """Reads files of repos of one type at `endpoint` with `token` (False: anonymous)."""
 
-    def __init__(
-        self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
-    ) -> None:
-        """`connect` is called before every request, to set the client up."""
+    def __init__(self, endpoint: str, token: str | bool, patience: Patience, repo_type: str) -> None:
         self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
-        self._loopback = Settings(endpoint=endpoint).is_loopback
         self._token = token
         self._patience = patience
-        self._connect = connect
-
-    def with_patience(self, patience: Patience) -> HubBytes:
-        return HubBytes(self._endpoint, self._token, patience, self._repo_type, self._connect)
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
@@ -210,7 +202,6 @@ class HubBytes:
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
-        self._connect()
         url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
         etag = ""
@@ -243,7 +234,7 @@ class HubBytes:
             return
         parts = urlsplit(url)
         host = parts.hostname or ""
-        if self._loopback:
+        if Settings(endpoint=self._endpoint).is_loopback:
             # a Hub on this machine may send us to another port of it, and nowhere else
             if not Settings(endpoint=url).is_loopback:
                 raise HubUnavailableError("the local Hub redirects to another machine", where=where, got=host)

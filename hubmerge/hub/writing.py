@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.errors import Patience, TooLateError, translated
-from hubmerge.hub.transfer import BreakableFile, HubBytes
+from hubmerge.hub.transfer import BreakableFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -31,7 +31,6 @@ class HubWriting:
     patience: Patience
     _api: HfApi
     _token: str | bool
-    _bytes: HubBytes
 
     def create_repo(self, repo_id: str, *, private: bool) -> bool:
         """Create the repo unless it exists; an existing repo keeps its visibility.
@@ -217,7 +216,6 @@ class HubWriting:
     def _with_patience(self, patience: Patience) -> Self:
         twin = copy.copy(self)
         twin.patience = patience
-        twin._bytes = self._bytes.with_patience(patience)
         return twin
 
     def hang_up(self) -> None:

@@ -17,8 +17,9 @@ from scripted_hub import ScriptedHub
 
 from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError
+from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
-from hubmerge.hub.login import ClientCache, hub_of_user, stored_token
+from hubmerge.hub.login import hub_of_user, stored_token
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 
 REPO = Path(__file__).resolve().parents[2]
