@@ -82,14 +82,14 @@ def repo_key(repo_type: str, full_name: str) -> str:
     return f"{repo_type}/{full_name}".lower()
 
 
-def _nothing(_: str) -> None:
-    """In place of NaN and infinities, which are no JSON, but which a folder of an earlier version may hold."""
-
-
 def repo_of_row(row: sqlite3.Row) -> Repo:
     values = {name: row[name] for name in Repo.__dataclass_fields__}
-    values |= {name: json.loads(row[name], parse_constant=_nothing) for name in ("card", "config", "safetensors")}
+    values |= {name: json.loads(row[name]) for name in ("card", "config", "safetensors")}
     return Repo(**(values | {"paused": bool(row["paused"])}))
+
+
+def tags_of(store: Store, repo: Repo) -> list[str]:
+    return [row["tag"] for row in store.rows("SELECT tag FROM repo_tags WHERE repo = ? ORDER BY place", repo.id)]
 
 
 def find_repo(store: Store, repo_type: str, full_name: str) -> Repo | None:

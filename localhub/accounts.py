@@ -9,6 +9,7 @@ from localhub.store import now
 from localhub.users import User, object_id
 
 router = Router()
+_ADD_REQUEST = "INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?) RETURNING 1"
 _STATUSES = ("pending", "accepted", "rejected")
 
 
@@ -82,16 +83,14 @@ def like(call: Call) -> Json:
     repo, me = call.readable(), call.signed_in()
     if not can_take_part(me):
         raise forbidden("This token may not like repos")
-    with call.store.write() as db:
-        db.execute("INSERT OR IGNORE INTO likes VALUES (?, ?, ?)", (repo.id, me.user.name, now()))
+    call.store.change("INSERT OR IGNORE INTO likes VALUES (?, ?, ?)", repo.id, me.user.name, now())
     return {}
 
 
 @router.on("DELETE", "/api/{T}/{id}/like")
 def unlike(call: Call) -> Json:
     repo, me = call.readable(), call.signed_in()
-    with call.store.write() as db:
-        db.execute("DELETE FROM likes WHERE repo = ? AND user = ?", (repo.id, me.user.name))
+    call.store.change("DELETE FROM likes WHERE repo = ? AND user = ?", repo.id, me.user.name)
     return {}
 
 
@@ -117,9 +116,8 @@ def ask_access(call: Call) -> Json:
     repo, me = call.readable(), call.signed_in()
     if not repo.gated:
         raise bad_request("This repo is not gated")
-    with call.store.write() as db:
-        status = "accepted" if repo.gated == "auto" else "pending"
-        db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", (repo.id, me.user.name, status, now()))
+    status = "accepted" if repo.gated == "auto" else "pending"
+    call.store.change(_ADD_REQUEST, repo.id, me.user.name, status, now())
     return {"status": status}
 
 
@@ -154,10 +152,8 @@ def grant_access(call: Call) -> Json:
         raise not_found("User not found")
     if not repo.gated:
         raise bad_request("This repo is not gated")
-    with call.store.write() as db:
-        values = (repo.id, user.name, "accepted", now())
-        if not db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", values).rowcount:
-            raise bad_request(f"{user.name} already has a request")
+    if not call.store.change(_ADD_REQUEST, repo.id, user.name, "accepted", now()):
+        raise bad_request(f"{user.name} already has a request")
     return {}
 
 
@@ -175,8 +171,6 @@ def handle_access(call: Call) -> Json:
     found = [row for row in rows if named & {row["user"], _request_id(repo, row["user"])}]
     if not found or found[0]["status"] == status:
         raise not_found(f"No request of that user, or it is already {status}")
-    with call.store.write() as db:
-        db.execute(
-            "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?", (status, repo.id, found[0]["user"])
-        )
+    sql = "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?"
+    call.store.change(sql, status, repo.id, found[0]["user"])
     return {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import re
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -21,29 +20,12 @@ from localhub import webhooks
 from localhub.access import Repo, can_take_part, can_write, require_write
 from localhub.cards import card_problems
 from localhub.discussions import add_event, open_discussion
-from localhub.http_errors import (
-    HubError,
-    bad_request,
-    entry_not_found,
-    forbidden,
-    revision_not_found,
-    unprocessable,
-)
+from localhub.http_errors import HubError, bad_request, entry_not_found, forbidden, revision_not_found, unprocessable
 from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules, lfs_rules
-from localhub.protocol import (
-    Call,
-    Hub,
-    Json,
-    Router,
-    items_of,
-    optional_text,
-    optional_whole,
-    parse_json,
-    text_of,
-)
-from localhub.repos import refresh
+from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, parse_json, text_of
+from localhub.repos import commit_to
 from localhub.store import Store, git_blob_sha1, lfs_pointer
-from localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, folders
+from localhub.tree import File, Fixed, Tree, check_path, folders
 from localhub.users import Identity
 
 router = Router()
@@ -150,20 +132,17 @@ def commit(call: Call) -> Json:
     title, _, rest = text_of(header, "summary").partition("\n")
     description = "\n\n".join(filter(None, (rest.strip(), optional_text(header, "description"))))
     parent = optional_text(header, "parentCommit") or ""
-    with call.store.write() as db:
+    with call.store.write():
         _, head = commit_ref(call.hub, repo, call.parts["rev"])
         pull_request: int | None = None
         if create_pr:
             head = call.hub.trees.resolve(repo.id, parent) if parent else head
-            pull_request = open_discussion(
-                call.hub, db, repo, me, title, description, base=ref, head=head, endpoint=call.endpoint
-            )
+            pull_request = open_discussion(call.hub, repo, me, title, description, base=ref, head=head)
             ref = f"refs/pr/{pull_request}"
         elif parent and not head.startswith(parent.lower()):
             raise HubError(412, _STALE_PARENT)
         sha = apply(
             call.hub,
-            db,
             repo,
             me,
             operations,
@@ -171,7 +150,6 @@ def commit(call: Call) -> Json:
             head=head,
             title=title,
             description=description,
-            endpoint=call.endpoint,
             announce=not create_pr,
         )
     answer: Json = {
@@ -187,7 +165,6 @@ def commit(call: Call) -> Json:
 
 def apply(
     hub: Hub,
-    db: sqlite3.Connection,
     repo: Repo,
     me: Identity,
     operations: list[Operation],
@@ -196,7 +173,6 @@ def apply(
     head: str,
     title: str,
     description: str = "",
-    endpoint: str,
     announce: bool = True,
     fixed: Fixed | None = None,
 ) -> str:
@@ -205,15 +181,12 @@ def apply(
     if not changes:
         return head
     author = me.user.name
-    sha = hub.trees.commit(
-        db, repo.id, changes, ref=ref, parent=head, title=title, description=description, author=author, fixed=fixed
+    sha = commit_to(
+        hub, repo, changes, ref=ref, parent=head, title=title, description=description, author=author, fixed=fixed
     )
-    if ref == MAIN:
-        refresh(hub, db, repo.id)
     if ref.startswith("refs/pr/"):
-        num = int(ref.removeprefix("refs/pr/"))
-        add_event(db, repo.id, num, "commit", me.user.name, {"subject": title, "oid": sha})
-    webhooks.queue_refs(hub, db, repo, ref, head if announce else None, sha, endpoint=endpoint)
+        add_event(hub, repo, int(ref.removeprefix("refs/pr/")), "commit", author, {"subject": title, "oid": sha})
+    webhooks.queue_refs(hub, repo, ref, head if announce else None, sha)
     return sha
 
 
@@ -305,7 +278,8 @@ def _large_file(store: Store, repo: Repo, value: Json) -> File:
 
 def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
     """The changes that the operations, in order, make in the tree."""
-    working: dict[str, File | Entry] = dict(tree)
+    before = {path: entry.file for path, entry in tree.items()}
+    working = dict(before)
     touched: dict[str, None] = {}
     for operation in operations:
         path = operation.path
@@ -325,12 +299,4 @@ def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
     clash = sorted(folders(working) & working.keys())
     if clash:
         raise unprocessable(f"{clash[0]} cannot be a file and a folder")
-    changes: dict[str, File | None] = {}
-    for path in touched:
-        new, old = working.get(path), tree.get(path)
-        if new is None:
-            if old is not None:
-                changes[path] = None
-        elif old is None or (new.oid, new.size, new.sha256) != (old.oid, old.size, old.sha256):
-            changes[path] = File(new.oid, new.size, new.sha256)
-    return changes
+    return {path: working.get(path) for path in touched if working.get(path) != before.get(path)}

@@ -16,7 +16,7 @@ from localhub.access import Repo, can_take_part, can_write, require_files
 from localhub.diffs import difference
 from localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
-from localhub.repos import refresh
+from localhub.repos import commit_to
 from localhub.store import new_id, now
 from localhub.tree import MAIN, Changes, File
 from localhub.users import Identity, object_id
@@ -27,66 +27,57 @@ _HIDDEN = "This comment has been hidden"
 _DEFAULT_COMMENT = "_No description provided._"
 
 
-def add_event(db: sqlite3.Connection, repo: int, num: int, kind: str, author: str, data: Json) -> sqlite3.Row:
+def add_event(hub: Hub, repo: Repo, num: int, kind: str, author: str, data: Json) -> sqlite3.Row:
     """Append to a discussion."""
-    row: sqlite3.Row = db.execute(
+    [row] = hub.store.change(
         "INSERT INTO events (id, repo, num, type, author, date, data) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING *",
-        (new_id(), repo, num, kind, author, now(), json.dumps(data)),
-    ).fetchone()
+        *(new_id(), repo.id, num, kind, author, now(), json.dumps(data)),
+    )
     return row
 
 
-def _comment(content: str, author: str) -> Json:
-    latest = {"raw": content, "html": "", "updatedAt": now(), "author": {"name": author}}
-    return {"edited": False, "hidden": False, "latest": latest, "history": [], "numEdits": 0}
+def _words(text: str, author: str) -> Json:
+    return {"raw": text, "html": "", "updatedAt": now(), "author": {"name": author}}
+
+
+def _say(hub: Hub, repo: Repo, num: int, text: str, author: str) -> sqlite3.Row:
+    """Add a comment."""
+    data = {"edited": False, "hidden": False, "latest": _words(text, author), "history": [], "numEdits": 0}
+    return add_event(hub, repo, num, "comment", author, data)
 
 
 def open_discussion(
     hub: Hub,
-    db: sqlite3.Connection,
     repo: Repo,
     me: Identity,
     title: str,
     description: str,
     *,
-    endpoint: str,
     base: str | None = None,
     head: str | None = None,
     draft: bool = False,
 ) -> int:
     """A new discussion, or with `base` and `head` a pull request; its number."""
-    num = db.execute("SELECT coalesce(max(num), 0) + 1 AS num FROM discussions WHERE repo = ?", (repo.id,)).fetchone()[
-        "num"
-    ]
-    db.execute(
-        "INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-        (repo.id, num, title, "draft" if draft else "open", base is not None, me.user.name, now(), base),
+    [row] = hub.store.change(
+        "INSERT INTO discussions SELECT ?1, coalesce(max(num), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, NULL"
+        " FROM discussions WHERE repo = ?1 RETURNING num",
+        *(repo.id, title, "draft" if draft else "open", base is not None, me.user.name, now(), base),
     )
+    num = int(row["num"])
     if base is not None:
-        db.execute("INSERT INTO refs (repo, name, sha) VALUES (?, ?, ?)", (repo.id, f"refs/pr/{num}", head))
-    event = add_event(
-        db, repo.id, num, "comment", me.user.name, _comment(description or _DEFAULT_COMMENT, me.user.name)
-    )
-    _announce(hub, db, repo, num, "create", "discussion", endpoint, event)
-    return int(num)
+        hub.store.change("INSERT INTO refs (repo, name, sha) VALUES (?, ?, ?)", repo.id, f"refs/pr/{num}", head)
+    said = _say(hub, repo, num, description or _DEFAULT_COMMENT, me.user.name)
+    _announce(hub, repo, num, "create", "discussion", said)
+    return num
 
 
-def _announce(
-    hub: Hub,
-    db: sqlite3.Connection,
-    repo: Repo,
-    num: int,
-    action: str,
-    scope: str,
-    endpoint: str,
-    comment: sqlite3.Row | None = None,
-) -> None:
-    row = db.execute("SELECT * FROM discussions WHERE repo = ? AND num = ?", (repo.id, num)).fetchone()
-    web = f"{endpoint}/{repo.path}/discussions/{num}"
+def _announce(hub: Hub, repo: Repo, num: int, action: str, scope: str, comment: sqlite3.Row | None = None) -> None:
+    [row] = hub.store.rows("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, num)
+    web = f"{hub.endpoint}/{repo.path}/discussions/{num}"
     described: Json = {
         "id": object_id("discussion", repo.id, num),
         "title": row["title"],
-        "url": {"web": web, "api": f"{endpoint}/api/{repo.type}s/{repo.full_name}/discussions/{num}"},
+        "url": {"web": web, "api": f"{hub.endpoint}/api/{repo.type}s/{repo.full_name}/discussions/{num}"},
         "status": row["status"],
         "author": {"id": object_id("user", row["author"])},
         "num": num,
@@ -94,17 +85,17 @@ def _announce(
     }
     if row["base"]:
         described["changes"] = {"base": row["base"]}
-    extra: dict[str, Any] = {"discussion": described}
+    more: dict[str, Any] = {"discussion": described}
     if comment:
         data = json.loads(comment["data"])
-        extra["comment"] = {
+        more["comment"] = {
             "id": comment["id"],
             "author": {"id": object_id("user", comment["author"])},
             "content": data["latest"]["raw"],
             "hidden": data["hidden"],
             "url": {"web": f"{web}#{comment['id']}"},
         }
-    webhooks.queue(hub, db, repo, action, scope, endpoint=endpoint, extra=extra)
+    webhooks.queue(hub, repo, action, scope, **more)
 
 
 def _summary(repo: Repo, row: sqlite3.Row) -> Json:
@@ -158,23 +149,13 @@ def create_discussion(call: Call) -> Json:
     title = text_of(body, "title").strip()
     if not 3 <= len(title) <= 200:
         raise bad_request("A title has 3 to 200 characters")
-    with call.store.write() as db:
-        base = MAIN if body.get("pullRequest") else None
-        num = open_discussion(
-            call.hub,
-            db,
-            repo,
-            me,
-            title,
-            (optional_text(body, "description") or "").strip(),
-            base=base,
-            head=call.hub.trees.head(repo.id) if base else None,
-            draft=base is not None,
-            endpoint=call.endpoint,
-        )
-        if base:
-            head = call.hub.trees.head(repo.id)
-            webhooks.queue_refs(call.hub, db, repo, f"refs/pr/{num}", None, head, endpoint=call.endpoint)
+    description = (optional_text(body, "description") or "").strip()
+    with call.store.write():
+        if not body.get("pullRequest"):
+            return {"num": open_discussion(call.hub, repo, me, title, description)}
+        head = call.hub.trees.head(repo.id)
+        num = open_discussion(call.hub, repo, me, title, description, base=MAIN, head=head, draft=True)
+        webhooks.queue_refs(call.hub, repo, f"refs/pr/{num}", None, head)
     return {"num": num}
 
 
@@ -213,9 +194,9 @@ def details(call: Call) -> Json:
 def comment(call: Call) -> Json:
     repo, me, text = call.readable(), _participant(call), text_of(call.json(), "comment")
     row = _discussion(call, repo)
-    with call.store.write() as db:
-        event = add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
-        _announce(call.hub, db, repo, row["num"], "create", "discussion.comment", call.endpoint, event)
+    with call.store.write():
+        event = _say(call.hub, repo, row["num"], text, me.user.name)
+        _announce(call.hub, repo, row["num"], "create", "discussion.comment", event)
     return {"newMessage": _event(event)}
 
 
@@ -232,11 +213,11 @@ def rename(call: Call) -> Json:
     repo, title = call.readable(), text_of(call.json(), "title").strip()
     row = _discussion(call, repo)
     me = _owned(call, repo, row)
-    with call.store.write() as db:
-        db.execute("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", (title, repo.id, row["num"]))
+    with call.store.write():
+        call.store.change("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", title, repo.id, row["num"])
         data = {"from": row["title"], "to": title}
-        event = add_event(db, repo.id, row["num"], "title-change", me.user.name, data)
-        _announce(call.hub, db, repo, row["num"], "update", "discussion", call.endpoint)
+        event = add_event(call.hub, repo, row["num"], "title-change", me.user.name, data)
+        _announce(call.hub, repo, row["num"], "update", "discussion")
     return {"newTitle": _event(event)}
 
 
@@ -249,18 +230,18 @@ def change_status(call: Call) -> Json:
         raise bad_request("status must be open or closed")
     if row["status"] == "merged":
         raise bad_request("A merged pull request cannot change its status")
-    with call.store.write() as db:
-        if body.get("comment"):
-            text = text_of(body, "comment")
-            add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
-        event = _set_status(call, db, repo, row["num"], status, me)
+    with call.store.write():
+        event = _set_status(call, repo, row["num"], status, me, body)
     return {"newStatus": _event(event)}
 
 
-def _set_status(call: Call, db: sqlite3.Connection, repo: Repo, num: int, status: str, me: Identity) -> sqlite3.Row:
-    db.execute("UPDATE discussions SET status = ? WHERE repo = ? AND num = ?", (status, repo.id, num))
-    event = add_event(db, repo.id, num, "status-change", me.user.name, {"status": status})
-    _announce(call.hub, db, repo, num, "update", "discussion", call.endpoint)
+def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, body: Json) -> sqlite3.Row:
+    """Change it, after the comment that the body may hold."""
+    if body.get("comment"):
+        _say(call.hub, repo, num, text_of(body, "comment"), me.user.name)
+    call.store.change("UPDATE discussions SET status = ? WHERE repo = ? AND num = ?", status, repo.id, num)
+    event = add_event(call.hub, repo, num, "status-change", me.user.name, {"status": status})
+    _announce(call.hub, repo, num, "update", "discussion")
     return event
 
 
@@ -304,8 +285,7 @@ def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[s
             continue
         if present != before:
             conflicts.append(path)
-        entry = theirs.get(path)
-        changes[path] = File(entry.oid, entry.size, entry.sha256) if entry else None
+        changes[path] = theirs[path].file if path in theirs else None
     return changes, conflicts
 
 
@@ -313,31 +293,19 @@ def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[s
 def merge(call: Call) -> Json:
     repo, body = call.writable(), call.json()
     me = _participant(call)
-    with call.store.write() as db:
+    with call.store.write():
         row = _discussion(call, repo)
         if not row["pull_request"] or row["status"] != "open":
             raise bad_request("Only an open pull request can be merged")
         changes, conflicts = _merge_plan(call.hub, repo, row)
         if conflicts:
             raise conflict(f"The pull request has conflicts in {', '.join(conflicts)}")
-        if body.get("comment"):
-            text = text_of(body, "comment")
-            add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
-        old = call.hub.trees.head(repo.id, row["base"])
-        sha = call.hub.trees.commit(
-            db,
-            repo.id,
-            changes,
-            ref=row["base"],
-            parent=old,
-            author=me.user.name,
-            title=f"{row['title']} (#{row['num']})",
-        )
-        db.execute("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", (sha, repo.id, row["num"]))
-        _set_status(call, db, repo, row["num"], "merged", me)
-        if row["base"] == MAIN:
-            refresh(call.hub, db, repo.id)
-        webhooks.queue_refs(call.hub, db, repo, row["base"], old, sha, endpoint=call.endpoint)
+        old, base = call.hub.trees.head(repo.id, row["base"]), row["base"]
+        title = f"{row['title']} (#{row['num']})"
+        sha = commit_to(call.hub, repo, changes, ref=base, parent=old, author=me.user.name, title=title)
+        call.store.change("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", sha, repo.id, row["num"])
+        _set_status(call, repo, row["num"], "merged", me, body)
+        webhooks.queue_refs(call.hub, repo, base, old, sha)
     return {"mergeCommitId": sha}
 
 
@@ -347,9 +315,7 @@ def change_comment(call: Call) -> Json:
     repo, action, body = call.readable(), call.parts["action"], call.json()
     row = call.store.row(
         "SELECT * FROM events WHERE repo = ? AND num = ? AND id = ? AND type = 'comment'",
-        repo.id,
-        call.parts["num"],
-        call.parts["comment"],
+        *(repo.id, call.parts["num"], call.parts["comment"]),
     )
     if row is None or action not in ("edit", "hide"):
         raise not_found("Comment not found")
@@ -364,10 +330,9 @@ def change_comment(call: Call) -> Json:
     else:
         text = _HIDDEN
         data |= {"hidden": True, "history": [], "hiddenBy": me.user.name}
-    data["latest"] = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": me.user.name}}
-    with call.store.write() as db:
-        event = db.execute(
-            "UPDATE events SET data = ? WHERE place = ? RETURNING *", (json.dumps(data), row["place"])
-        ).fetchone()
-        _announce(call.hub, db, repo, row["num"], "update", "discussion.comment", call.endpoint, event)
+    data["latest"] = _words(text, me.user.name)
+    with call.store.write():
+        sql = "UPDATE events SET data = ? WHERE place = ? RETURNING *"
+        [event] = call.store.change(sql, json.dumps(data), row["place"])
+        _announce(call.hub, repo, row["num"], "update", "discussion.comment", event)
     return {"updatedComment": _event(event)}

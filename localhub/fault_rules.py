@@ -145,15 +145,26 @@ class SeenRequest(_Value):
     hit: bool
 
 
-class RuleState(_Value):
+class RuleState(BaseModel):
     """A rule and what came of it so far."""
 
     id: int
     rule: FaultRule
-    seen: int  # requests that matched
-    fired: int  # of those, the ones that were hit
-    left: int  # of those, the ones whose client hung up while a Delay or a Stall let it wait
-    requests: tuple[SeenRequest, ...]  # the last KEPT_REQUESTS
+    seen: int = 0  # requests that matched
+    fired: int = 0  # of those, the ones that were hit
+    left: int = 0  # of those, the ones whose client hung up while a Delay or a Stall let it wait
+    requests: list[SeenRequest] = []  # the last KEPT_REQUESTS
+
+    def is_due(self, method: str, path: str, range_: str | None) -> bool:
+        """Count a request; whether it is hit."""
+        if (self.rule.methods and method not in self.rule.methods) or not re.search(self.rule.path, path):
+            return False
+        self.seen += 1
+        hit = self.seen > self.rule.skip and (self.rule.times is None or self.fired < self.rule.times)
+        self.fired += hit
+        self.requests.append(SeenRequest(method=method, path=path, range=range_, hit=hit))
+        del self.requests[:-KEPT_REQUESTS]
+        return hit
 
 
 class RuleStates(_Value):

@@ -10,7 +10,8 @@ form. Faults sit around the whole application, between the server and the handle
 application, so they work on every route alike and the handlers know nothing of them.
 
 A connection is broken as a network does it: the bytes before the break are delivered, then comes a TCP reset. ASGI
-has no word for that; `Connections` remembers the transport of every connection by its peer's address.
+has no word for that; uvicorn's `receive` is a method of an object that has the transport, and knows whether the client
+has hung up.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ import array
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import re
 import socket
 import struct
 import termios
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -34,12 +34,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localhub.access import TYPES, find_repo
 from localhub.fault_rules import (
     ADMIN_PATH,
-    KEPT_REQUESTS,
     Delay,
     FaultRule,
     LostAnswer,
@@ -48,7 +46,6 @@ from localhub.fault_rules import (
     Rules,
     RuleState,
     RuleStates,
-    SeenRequest,
     StaleHead,
     Stall,
     Status,
@@ -61,6 +58,7 @@ from localhub.tree import MAIN
 _MAX_BODY_BYTES = 1024 * 1024
 _MAX_RULES = 1000
 _FLUSH_TIMEOUT_S = 5.0  # a peer that does not read is cut off anyway
+_CONNECTION = "localhub.connection"  # uvicorn's object, in the scope of a request
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 s: closing sends RST
 _ON_MAIN = re.compile(
     r"(?P<before>/api/(?P<T>models|datasets|spaces)/(?P<id>[^/]+/[^/]+))"
@@ -71,54 +69,19 @@ _FILE_ON_MAIN = re.compile(
 )
 
 
-class Connections:
-    """The open connections of a server, which can be reset, or end by themselves."""
-
-    def __init__(self) -> None:
-        self._transports: dict[tuple[str, int], asyncio.Transport] = {}
-        self._ended: dict[tuple[str, int], asyncio.Event] = {}
-
-    def protocol(self) -> type[asyncio.Protocol]:
-        """The server's protocol class, which keeps this registry."""
-        transports, ended = self._transports, self._ended
-
-        class Protocol(H11Protocol):
-            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-                super().connection_made(transport)
-                if self.client:
-                    transports[self.client] = transport
-                    ended[self.client] = asyncio.Event()
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                if self.client:
-                    transports.pop(self.client, None)
-                    if event := ended.pop(self.client, None):
-                        event.set()
-                super().connection_lost(exc)
-
-        return Protocol
-
-    def ended(self, scope: Scope) -> asyncio.Event:
-        """Set when the connection of a request has ended."""
-        event = self._ended.get(tuple(scope["client"] or ()))
-        if event is None:
-            event = asyncio.Event()
-            event.set()
-        return event
-
-    async def reset(self, scope: Scope) -> None:
-        """Reset the connection of a request once the peer has what was sent so far."""
-        transport = self._transports.get(tuple(scope["client"] or ()))
-        if transport is None or transport.is_closing():
-            return
-        connection = transport.get_extra_info("socket")
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _FLUSH_TIMEOUT_S
-        while (transport.get_write_buffer_size() or _unacknowledged(connection)) and loop.time() < deadline:
-            await asyncio.sleep(0.002)
-        if not transport.is_closing():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            transport.abort()
+async def _reset(scope: Scope) -> None:
+    """Reset the connection of a request once the peer has what was sent so far."""
+    transport = scope[_CONNECTION].transport
+    if transport.is_closing():
+        return
+    connection = transport.get_extra_info("socket")
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _FLUSH_TIMEOUT_S
+    while (transport.get_write_buffer_size() or _unacknowledged(connection)) and loop.time() < deadline:
+        await asyncio.sleep(0.002)
+    if not transport.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
 
 
 def _unacknowledged(connection: Any) -> int:
@@ -129,35 +92,13 @@ def _unacknowledged(connection: Any) -> int:
     return count[0]
 
 
-@dataclass
-class _Counted:
-    id: int
-    rule: FaultRule
-    pattern: re.Pattern[str]
-    seen: int = 0
-    fired: int = 0
-    left: int = 0
-    requests: deque[SeenRequest] = field(default_factory=lambda: deque(maxlen=KEPT_REQUESTS))
-
-    def is_due(self, method: str, path: str, range_: str | None) -> bool:
-        """Count a request; whether it is hit."""
-        if (self.rule.methods and method not in self.rule.methods) or not self.pattern.search(path):
-            return False
-        self.seen += 1
-        hit = self.seen > self.rule.skip and (self.rule.times is None or self.fired < self.rule.times)
-        self.fired += hit
-        self.requests.append(SeenRequest(method=method, path=path, range=range_, hit=hit))
-        return hit
-
-
 class Faults:
     """The switches of one Hub and the wrapper that applies them. Runs on the event loop only."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._rules: list[_Counted] = []
-        self._next = 1
-        self.connections = Connections()
+        self._rules: list[RuleState] = []
+        self._numbers = itertools.count(1)
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """`app` as it is with the faults that are switched on."""
@@ -168,11 +109,12 @@ class Faults:
                 return
             path = unquote(scope["raw_path"].decode("ascii", "replace").partition("?")[0])
             asked = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"range"), None)
-            due = [counted for counted in self._rules if counted.is_due(scope["method"], path, asked)]
+            due = [state for state in self._rules if state.is_due(scope["method"], path, asked)]
             wrapped = app
-            for counted in reversed(due):
-                wrapped = self._wrap(counted, wrapped)
-            await wrapped(scope, receive, send)
+            for state in reversed(due):
+                wrapped = self._wrap(state, wrapped)
+            connection = receive.__self__  # type: ignore[attr-defined]
+            await wrapped({**scope, _CONNECTION: connection}, receive, send)
 
         return faulty
 
@@ -181,7 +123,7 @@ class Faults:
     async def answer(self, request: Request) -> Response:
         """Show or change the rules; whatever is wrong with a body changes nothing."""
         if request.method == "GET":
-            return JSONResponse(RuleStates(rules=tuple(map(_state, self._rules))).model_dump(mode="json"))
+            return JSONResponse(RuleStates(rules=tuple(self._rules)).model_dump(mode="json"))
         if request.method == "DELETE":
             self._rules = []
             return JSONResponse({})
@@ -193,137 +135,48 @@ class Faults:
             if len(body) > _MAX_BODY_BYTES:
                 return JSONResponse({"error": f"The body is larger than {_MAX_BODY_BYTES} bytes"}, 413)
         try:
-            if request.method == "PUT":
-                return self._replace(Rules.model_validate_json(bytes(body)).rules)
-            return self._append(FaultRule.model_validate_json(bytes(body)))
+            replaced = request.method == "PUT"
+            rules = Rules.model_validate_json(body).rules if replaced else (FaultRule.model_validate_json(body),)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)
             return JSONResponse({"error": "Not a rule", "problems": problems}, 400)
-
-    def _append(self, rule: FaultRule) -> Response:
-        if len(self._rules) >= _MAX_RULES:
-            return JSONResponse({"error": f"There are {_MAX_RULES} rules already"}, 400)
-        self._rules.append(self._counted(rule))
-        return JSONResponse({"id": self._rules[-1].id})
-
-    def _replace(self, rules: tuple[FaultRule, ...]) -> Response:
-        self._rules = [self._counted(rule) for rule in rules]
-        return JSONResponse({"ids": [counted.id for counted in self._rules]})
-
-    def _counted(self, rule: FaultRule) -> _Counted:
-        self._next += 1
-        return _Counted(self._next - 1, rule, re.compile(rule.path))
+        if len(kept := [] if replaced else self._rules) + len(rules) > _MAX_RULES:
+            return JSONResponse({"error": f"There may be {_MAX_RULES} rules"}, 400)
+        added = [RuleState(id=next(self._numbers), rule=rule) for rule in rules]
+        self._rules = [*kept, *added]
+        return JSONResponse({"ids": [state.id for state in added]} if replaced else {"id": added[0].id})
 
     # --- the faults --------------------------------------------------------------------------------------
 
-    def _wrap(self, counted: _Counted, app: ASGIApp) -> ASGIApp:
+    def _wrap(self, state: RuleState, app: ASGIApp) -> ASGIApp:
         """`app` struck by the fault of one rule."""
-        fault = counted.rule.fault
+        fault = state.rule.fault
         match fault:
             case Observe():
                 return app
             case Delay():
-                return partial(self._delayed, app, fault.seconds, counted)
+                return partial(_delayed, app, fault, state)
             case Stall():
-                return partial(self._stalled, app, fault, counted)
+                return partial(_stalled, app, fault, state)
             case Status():
                 return _refusal(fault)
             case Reset(of="answer"):
-                return partial(self._answer_cut, app, fault.at)
+                return partial(_answer_cut, app, fault)
             case Reset():
-                return partial(self._request_cut, app, fault.at)
+                return partial(_request_cut, app, fault)
             case LostAnswer():
-                return partial(self._answer_lost, app)
+                return partial(_answer_lost, app)
             case WholeFile():
                 return partial(_whole, app)
             case WrongByte():
                 return partial(_flipped, app, fault)
             case StaleHead():
-                return partial(self._stale, app, fault.commits)
+                return partial(self._stale, app, fault)
 
-    async def _delayed(
-        self, app: ASGIApp, seconds: float, counted: _Counted, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if await _within(seconds, self.connections.ended(scope)):
-            counted.left += 1
-        else:
-            await app(scope, receive, send)
-
-    async def _stalled(
-        self, app: ASGIApp, fault: Stall, counted: _Counted, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        ended = self.connections.ended(scope)
-        place, over = 0, False
-
-        async def stalling(message: Message) -> None:
-            nonlocal place, over
-            body = message.get("body", b"") if message["type"] == "http.response.body" else b""
-            if not over and len(body) > (head := fault.at - place):
-                await send({**message, "body": body[:head], "more_body": True})
-                over = not await _within(fault.seconds, ended)
-                message = {**message, "body": body[head:]}
-            place += len(body)
-            await send(message)
-
-        try:
-            await app(scope, receive, stalling)
-        finally:  # whoever sends a file may be told first that nobody wants it any more
-            counted.left += ended.is_set() and not over
-
-    async def _break(self, scope: Scope, receive: Receive) -> None:
-        """Reset the connection, and return when the server has noticed."""
-        await self.connections.reset(scope)
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async def _answer_cut(self, app: ASGIApp, at: int, scope: Scope, receive: Receive, send: Send) -> None:
-        left, broken = at, False
-
-        async def cutting(message: Message) -> None:
-            nonlocal left, broken
-            if broken:
-                return
-            if message["type"] == "http.response.body":
-                body = message.get("body", b"")[:left]
-                left -= len(body)
-                broken = left == 0
-                message = {**message, "body": body, "more_body": True}
-            await send(message)
-            if broken:
-                await self.connections.reset(scope)
-
-        await app(scope, receive, cutting)
-        await self._break(scope, receive)
-
-    async def _request_cut(self, app: ASGIApp, at: int, scope: Scope, receive: Receive, send: Send) -> None:
-        left, broken = at, False
-
-        async def cutting() -> Message:
-            nonlocal left, broken
-            message = await receive() if not broken else {"type": "http.disconnect"}
-            left -= len(message.get("body", b""))
-            if left < 0 or not message.get("more_body", False):
-                broken = True  # all that came is lost, whether or not it was the whole
-                return {"type": "http.disconnect"}
-            return message
-
-        async def silent(message: Message) -> None:
-            pass
-
-        await app(scope, cutting, silent)
-        await self._break(scope, receive)
-
-    async def _answer_lost(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        async def silent(message: Message) -> None:
-            pass
-
-        await app(scope, receive, silent)
-        await self._break(scope, receive)
-
-    async def _stale(self, app: ASGIApp, commits: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stale(self, app: ASGIApp, fault: StaleHead, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("ascii", "replace").partition("?")[0]
         found = _ON_MAIN.fullmatch(path) or _FILE_ON_MAIN.fullmatch(path)
-        sha = await run_in_threadpool(self._earlier, found, commits) if found else None
+        sha = await run_in_threadpool(self._earlier, found, fault.commits) if found else None
         if found and sha:
             verb = (found["verb"] or "/revision/main").replace("main", sha)
             scope = {**scope, "raw_path": f"{found['before']}{verb}{found['rest'] or ''}".encode()}
@@ -338,22 +191,91 @@ class Faults:
         return self._hub.trees.history(repo.id, head, limit=commits + 1)[-1].sha
 
 
-def _state(counted: _Counted) -> RuleState:
-    return RuleState(
-        id=counted.id,
-        rule=counted.rule,
-        seen=counted.seen,
-        fired=counted.fired,
-        left=counted.left,
-        requests=tuple(counted.requests),
-    )
+async def _hangs_up(scope: Scope, seconds: float) -> bool:
+    """Wait so long; whether the client of a request has hung up by then."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not scope[_CONNECTION].disconnected and loop.time() < deadline:
+        await asyncio.sleep(0.005)
+    return bool(scope[_CONNECTION].disconnected)
 
 
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Wait so long for `event`; whether it came."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
-    return event.is_set()
+async def _delayed(app: ASGIApp, fault: Delay, state: RuleState, scope: Scope, receive: Receive, send: Send) -> None:
+    if await _hangs_up(scope, fault.seconds):
+        state.left += 1
+    else:
+        await app(scope, receive, send)
+
+
+async def _stalled(app: ASGIApp, fault: Stall, state: RuleState, scope: Scope, receive: Receive, send: Send) -> None:
+    place, over = 0, False
+
+    async def stalling(message: Message) -> None:
+        nonlocal place, over
+        body = message.get("body", b"") if message["type"] == "http.response.body" else b""
+        if not over and len(body) > (head := fault.at - place):
+            await send({**message, "body": body[:head], "more_body": True})
+            over = not await _hangs_up(scope, fault.seconds)
+            message = {**message, "body": body[head:]}
+        place += len(body)
+        await send(message)
+
+    try:
+        await app(scope, receive, stalling)
+    finally:  # whoever sends a file may be told first that nobody wants it any more
+        state.left += scope[_CONNECTION].disconnected and not over
+
+
+async def _break(scope: Scope, receive: Receive) -> None:
+    """Reset the connection, and return when the server has noticed."""
+    await _reset(scope)
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer_cut(app: ASGIApp, fault: Reset, scope: Scope, receive: Receive, send: Send) -> None:
+    left, broken = fault.at, False
+
+    async def cutting(message: Message) -> None:
+        nonlocal left, broken
+        if broken:
+            return
+        if message["type"] == "http.response.body":
+            body = message.get("body", b"")[:left]
+            left -= len(body)
+            broken = left == 0
+            message = {**message, "body": body, "more_body": True}
+        await send(message)
+        if broken:
+            await _reset(scope)
+
+    await app(scope, receive, cutting)
+    await _break(scope, receive)
+
+
+async def _silent(message: Message) -> None:
+    """Send nothing."""
+
+
+async def _request_cut(app: ASGIApp, fault: Reset, scope: Scope, receive: Receive, send: Send) -> None:
+    left, broken = fault.at, False
+
+    async def cutting() -> Message:
+        nonlocal left, broken
+        message = await receive() if not broken else {"type": "http.disconnect"}
+        left -= len(message.get("body", b""))
+        if left < 0 or not message.get("more_body", False):
+            broken = True  # all that came is lost, whether or not it was the whole
+            return {"type": "http.disconnect"}
+        return message
+
+    await app(scope, cutting, _silent)
+    await _break(scope, receive)
+
+
+async def _answer_lost(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, _silent)
+    await _break(scope, receive)
 
 
 def _refusal(fault: Status) -> ASGIApp:

@@ -23,13 +23,8 @@ from localhub.tree import Entry, Tree, folders
 router = Router()
 _PAGE, _EXPANDED_PAGE = 1000, 50
 _SAFE_TYPES = (
-    "image/png",
-    "image/svg+xml",
-    "image/jpeg",
-    "image/gif",
-    "image/webp",
-    "application/json",
-    "application/pdf",
+    *("image/png", "image/svg+xml", "image/jpeg", "image/gif", "image/webp"),
+    *("application/json", "application/pdf"),
 )
 _COUNTED = "config.json"  # a fetch of it counts as a download, as on the Hub
 
@@ -127,9 +122,9 @@ def _tree(call: Call, folder: str) -> Response:
     recursive, expand = call.flag("recursive"), call.flag("expand")
     paths = sorted(path for path in known if path.startswith(prefix) and (recursive or "/" not in path[len(prefix) :]))
     most = _EXPANDED_PAGE if expand else _PAGE
-    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", most, most=most))
+    start, size = call.window(most, most=most)
     items = _entries(call, repo, tree, paths[start : start + size], expand=expand)
-    return call.page(items, start=start, size=size, more=start + size < len(paths))
+    return call.page(items, more=start + size < len(paths))
 
 
 @router.on("POST", "/api/{T}/{id}/paths-info/{rev}")
@@ -166,8 +161,7 @@ def resolve(call: Call) -> Response:
         raise entry_not_found(f"Entry not found: {path}", commit=sha)
     counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
     if counted:
-        with call.store.write() as db:
-            db.execute("UPDATE repos SET downloads = downloads + 1 WHERE id = ?", (repo.id,))
+        call.store.change("UPDATE repos SET downloads = downloads + 1 WHERE id = ?", repo.id)
     file = call.store.lfs_path(entry.sha256) if entry.sha256 else call.store.git_path(entry.oid)
     name = path.rpartition("/")[2]
     ascii_name = name.encode("ascii", "replace").decode().replace('"', "_")

@@ -22,19 +22,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from localhub.access import (
-    Repo,
-    can_read,
-    can_take_part,
-    find_repo,
-    require_files,
-    require_read,
-    require_write,
-)
+from localhub.access import Repo, can_read, can_take_part, find_repo, require_files, require_read, require_write
 from localhub.files import xet_hash
 from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
 from localhub.protocol import Call, Json, Router, items_of, text_of
-from localhub.store import now
+from localhub.store import Store, now
 
 router = Router()
 MEDIA_TYPE = "application/vnd.git-lfs+json"
@@ -55,6 +47,11 @@ def _objects(body: Json) -> list[tuple[str, int]]:
     return objects
 
 
+def _has(store: Store, repo: int, sha256: str) -> bool:
+    """Whether a large file was uploaded or copied to the repo."""
+    return store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo, sha256) is not None
+
+
 def _uploadable(call: Call) -> Repo:
     """The repo, if the caller may upload to it, as for a pull request. Only commits make objects visible."""
     repo = call.readable()
@@ -70,16 +67,15 @@ def batch(call: Call) -> Response:
         raise bad_request("Only the upload operation is served; files are downloaded from their resolve URL")
     _uploadable(call)
     limits, answers = call.hub.limits, []
-    with call.store.write() as db:
+    with call.store.write():
         for oid, size in _objects(body):
-            known = db.execute("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", (repo.id, oid)).fetchone()
             answer: dict[str, Any] = {"oid": oid, "size": size}
-            if not known:
+            if not _has(call.store, repo.id, oid):
                 upload = secrets.token_hex(24)
                 in_parts = size > limits.multipart_bytes and "multipart" in body.get("transfers", [])
-                db.execute(
+                call.store.change(
                     "INSERT INTO uploads (id, repo, sha256, size, part_size, date) VALUES (?, ?, ?, ?, ?, ?)",
-                    (upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
+                    *(upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
                 )
                 href = _UPLOAD_URL.format(endpoint=call.endpoint, repo=repo.id, upload=upload)
                 header: dict[str, str] = {}
@@ -130,10 +126,10 @@ def _keep(call: Call, upload: Any, temporary: Path, sha256: str, size: int) -> N
     if (sha256, size) != (upload["sha256"], upload["size"]):
         raise HubError(400, f"Expected {upload['size']} bytes of sha256 {upload['sha256']}, got {size} of {sha256}")
     call.store.put_lfs(temporary, sha256)
-    with call.store.write() as db:
-        repo = upload["repo"]
-        if db.execute("SELECT 1 FROM repos WHERE id = ?", (repo,)).fetchone():
-            db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo, sha256))
+    call.store.change(
+        "INSERT OR IGNORE INTO repo_objects SELECT id, ? FROM repos WHERE id = ?",  # unless it was deleted meanwhile
+        *(sha256, upload["repo"]),
+    )
 
 
 @router.on("PUT", "/lfs-uploads/{repo}/{upload}", body="stream")
@@ -167,8 +163,7 @@ async def put_part(call: Call) -> Response:
 def complete(call: Call) -> Response:
     """Join the parts in order and check the whole."""
     upload, body = _upload(call), call.json()
-    held = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"
-    if call.store.row(held, upload["repo"], upload["sha256"]):  # the answer was lost and this is the second try
+    if _has(call.store, upload["repo"], upload["sha256"]):  # the answer was lost and this is the second try
         return JSONResponse({}, media_type=MEDIA_TYPE)
     count = -(-upload["size"] // upload["part_size"]) if upload["part_size"] else 0
     numbers = [item.get("partNumber") for item in items_of(body, "parts")]
@@ -196,7 +191,7 @@ def complete(call: Call) -> Response:
 @router.on("POST", "/{P}{id}.git/info/lfs/verify")
 def verify(call: Call) -> Response:
     repo, body = _uploadable(call), call.json()
-    known = call.store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, str(body.get("oid")))
+    known = _has(call.store, repo.id, str(body.get("oid")))
     if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
         raise not_found("The object was not uploaded, or has another size")
     return JSONResponse({}, media_type=MEDIA_TYPE)
@@ -215,20 +210,17 @@ def duplicate(call: Call) -> Json:
     if not source.is_open and target.is_open:
         raise forbidden("Files of a private repo are not copied into one that others may read")
     failed: list[Json] = []
-    with call.store.write() as db:
+    with call.store.write():
         for item in items_of(body, "files"):
             sha256 = text_of(item, "sha256")
-            if not _SHA256.fullmatch(sha256) or text_of(item, "xetHash") != xet_hash(sha256):
-                failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
-                continue
+            listed = _SHA256.fullmatch(sha256) and text_of(item, "xetHash") == xet_hash(sha256)
             # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
-            row = db.execute(
+            if listed and call.store.row(
                 "SELECT 1 FROM commits, json_each(commits.files) AS file"
                 " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
-                (source.id, f'"{sha256}"', sha256),
-            ).fetchone()
-            if row is None:
-                failed.append({"sha256": sha256, "error": "Not a file of this repo"})
-                continue
-            db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (target.id, sha256))
+                *(source.id, f'"{sha256}"', sha256),
+            ):
+                call.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", target.id, sha256)
+            else:
+                failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
     return {"failed": failed}

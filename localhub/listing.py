@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in
+from localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in, tags_of
 from localhub.files import lfs_info
 from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router
@@ -55,9 +55,6 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
     def likes() -> int:
         return int(store.rows("SELECT count(*) AS n FROM likes WHERE repo = ?", repo.id)[0]["n"])
 
-    def tags() -> list[str]:
-        return [row["tag"] for row in store.rows("SELECT tag FROM repo_tags WHERE repo = ? ORDER BY place", repo.id)]
-
     def siblings() -> list[Json]:
         return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
 
@@ -81,7 +78,7 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         "downloadsAllTime": lambda: repo.downloads,
         "likes": likes,
         "trendingScore": likes,
-        "tags": tags,
+        "tags": lambda: tags_of(store, repo),
         "cardData": lambda: repo.card,
         "usedStorage": lambda: repo.storage,
         "siblings": siblings,
@@ -178,7 +175,7 @@ def _storage(call: Call, namespace: str) -> Response:
         *values,
     )
     repos, total = [repo_of_row(row) for row in rows], sum(row["storage"] for row in rows)
-    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", _PAGE, most=_PAGE))
+    start, size = call.window(_PAGE)
     items = [
         {
             "id": repo.full_name,
@@ -190,7 +187,7 @@ def _storage(call: Call, namespace: str) -> Response:
         }
         for repo in repos[start : start + size]
     ]
-    return call.page(items, start=start, size=size, more=start + size < len(repos))
+    return call.page(items, more=start + size < len(repos))
 
 
 @router.on("GET", "/api/{T}/{id}/revision/{rev}")
@@ -233,7 +230,7 @@ def search(call: Call) -> Response:
     sort = query.get("sort", ["trendingScore"])[-1]
     if sort not in _SORTS:
         raise bad_request(f"Cannot sort by {sort}; sort by {', '.join(_SORTS)}")
-    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", _PAGE, most=_PAGE))
+    start, size = call.window(_PAGE)
     condition = " AND ".join(where)
     rows = call.store.rows(
         f"SELECT * FROM repos WHERE {condition} ORDER BY {_SORTS[sort]} DESC, id DESC LIMIT ? OFFSET ?",  # noqa: S608
@@ -242,7 +239,7 @@ def search(call: Call) -> Response:
         start,
     )
     items = [_listed(call, repo_of_row(row)) for row in rows[:size]]
-    return call.page(items, start=start, size=size, more=len(rows) > size)
+    return call.page(items, more=len(rows) > size)
 
 
 def _listed(call: Call, repo: Repo) -> Json:

@@ -31,28 +31,12 @@ from localhub.access import orgs_shown
 from localhub.http_errors import HubError, bad_request
 from localhub.protocol import Call, Json, Router
 from localhub.store import Store
-from localhub.users import Identity, User, object_id
+from localhub.users import SCOPES, Identity, User, object_id
 
 router = Router()
 REQUEST_LIFETIME_S = 600
 CODE_LIFETIME_S = 60
 _KEPT = ("client_id", "redirect_uri", "scope", "state", "nonce", "code_challenge")
-_WORDS = {
-    "openid": "know who you are",
-    "profile": "see your name and picture",
-    "email": "see your e-mail address",
-    "read-repos": "read your private repos",
-    "gated-repos": "read gated repos that you were let into",
-    "contribute-repos": "create repos, and write to those that it created",
-    "write-repos": "read and write all your repos",
-    "manage-repos": "create, move and delete your repos",
-    "read-memberships": "see the organisations that you pick",
-    "read-billing": "see your billing",
-    "inference-api": "run models in your name",
-    "write-discussions": "write in discussions and open pull requests",
-    "jobs": "run jobs in your name",
-    "webhooks": "see and change your webhooks",
-}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
@@ -82,13 +66,8 @@ def configuration(call: Call) -> Json:
 
 @router.on("GET", "/.well-known/jwks.json")
 def jwks(call: Call) -> Json:
-    numbers = _private_key(call.store).public_key().public_numbers()
-
-    def encode(number: int) -> str:
-        return _base64url(number.to_bytes((number.bit_length() + 7) // 8, "big"))
-
-    key = {"kty": "RSA", "use": "sig", "alg": "RS256", "n": encode(numbers.n), "e": encode(numbers.e)}
-    return {"keys": [{**key, "kid": _key_id(call.store)}]}
+    key = _signing_key(call.store)
+    return {"keys": [key.as_dict(private=False, kid=key.thumbprint())]}
 
 
 # authorize
@@ -101,15 +80,13 @@ def authorize(call: Call) -> Response:
         orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
         return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
-    with call.store.write() as db:
-        db.execute("DELETE FROM oauth_requests WHERE expires < ?", (time.time(),))
-        db.execute(
-            "INSERT INTO oauth_requests VALUES (?, ?, ?)",
-            (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S),
-        )
+    with call.store.write():
+        call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())
+        values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
+        call.store.change("INSERT INTO oauth_requests VALUES (?, ?, ?)", *values)
     users = "".join(_choice(call, user) for user in call.users.users if user.tokens)
     host = urlsplit(request["redirect_uri"]).netloc
-    wanted = "".join(f"<li>{escape(_WORDS[name])} <small>({name})</small></li>" for name in request["scope"].split())
+    wanted = "".join(f"<li>{escape(SCOPES[name])} <small>({name})</small></li>" for name in request["scope"].split())
     return HTMLResponse(
         _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users),
         headers=_PAGE_HEADERS,
@@ -132,14 +109,11 @@ def _choice(call: Call, user: User) -> str:
 def consent(call: Call) -> Response:
     fields = call.form()
     form = {key: values[-1] for key, values in fields.items()}
-    with call.store.write() as db:
-        row = db.execute(
-            "DELETE FROM oauth_requests WHERE id = ? AND expires > ? RETURNING request",
-            (form.get("request_id"), time.time()),
-        ).fetchone()
-    if row is None:
+    sql = "DELETE FROM oauth_requests WHERE id = ? AND expires > ? RETURNING request"
+    shown = call.store.change(sql, form.get("request_id"), time.time())
+    if not shown:
         raise bad_request("This sign-in is unknown or too old; start again from the application")
-    request = json.loads(row["request"])
+    request = json.loads(shown[0]["request"])
     user = call.users.user(form.get("user", ""))
     if user is None or not user.tokens:  # nobody acts as the owner of copied datasets
         return _back(request, {"error": "access_denied", "error_description": "The user refused"})
@@ -170,12 +144,10 @@ def _authorization_request(call: Call) -> dict[str, str]:
 
 def _redirect_with_code(call: Call, request: dict[str, str], user: User, orgs: list[str]) -> Response:
     code, request = secrets.token_urlsafe(32), request | {"orgs": " ".join(orgs)}
-    with call.store.write() as db:
-        db.execute("DELETE FROM oauth_codes WHERE expires < ?", (time.time(),))
-        db.execute(
-            "INSERT INTO oauth_codes VALUES (?, ?, ?, ?)",
-            (code, user.name, json.dumps(request), time.time() + CODE_LIFETIME_S),
-        )
+    with call.store.write():
+        call.store.change("DELETE FROM oauth_codes WHERE expires < ?", time.time())
+        values = (code, user.name, json.dumps(request), time.time() + CODE_LIFETIME_S)
+        call.store.change("INSERT INTO oauth_codes VALUES (?, ?, ?, ?)", *values)
     return _back(request, {"code": code})
 
 
@@ -203,12 +175,9 @@ def token(call: Call) -> Response:
     elif grant == "refresh_token":
         if not authenticated:
             raise _refuse("invalid_client", "A refresh needs the client secret", 401)
-        with call.store.write() as db:
-            row = db.execute(
-                "DELETE FROM oauth_tokens WHERE refresh = ? RETURNING *", (form.get("refresh_token"),)
-            ).fetchone()
-        user = call.users.user(row["user"]) if row else None
-        request = {"client_id": row["app"], "scope": row["scope"], "orgs": row["orgs"]} if row else {}
+        sql = "DELETE FROM oauth_tokens WHERE refresh = ? RETURNING user, app AS client_id, scope, orgs"
+        request = dict(next(iter(call.store.change(sql, form.get("refresh_token"))), {}))
+        user = call.users.user(request.get("user", ""))
     else:
         raise _refuse("unsupported_grant_type", "grant_type must be authorization_code or refresh_token")
     if user is None:
@@ -232,13 +201,12 @@ def _authenticate_client(call: Call, form: dict[str, str]) -> bool:
 
 
 def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tuple[User | None, dict[str, str]]:
-    with call.store.write() as db:  # a code is gone with its first use, whether that succeeds or not
-        row = db.execute(
-            "DELETE FROM oauth_codes WHERE code = ? AND expires > ? RETURNING *", (form.get("code"), time.time())
-        ).fetchone()
-    if row is None:
+    # a code is gone with its first use, whether that succeeds or not
+    sql = "DELETE FROM oauth_codes WHERE code = ? AND expires > ? RETURNING *"
+    rows = call.store.change(sql, form.get("code"), time.time())
+    if not rows:
         return None, {}
-    request: dict[str, str] = json.loads(row["request"])
+    request: dict[str, str] = json.loads(rows[0]["request"])
     if request["redirect_uri"] != form.get("redirect_uri"):
         raise _refuse("invalid_grant", "redirect_uri differs from the one of the authorization")
     challenge = request.get("code_challenge")
@@ -248,26 +216,16 @@ def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tu
             raise _refuse("invalid_grant", "code_verifier does not match the challenge")
     elif not authenticated:
         raise _refuse("invalid_client", "The client needs its secret or PKCE", 401)
-    return call.users.user(row["user"]), request
+    return call.users.user(rows[0]["user"]), request
 
 
 def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
     access, refresh = f"hf_oauth_{secrets.token_urlsafe(32)}", f"hf_refresh_{secrets.token_urlsafe(32)}"
     scopes, client_id = request["scope"].split(), request["client_id"]
     lifetime_s = call.users.oauth.expiration_minutes * 60
-    with call.store.write() as db:
-        db.execute(
-            "INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                access,
-                refresh,
-                user.name,
-                client_id,
-                request["scope"],
-                time.time() + lifetime_s,
-                request.get("orgs", ""),
-            ),
-        )
+    orgs, expires = request.get("orgs", ""), time.time() + lifetime_s
+    values = (access, refresh, user.name, client_id, request["scope"], expires, orgs)
+    call.store.change("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
     answer: Json = {
         "access_token": access,
         "token_type": "bearer",
@@ -280,8 +238,12 @@ def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
         times = {"iat": issued, "exp": issued + lifetime_s}
         nonce = {"nonce": request["nonce"]} if "nonce" in request else {}
         claims = {"iss": call.endpoint, "aud": client_id, **times, **nonce}
-        me = Identity(user, "oauth", "oauth", frozenset(scopes), client_id, frozenset(request.get("orgs", "").split()))
-        answer["id_token"] = _sign(call.store, claims | _claims(call, me))
+        me = Identity(user, "oauth", "oauth", frozenset(scopes), client_id, frozenset(orgs.split()))
+        from joserfc import jwt
+
+        key = _signing_key(call.store)
+        head = {"alg": "RS256", "typ": "JWT", "kid": key.thumbprint()}
+        answer["id_token"] = jwt.encode(head, claims | _claims(call, me), key)
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
 
@@ -320,37 +282,19 @@ def _claims(call: Call, me: Identity) -> Json:
     return claims
 
 
-# signing; `cryptography` is imported on first use, since most runs never sign
+# signing; joserfc is imported on first use, since most runs never sign
 
 
-def _private_key(store: Store) -> Any:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
+def _signing_key(store: Store) -> Any:
+    from joserfc.jwk import RSAKey
 
-    with store.write() as db:
-        row = db.execute("SELECT value FROM meta WHERE key = 'oauth_key'").fetchone()
+    with store.write():
+        row = store.row("SELECT value FROM meta WHERE key = 'oauth_key'")
         if row:
-            return serialization.load_pem_private_key(row["value"].encode(), password=None)
-        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        db.execute("INSERT INTO meta VALUES ('oauth_key', ?)", (pem.decode(),))
+            return RSAKey.import_key(row["value"], {"use": "sig", "alg": "RS256"})
+        key = RSAKey.generate_key(2048, {"use": "sig", "alg": "RS256"})
+        store.change("INSERT INTO meta VALUES ('oauth_key', ?)", key.as_pem(private=True).decode())
     return key
-
-
-def _key_id(store: Store) -> str:
-    return hashlib.sha256(str(_private_key(store).public_key().public_numbers().n).encode()).hexdigest()[:16]
-
-
-def _sign(store: Store, claims: Json) -> str:
-    from cryptography.hazmat.primitives.asymmetric import padding
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    head = {"alg": "RS256", "typ": "JWT", "kid": _key_id(store)}
-    signed = ".".join(_base64url(json.dumps(part).encode()) for part in (head, claims))
-    signature = _private_key(store).sign(signed.encode(), padding.PKCS1v15(), SHA256())
-    return f"{signed}.{_base64url(signature)}"
 
 
 def _base64url(raw: bytes) -> str:

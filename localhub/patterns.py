@@ -11,8 +11,8 @@ more room, and it keeps the time for one path proportional to the path and the p
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 from localhub.http_errors import bad_request
@@ -66,7 +66,8 @@ def ignore_rules(gitignore: str) -> Rules:
 
 def decide(rules: Rules, path: str) -> bool:
     """The verdict of the last matching rule; False without a match."""
-    return next((value for pattern, value in reversed(rules) if pattern.fullmatch(path)), False)
+    lines = path.replace("/", "\n")
+    return next((value for pattern, value in reversed(rules) if pattern.fullmatch(lines)), False)
 
 
 def check_work(patterns: str, paths: list[str]) -> None:
@@ -82,7 +83,8 @@ def _without_spaces(line: str) -> str:
 
 
 def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
-    below = r"/.*" if folders and pattern.endswith("/") else r"(?:/.*)?" if folders else ""
+    """An expression for paths with line ends in place of slashes, at which `.` stops."""
+    below = r"\n(?s:.*)" if folders and pattern.endswith("/") else r"(?:\n(?s:.*))?" if folders else ""
     segments = pattern.strip("/").split("/")
     if "/" not in pattern.rstrip("/"):
         segments.insert(0, "**")  # at any depth
@@ -92,68 +94,21 @@ def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
             chunks.append([])
         else:
             chunks[-1].append(segment)
-    anchored, *rest = ["/".join(_segment(segment) for segment in chunk) for chunk in chunks]
+    anchored, *rest = [r"\n".join(map(_segment, chunk)) for chunk in chunks]
     inner, last = [chunk for chunk in rest[:-1] if chunk], rest[-1] if rest else None
-    text = "".join(f"(?>(?:[^/]+/)*?{chunk}/)" for chunk in inner)
-    start = f"{anchored}/" if anchored and rest else anchored
+    text = "".join(rf"(?>(?:.+\n)*?{chunk}\n)" for chunk in inner)
+    start = rf"{anchored}\n" if anchored and rest else anchored
     if last is None:
         text = start + below
     elif last:
-        text = f"{start}{text}(?:[^/]+/)*?{last}{below}"
+        text = rf"{start}{text}(?:.+\n)*?{last}{below}"
     else:  # `**` at the end: all that is inside
-        text = f"{start}{text}.+"
-    return re.compile(text, re.DOTALL)
+        text = f"{start}{text}(?s:.+)"
+    return re.compile(text)
 
 
 def _segment(text: str) -> str:
-    """A pattern of one name, in which `*` and `?` are no slashes."""
-    runs: list[str] = [""]
-    for kind, piece in _pieces(text):
-        if kind == "*":
-            runs += [""] if runs[-1] or len(runs) == 1 else []
-        else:
-            runs[-1] += piece
-    first, *others = runs
-    if not others:
-        return first
-    *middle, last = others
-    found = "".join(f"(?>[^/]*?{run})" for run in middle)
-    return f"{first}{found}[^/]*{last}" if last else f"{first}{found}(?>[^/]*)"
-
-
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
-    """`*`, or an expression for exactly one character, one after the other."""
-    at = 0
-    while at < len(text):
-        c, at = text[at], at + 1
-        if c == "*":
-            yield "*", ""
-        elif c == "?":
-            yield "?", "[^/]"
-        elif c == "\\" and at < len(text):
-            yield "c", re.escape(text[at])
-            at += 1
-        elif c == "[" and (end := text.find("]", at + 1 + (text[at : at + 1] in "!^"))) > 0:
-            yield "[", _class(text[at:end])
-            at = end + 1
-        else:
-            yield "c", re.escape(c)
-
-
-def _class(inside: str) -> str:
-    """One character out of a set such as `a-z` or `!0-9`, and never a slash."""
-    negated = inside[:1] in ("!", "^")
-    members, at = inside[negated:], 0
-    found = ""
-    while at < len(members):
-        first = members[at]
-        if at + 2 < len(members) and members[at + 1] == "-":
-            if first <= members[at + 2]:
-                found += f"{re.escape(first)}-{re.escape(members[at + 2])}"
-            at += 3
-        else:
-            found += re.escape(first)
-            at += 1
-    if not found:
-        return r"[^/]" if negated else r"(?!)"
-    return f"(?!/)[{'^' * negated}{found}]"
+    """A pattern of one name: fnmatch's language, which lacks backslashes and `[^…]`, where `.` is no line's end."""
+    text = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], text)
+    text = re.sub(r"\[[!^](\]?[^\]]*)\]", r"[!\1\n]", text)
+    return fnmatch.translate(text)[len("(?s:") : -len(r")\Z")]

@@ -21,10 +21,10 @@ import secrets
 import sqlite3
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -66,13 +66,14 @@ class Hub:
     store: Store
     trees: Trees
     users: Users
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
+    endpoint: str = ""  # the address under which the client of a request knows this server
 
 
-def open_hub(data_dir: Path, users: Users | None = None, limits: Limits | None = None) -> Hub:
+def open_hub(data_dir: Path, users: Users | None = None, limits: Limits | None = None, *, endpoint: str = "") -> Hub:
     """The Hub of a data folder, without a server; `hub.store.close()` releases the folder."""
     store = Store(data_dir)
-    return Hub(store, Trees(store), users or default_users(), limits or Limits())
+    return Hub(store, Trees(store), users or default_users(), limits or Limits(), endpoint)
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,7 @@ class Call:
 
     @property
     def endpoint(self) -> str:
-        """The address under which the client knows this server."""
-        return f"{self.request.url.scheme}://{self.request.headers['host']}"
+        return self.hub.endpoint
 
     @property
     def type(self) -> str:
@@ -143,11 +143,15 @@ class Call:
         require_write(self.users, self.identity, repo)
         return repo
 
-    def page(self, items: list[Any], *, start: int, size: int, more: bool) -> Response:
+    def window(self, size: int, *, most: int = 1000) -> tuple[int, int]:
+        """The place of the first item that the request asks for, and the number of items, `size` if it names none."""
+        return self.integer("cursor", 0, most=10**9), max(1, self.integer("limit", size, most=most))
+
+    def page(self, items: list[Any], *, more: bool) -> Response:
         """One page of a listing; the link to the next one carries every parameter of this request."""
         response = JSONResponse(items)
         if more:
-            query = {**self.query, "cursor": [str(start + size)]}
+            query = {**self.query, "cursor": [str(self.window(0)[0] + len(items))]}
             path = self.request.scope["raw_path"].decode().partition("?")[0]
             url = f"{self.endpoint}{path}?{urlencode(query, doseq=True)}"
             response.headers["Link"] = f'<{url}>; rel="next"'
@@ -161,8 +165,8 @@ class Call:
         return min(int(text), most)
 
 
-Handler = Callable[[Call], Any]
-AsyncHandler = Callable[[Call], Awaitable[Response]]
+Handler = Callable[[Call], Any]  # for the body "stream", one that is awaited
+Registered = TypeVar("Registered", bound=Handler)
 
 
 @dataclass(frozen=True)
@@ -181,8 +185,8 @@ class Router:
     def __init__(self) -> None:
         self.routes: list[Route] = []
 
-    def on(self, method: str, template: str, *, body: str = "small") -> Callable[[Handler], Handler]:
-        def register(handler: Handler) -> Handler:
+    def on(self, method: str, template: str, *, body: str = "small") -> Callable[[Registered], Registered]:
+        def register(handler: Registered) -> Registered:
             two, one = _pattern(template, "[^/]+/[^/]+"), _pattern(template, "[^/]+")
             self.routes.append(Route(method, template, two, one, handler, body))
             return handler
@@ -286,6 +290,7 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
     """Match, read the body within its limit, run the handler, and turn what it returns into a response."""
     path = request.scope["raw_path"].decode("ascii", "replace").partition("?")[0]
     method = request.method
+    hub = replace(hub, endpoint=f"{request.url.scheme}://{request.headers['host']}")
     try:
         route, parts = match(routes, "GET" if method == "HEAD" else method, path)
         identity = await run_in_threadpool(identify, hub, request.headers.get("authorization"))

@@ -11,8 +11,8 @@ from localhub.access import Repo
 from localhub.commits import Operation, apply, commit_ref
 from localhub.http_errors import bad_request, conflict, forbidden, revision_not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
-from localhub.repos import refresh
-from localhub.tree import MAIN, Entry, File
+from localhub.repos import commit_to
+from localhub.tree import MAIN, Entry
 
 router = Router()
 _REF_NAME = re.compile(
@@ -44,21 +44,21 @@ def list_refs(call: Call) -> Json:
 
 
 def _add_ref(call: Call, repo: Repo, ref: str, sha: str, message: str | None = None) -> Json:
-    with call.store.write() as db:
+    with call.store.write():
         if call.hub.trees.head(repo.id, ref):
             raise conflict(f"Reference {ref} already exists")
-        db.execute("INSERT INTO refs VALUES (?, ?, ?, ?)", (repo.id, ref, sha, message))
-        webhooks.queue_refs(call.hub, db, repo, ref, None, sha, endpoint=call.endpoint)
+        call.store.change("INSERT INTO refs VALUES (?, ?, ?, ?)", repo.id, ref, sha, message)
+        webhooks.queue_refs(call.hub, repo, ref, None, sha)
     return {}
 
 
 def _drop_ref(call: Call, repo: Repo, ref: str, shown: str) -> Json:
-    with call.store.write() as db:
+    with call.store.write():
         sha = call.hub.trees.head(repo.id, ref)
         if sha is None:
             raise revision_not_found(shown)
-        db.execute("DELETE FROM refs WHERE repo = ? AND name = ?", (repo.id, ref))
-        webhooks.queue_refs(call.hub, db, repo, ref, sha, None, endpoint=call.endpoint)
+        call.store.change("DELETE FROM refs WHERE repo = ? AND name = ?", repo.id, ref)
+        webhooks.queue_refs(call.hub, repo, ref, sha, None)
     return {}
 
 
@@ -98,8 +98,7 @@ def delete_tag(call: Call) -> Json:
 def list_commits(call: Call) -> Response:
     repo = call.readable()
     sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
-    start = call.integer("cursor", 0, most=10**9)
-    size = max(1, call.integer("limit", _COMMITS_PER_PAGE, most=1000))
+    start, size = call.window(_COMMITS_PER_PAGE, most=1000)
     commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
     formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
     items = [
@@ -113,7 +112,7 @@ def list_commits(call: Call) -> Response:
         }
         for commit in commits[:size]
     ]
-    return call.page(items, start=start, size=size, more=len(commits) > size)
+    return call.page(items, more=len(commits) > size)
 
 
 @router.on("POST", "/api/{T}/{id}/super-squash/{ref}")
@@ -122,22 +121,19 @@ def super_squash(call: Call) -> Json:
     repo = call.writable()
     message = optional_text(call.json(), "message") or "Super-squash branch"
     title, _, description = message.partition("\n")
-    with call.store.write() as db:
+    with call.store.write():
         ref, head = commit_ref(call.hub, repo, call.parts["ref"])
-        files = call.hub.trees.at(repo.id, head)
-        sha = call.hub.trees.commit(
-            db,
-            repo.id,
-            {path: File(entry.oid, entry.size, entry.sha256) for path, entry in files.items()},
+        sha = commit_to(
+            call.hub,
+            repo,
+            {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()},
             ref=ref,
             parent=None,
             title=title,
             description=description.strip(),
             author=call.signed_in().user.name,
         )
-        if ref == MAIN:
-            refresh(call.hub, db, repo.id)
-        webhooks.queue_refs(call.hub, db, repo, ref, head, sha, endpoint=call.endpoint)
+        webhooks.queue_refs(call.hub, repo, ref, head, sha)
     return {}
 
 
@@ -162,8 +158,8 @@ def list_lfs_files(call: Call) -> Response:
         }
         for sha256, (path, entry, ref) in found.items()
     ]
-    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", 1000, most=1000))
-    return call.page(files[start : start + size], start=start, size=size, more=start + size < len(files))
+    start, size = call.window(1000)
+    return call.page(files[start : start + size], more=start + size < len(files))
 
 
 @router.on("POST", "/api/{T}/{id}/lfs-files/batch")
@@ -174,21 +170,11 @@ def delete_lfs_files(call: Call) -> Json:
     doomed = deletions.get("sha") if isinstance(deletions, dict) else None
     if not isinstance(doomed, list):
         raise bad_request("deletions.sha must be a list of file ids")
-    with call.store.write() as db:
+    with call.store.write():
         for row in call.store.rows("SELECT name, sha FROM refs WHERE repo = ?", repo.id):
             if row["name"].startswith("refs/tags/"):
                 continue
             tree = call.hub.trees.at(repo.id, row["sha"])
             gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
-            apply(
-                call.hub,
-                db,
-                repo,
-                me,
-                gone,
-                ref=row["name"],
-                head=row["sha"],
-                title="Delete LFS files",
-                endpoint=call.endpoint,
-            )
+            apply(call.hub, repo, me, gone, ref=row["name"], head=row["sha"], title="Delete LFS files")
     return {}

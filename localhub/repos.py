@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections import Counter
-from typing import Any
 
 from localhub import webhooks
 from localhub.access import (
@@ -24,13 +22,12 @@ from localhub.access import (
     require_manage,
     require_read,
 )
-from localhub.cards import count_parameters, derive
+from localhub.cards import SDKS, count_parameters, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
 from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, text_of
-from localhub.space_cards import SDKS
 from localhub.store import REPO_TABLES, now
-from localhub.tree import MAIN, File, Fixed
+from localhub.tree import MAIN, Changes, File, Fixed
 from localhub.users import Identity
 
 router = Router()
@@ -38,82 +35,89 @@ _NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z
 _DERIVED_FILE_BYTES = 2 * 1024 * 1024
 
 
-def get_repo(db: sqlite3.Connection, repo_id: int) -> Repo:
-    return repo_of_row(db.execute("SELECT * FROM repos WHERE id = ?", (repo_id,)).fetchone())
-
-
 def add_repo(
     hub: Hub,
-    db: sqlite3.Connection,
     me: Identity,
     repo_type: str,
     namespace: str,
     name: str,
     *,
-    endpoint: str,
     visibility: str | None = None,
     sdk: str | None = None,
     fixed: Fixed | None = None,
 ) -> Repo:
     """A new repo with its first commit, inside the caller's transaction."""
-    owner = hub.users.namespace(namespace)
-    if owner is None or not can_create(hub.users, me, owner):
-        raise forbidden(f'You don\'t have the rights to create a {repo_type} under the namespace "{namespace}"')
-    if not _NAME.fullmatch(name):
-        raise bad_request(f"Invalid repo name: {name!r}")
+    owner = _namespace(hub, me, namespace, name)
     org = hub.users.org(owner)
     visibility = visibility or ("private" if org and org.private_by_default else "public")
     if visibility not in ("public", "private") and (visibility, repo_type) != ("protected", "space"):
         raise bad_request("visibility must be public or private")
     if repo_type == "space" and sdk not in SDKS:
         raise bad_request(f"A Space needs an sdk: {', '.join(SDKS)}")
-    key = _free_key(hub, repo_type, f"{owner}/{name}", endpoint)
-    row = db.execute(
+    key = _free_key(hub, repo_type, f"{owner}/{name}")
+    [row] = hub.store.change(
         "INSERT INTO repos (type, ns, name, key, visibility, creator, app, created_at, modified_at, sdk)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
-        (
-            repo_type,
-            owner,
-            name,
-            key,
-            visibility,
-            me.user.name,
-            me.app,
-            now(),
-            now(),
-            sdk if repo_type == "space" else None,
-        ),
-    ).fetchone()
-    db.execute("DELETE FROM aliases WHERE key = ?", (key,))  # the id now means this repo, not a moved one
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *",
+        *(repo_type, owner, name, key, visibility, me.user.name, me.app, now(), now()),
+        sdk if repo_type == "space" else None,
+    )
+    hub.store.change("DELETE FROM aliases WHERE key = ?", key)  # the id now means this repo, not a moved one
     files = {".gitattributes": initial_gitattributes(repo_type).encode()}
     if repo_type == "space":
         files["README.md"] = f"---\ntitle: {name}\nsdk: {sdk}\npinned: false\n---\n".encode()
     changes = {path: File(hub.store.put_git(content), len(content)) for path, content in files.items()}
-    hub.trees.commit(
-        db, row["id"], changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name, fixed=fixed
-    )
-    refresh(hub, db, row["id"])
-    repo = get_repo(db, row["id"])
-    webhooks.queue(hub, db, repo, "create", "repo", endpoint=endpoint)
+    repo = repo_of_row(row)
+    commit_to(hub, repo, changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name, fixed=fixed)
+    webhooks.queue(hub, repo, "create", "repo")
     return repo
 
 
-def _free_key(hub: Hub, repo_type: str, full_name: str, endpoint: str) -> str:
+def commit_to(
+    hub: Hub,
+    repo: Repo,
+    changes: Changes,
+    *,
+    ref: str,
+    parent: str | None,
+    title: str,
+    author: str,
+    description: str = "",
+    fixed: Fixed | None = None,
+) -> str:
+    """`Trees.commit`, with what the repo derives from the head of main."""
+    sha = hub.trees.commit(
+        repo.id, changes, ref=ref, parent=parent, title=title, description=description, author=author, fixed=fixed
+    )
+    if ref == MAIN:
+        _refresh(hub, repo)
+    return sha
+
+
+def _namespace(hub: Hub, me: Identity, namespace: str, name: str) -> str:
+    """The namespace, in its own spelling, where the caller may have a repo of that name."""
+    owner = hub.users.namespace(namespace)
+    if owner is None or not can_create(hub.users, me, owner):
+        raise forbidden(f'You don\'t have the rights to create a repo under the namespace "{namespace}"')
+    if not _NAME.fullmatch(name):
+        raise bad_request(f"Invalid repo name: {name!r}")
+    return owner
+
+
+def _free_key(hub: Hub, repo_type: str, full_name: str) -> str:
     """The key of an id that no repo has."""
     key = repo_key(repo_type, full_name)
     row = hub.store.row("SELECT ns, name FROM repos WHERE key = ?", key)
     if row:
         taken = f"{row['ns']}/{row['name']}"
-        url = f"{endpoint}/{PREFIX[repo_type]}{taken}"
+        url = f"{hub.endpoint}/{PREFIX[repo_type]}{taken}"
         raise conflict(f"A {repo_type} repository called {taken} already exists", url=url, name=taken)
     return key
 
 
-def refresh(hub: Hub, db: sqlite3.Connection, repo_id: int) -> None:
+def _refresh(hub: Hub, repo: Repo) -> None:
     """Derive card, tags and size again from the head of main."""
-    row = db.execute("SELECT type, sdk FROM repos WHERE id = ?", (repo_id,)).fetchone()
-    head = hub.trees.head(repo_id)
-    tree = hub.trees.at(repo_id, head) if head else {}
+    head = hub.trees.head(repo.id)
+    tree = hub.trees.at(repo.id, head) if head else {}
 
     def text(path: str) -> str:
         entry = tree.get(path)
@@ -121,30 +125,22 @@ def refresh(hub: Hub, db: sqlite3.Connection, repo_id: int) -> None:
             return ""
         return hub.store.git_path(entry.oid).read_text("utf-8", errors="replace")
 
-    derived = derive(row["type"], text("README.md"), text("config.json"), tree, row["sdk"])
+    derived = derive(repo.type, text("README.md"), text("config.json"), tree, repo.sdk)
     counts: Counter[str] = Counter()
     for path, entry in tree.items():
-        if row["type"] == "model" and path.endswith(".safetensors") and "/" not in path and entry.sha256:
+        if repo.type == "model" and path.endswith(".safetensors") and "/" not in path and entry.sha256:
             counts.update(count_parameters(hub.store.lfs_path(entry.sha256)))
     weights = {"parameters": counts, "total": counts.total()} if counts else None
     storage = sum(entry.size for entry in tree.values())
-    db.execute(
+    hub.store.change(
         "UPDATE repos SET card = ?, config = ?, safetensors = ?, library = ?, pipeline_tag = ?, storage = ?,"
         " modified_at = ? WHERE id = ?",
-        (
-            json.dumps(derived.card),
-            json.dumps(derived.config),
-            json.dumps(weights),
-            derived.library,
-            derived.pipeline_tag,
-            storage,
-            now(),
-            repo_id,
-        ),
+        *(json.dumps(derived.card), json.dumps(derived.config), json.dumps(weights), derived.library),
+        *(derived.pipeline_tag, storage, now(), repo.id),
     )
-    db.execute("DELETE FROM repo_tags WHERE repo = ?", (repo_id,))
-    tags = [(repo_id, place, tag) for place, tag in enumerate(derived.tags)]
-    db.executemany("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
+    hub.store.change("DELETE FROM repo_tags WHERE repo = ?", repo.id)
+    tags = [(repo.id, place, tag) for place, tag in enumerate(derived.tags)]
+    hub.store.change_each("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
 
 
 def _named(call: Call, body: Json) -> tuple[str, str, str]:
@@ -169,26 +165,12 @@ def create(call: Call) -> Json:
         for kind in ("secrets", "variables")
         for item in items_of(body, kind)
     ]
-    with call.store.write() as db:
-        repo = add_repo(
-            call.hub,
-            db,
-            call.signed_in(),
-            repo_type,
-            namespace,
-            name,
-            visibility=visibility,
-            sdk=optional_text(body, "sdk"),
-            endpoint=call.endpoint,
-        )
-        db.execute(
-            "UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?",
-            (hardware, sleep_s, repo.id),
-        )
-        db.executemany(
-            "INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)",
-            [(repo.id, *value, now()) for value in values],
-        )
+    me, sdk = call.signed_in(), optional_text(body, "sdk")
+    with call.store.write():
+        repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
+        call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
+        rows = [(repo.id, *value, now()) for value in values]
+        call.store.change_each("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
     return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
 
 
@@ -203,11 +185,11 @@ def _target(call: Call, repo_type: str, full_name: str) -> Repo:
 def delete(call: Call) -> Json:
     repo_type, namespace, name = _named(call, call.json())
     repo = _target(call, repo_type, f"{namespace}/{name}")
-    with call.store.write() as db:
-        webhooks.queue(call.hub, db, repo, "delete", "repo", endpoint=call.endpoint)
-        db.execute("DELETE FROM repos WHERE id = ?", (repo.id,))
+    with call.store.write():
+        webhooks.queue(call.hub, repo, "delete", "repo")
+        call.store.change("DELETE FROM repos WHERE id = ?", repo.id)
         for table in REPO_TABLES:
-            db.execute(f"DELETE FROM {table} WHERE repo = ?", (repo.id,))  # noqa: S608  (a constant name)
+            call.store.change(f"DELETE FROM {table} WHERE repo = ?", repo.id)  # noqa: S608  (a constant name)
     return {}
 
 
@@ -219,21 +201,17 @@ def move(call: Call) -> Json:
         raise bad_request("type must be model, dataset or space")
     repo = _target(call, repo_type, text_of(body, "fromRepo"))
     namespace, _, name = target.partition("/")
-    owner = call.users.namespace(namespace)
-    if owner is None or not can_create(call.users, call.signed_in(), owner):
-        raise forbidden(f'You don\'t have the rights to move a repo to the namespace "{namespace}"')
-    if not _NAME.fullmatch(name):
-        raise bad_request(f"Invalid repo name: {name!r}")
-    with call.store.write() as db:
+    owner = _namespace(call.hub, call.signed_in(), namespace, name)
+    with call.store.write():
         old = repo_key(repo_type, repo.full_name)
         if (new := repo_key(repo_type, f"{owner}/{name}")) != old:
-            _free_key(call.hub, repo_type, f"{owner}/{name}", call.endpoint)
-        db.execute("UPDATE repos SET ns = ?, name = ?, key = ? WHERE id = ?", (owner, name, new, repo.id))
-        db.execute("DELETE FROM aliases WHERE key = ?", (new,))
+            _free_key(call.hub, repo_type, f"{owner}/{name}")
+        call.store.change("UPDATE repos SET ns = ?, name = ?, key = ? WHERE id = ?", owner, name, new, repo.id)
+        call.store.change("DELETE FROM aliases WHERE key = ?", new)
         if new != old:
-            db.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (old, repo.id))
-        moved = {"movedTo": {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}}
-        webhooks.queue(call.hub, db, repo, "move", "repo", endpoint=call.endpoint, extra=moved)
+            call.store.change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", old, repo.id)
+        moved = {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}
+        webhooks.queue(call.hub, repo, "move", "repo", movedTo=moved)
     return {"url": f"{call.endpoint}/{PREFIX[repo_type]}{owner}/{name}"}
 
 
@@ -247,35 +225,22 @@ def duplicate(call: Call) -> Json:
     me = call.signed_in()
     if not source.is_open and visibility == "public" and not can_write(call.users, me, source):
         raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
-    with call.store.write() as db:
-        repo = add_repo(
-            call.hub,
-            db,
-            me,
-            source.type,
-            namespace,
-            name,
-            visibility=visibility,
-            sdk=source.sdk,
-            endpoint=call.endpoint,
-        )
+    with call.store.write():
+        repo = add_repo(call.hub, me, source.type, namespace, name, visibility=visibility, sdk=source.sdk)
         head = call.hub.trees.head(source.id)
         files = call.hub.trees.at(source.id, head) if head else {}
-        db.executemany(
-            "INSERT OR IGNORE INTO repo_objects VALUES (?, ?)",
-            [(repo.id, entry.sha256) for entry in files.values() if entry.sha256],
-        )
-        call.hub.trees.commit(
-            db,
-            repo.id,
-            {path: File(entry.oid, entry.size, entry.sha256) for path, entry in files.items()},
+        objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
+        call.store.change_each("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
+        commit_to(
+            call.hub,
+            repo,
+            {path: entry.file for path, entry in files.items()},
             ref=MAIN,
             parent=call.hub.trees.head(repo.id),
             title=f"Duplicate from {source.full_name}",
             author=me.user.name,
         )
-        db.execute("UPDATE repos SET gated = ? WHERE id = ?", (source.gated, repo.id))
-        refresh(call.hub, db, repo.id)
+        call.store.change("UPDATE repos SET gated = ? WHERE id = ?", source.gated, repo.id)
     return {"url": f"{call.endpoint}/{repo.path}"}
 
 
@@ -297,12 +262,11 @@ def settings(call: Call) -> Json:
         raise bad_request("visibility must be public or private, gated must be auto, manual or false")
     if visibility == "protected" and repo.type != "space":
         raise bad_request("Only Spaces can be protected")
-    with call.store.write() as db:
-        db.execute("UPDATE repos SET visibility = ?, gated = ? WHERE id = ?", (visibility, gated or "", repo.id))
-        changed: dict[str, Any] = {"updatedConfig": {"private": visibility == "private"}}
-        webhooks.queue(
-            call.hub, db, get_repo(db, repo.id), "update", "repo.config", endpoint=call.endpoint, extra=changed
-        )
+    with call.store.write():
+        values = (visibility, gated or "", repo.id)
+        [row] = call.store.change("UPDATE repos SET visibility = ?, gated = ? WHERE id = ? RETURNING *", *values)
+        config = {"private": visibility == "private"}
+        webhooks.queue(call.hub, repo_of_row(row), "update", "repo.config", updatedConfig=config)
     return {"visibility": visibility, "private": visibility == "private", "gated": gated}
 
 

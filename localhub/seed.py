@@ -57,7 +57,6 @@ def seed_folder(
     message: str,
     extra_files: Mapping[str, bytes] | None = None,
     tags: Sequence[str] = (),
-    endpoint: str = "",
     stable: bool = False,
 ) -> str:
     """Commit the files of a folder to a repo, made if need be, and return the head of main.
@@ -74,18 +73,16 @@ def seed_folder(
     namespace, _, name = repo_id.partition("/")
     fixed = Fixed(f"{repo_type}s/{repo_id}", _SEEDED) if stable else None
     sdk = "gradio" if repo_type == "space" else None
-    with hub.store.write() as db:
-        repo = find_repo(hub.store, repo_type, repo_id) or add_repo(
-            hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk=sdk, fixed=fixed
-        )
+    with hub.store.write():
+        repo = find_repo(hub.store, repo_type, repo_id)
+        repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
         operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
         for path, content in (extra_files or {}).items():
             operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
         head = hub.trees.resolve(repo.id, "main")
-        sha = apply(hub, db, repo, me, operations, ref=MAIN, head=head, title=message, endpoint=endpoint, fixed=fixed)
-        db.executemany(
-            "INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
-        )
+        sha = apply(hub, repo, me, operations, ref=MAIN, head=head, title=message, fixed=fixed)
+        named = [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
+        hub.store.change_each("INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", named)
     return sha
 
 
@@ -108,50 +105,28 @@ def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
         temporary = hub.store.temporary()
         shutil.copyfile(source, temporary)
         hub.store.put_lfs(temporary, sha256)
-    with hub.store.write() as db:
-        db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo.id, sha256))
+    hub.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", repo.id, sha256)
     return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
 
 
-def seed_zoo(hub: Hub, zoo_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+def seed_zoo(hub: Hub, zoo_dir: Path) -> dict[str, str]:
     """The repos of the zoo, each with the head of its main branch."""
+    weights, questions = "Add the trained weights", "Add the held-out questions"
     heads = {
-        repo_id: seed_folder(
-            hub,
-            repo_id,
-            "model",
-            zoo_dir / folder,
-            author=ZOO_OWNER,
-            message="Add the trained weights",
-            endpoint=endpoint,
-        )
+        repo_id: seed_folder(hub, repo_id, "model", zoo_dir / folder, author=ZOO_OWNER, message=weights)
         for repo_id, folder in ZOO_MODELS.items()
     }
     heads[ZOO_DATASET] = seed_folder(
-        hub,
-        ZOO_DATASET,
-        "dataset",
-        zoo_dir / ZOO_DATA,
-        author=ZOO_OWNER,
-        message="Add the held-out questions",
-        endpoint=endpoint,
-        stable=True,
+        hub, ZOO_DATASET, "dataset", zoo_dir / ZOO_DATA, author=ZOO_OWNER, message=questions, stable=True
     )
     return heads
 
 
-def seed_datasets(hub: Hub, datasets_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+def seed_datasets(hub: Hub, datasets_dir: Path) -> dict[str, str]:
     """The datasets that tasks read, each with the head of its main branch; `with_mirrors` made room for them."""
     return {
         repo_id: seed_folder(
-            hub,
-            repo_id,
-            "dataset",
-            datasets_dir / folder,
-            author=author,
-            message="Add the data",
-            endpoint=endpoint,
-            stable=True,
+            hub, repo_id, "dataset", datasets_dir / folder, author=author, message="Add the data", stable=True
         )
         for repo_id, (folder, author) in DATASETS.items()
     }

@@ -1,6 +1,6 @@
 """The local Hub as an application and as a process.
 
-`create_app` builds the application over a data folder; `serve` runs it on loopback, prints one line of JSON
+`app_of` makes the application over a data folder; `serve` runs it on loopback, prints one line of JSON
 with its address and tokens as soon as it listens, and stops cleanly on SIGTERM and SIGINT.
 
 Only requests whose Host header is a loopback name are answered: a page on the web that rebinds its own name
@@ -36,19 +36,15 @@ from localhub.fault_rules import ADMIN_PATH
 from localhub.faults import Faults
 from localhub.protocol import Hub, Limits, Route, answer, open_hub
 from localhub.seed import examples, seed_datasets, seed_zoo, with_mirrors
-from localhub.users import Users, default_users, load_users
+from localhub.users import default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
 _MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, spaces, repos, files, listing, pages)
 ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
 
 
-def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> Starlette:
-    """The application over a data folder, which it holds until it is shut down."""
-    return app_of(open_hub(data_dir, users, limits))
-
-
 def app_of(hub: Hub, faults: Faults | None = None) -> Starlette:
+    """The application over a data folder, which it releases when it is shut down."""
     worker = webhooks.DeliveryWorker(hub.store)
 
     @asynccontextmanager
@@ -129,15 +125,15 @@ def serve(
             got=str(error),
             next_step="Choose another port, or 0 for any free one.",
         ) from error
+    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        hub = open_hub(data_dir, known, limits)
+        hub = open_hub(data_dir, known, limits, endpoint=endpoint)
     except HubmergeError:
         listener.close()
         raise
-    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if zoo:
-        seed_zoo(hub, examples() / "zoo", endpoint=endpoint)
-        seed_datasets(hub, examples() / "datasets", endpoint=endpoint)
+        seed_zoo(hub, examples() / "zoo")
+        seed_datasets(hub, examples() / "datasets")
     ready = {
         "endpoint": endpoint,
         "tokens": known.first_tokens(),
@@ -146,7 +142,6 @@ def serve(
     faults = Faults(hub) if with_faults else None
     config = uvicorn.Config(
         app_of(hub, faults),
-        http=faults.connections.protocol() if faults else "auto",
         log_level="warning",
         access_log=False,
         lifespan="on",

@@ -39,8 +39,7 @@ def runtime_of(call: Call, repo: Repo) -> Json:
 
 def _changed(call: Call, column: str, value: object) -> Json:
     repo = call.writable()
-    with call.store.write() as db:
-        db.execute(f"UPDATE repos SET {column} = ? WHERE id = ?", (value, repo.id))  # noqa: S608  (constant names)
+    call.store.change(f"UPDATE repos SET {column} = ? WHERE id = ?", value, repo.id)  # noqa: S608  (constant names)
     return runtime_of(call, call.writable())
 
 
@@ -77,10 +76,6 @@ def sleep_time(call: Call) -> Json:
 
 @router.on("GET", "/api/{S}/{id}/{values}")
 def list_values(call: Call) -> Json:
-    return _values(call)
-
-
-def _values(call: Call) -> Json:
     """Secrets without their values, variables with them."""
     repo, kind = call.writable(), call.parts["values"]
     rows = call.store.rows("SELECT * FROM space_values WHERE repo = ? AND kind = ? ORDER BY key", repo.id, kind)
@@ -101,20 +96,14 @@ def set_value(call: Call) -> Json:
     key = text_of(body, "key")
     if not _KEY.fullmatch(key):
         raise bad_request(f"Invalid key: {key!r}")
-    with call.store.write() as db:
-        db.execute(
-            "INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)",
-            (repo.id, kind, key, text_of(body, "value"), optional_text(body, "description"), now()),
-        )
-    return _values(call)
+    value, description = text_of(body, "value"), optional_text(body, "description")
+    sql = "INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)"
+    call.store.change(sql, repo.id, kind, key, value, description, now())
+    return list_values(call)
 
 
 @router.on("DELETE", "/api/{S}/{id}/{values}")
 def delete_value(call: Call) -> Json:
-    repo, kind = call.writable(), call.parts["values"]
-    with call.store.write() as db:
-        db.execute(
-            "DELETE FROM space_values WHERE repo = ? AND kind = ? AND key = ?",
-            (repo.id, kind, text_of(call.json(), "key")),
-        )
-    return _values(call)
+    repo, kind, key = call.writable(), call.parts["values"], text_of(call.json(), "key")
+    call.store.change("DELETE FROM space_values WHERE repo = ? AND kind = ? AND key = ?", repo.id, kind, key)
+    return list_values(call)

@@ -24,7 +24,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -86,20 +86,10 @@ CREATE TABLE IF NOT EXISTS oauth_codes (code TEXT PRIMARY KEY, user TEXT NOT NUL
 CREATE TABLE IF NOT EXISTS oauth_tokens (token TEXT PRIMARY KEY, refresh TEXT NOT NULL UNIQUE,
     user TEXT NOT NULL, app TEXT NOT NULL, scope TEXT NOT NULL, expires REAL NOT NULL, orgs TEXT NOT NULL DEFAULT '');
 """
-# folders of earlier versions lack them
-_LATER_COLUMNS = (("oauth_tokens", "orgs", "TEXT NOT NULL DEFAULT ''"), ("uploads", "repo", "INTEGER"))
 # Every table whose rows belong to one repo; all of them go when the repo goes.
 REPO_TABLES = (
-    "aliases",
-    "repo_tags",
-    "refs",
-    "commits",
-    "likes",
-    "access_requests",
-    "discussions",
-    "events",
-    "space_values",
-    "repo_objects",
+    *("aliases", "repo_tags", "refs", "commits", "likes", "access_requests"),
+    *("discussions", "events", "space_values", "repo_objects"),
 )
 
 
@@ -171,17 +161,12 @@ class Store:
         self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it
         self._connections_lock = threading.Lock()
         self._write_lock = threading.RLock()
-        self._depth = 0
         self._notify = False
         self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
         self.connection().executescript(SCHEMA)
-        with self.write() as db:
-            for table, column, kind in _LATER_COLUMNS:
-                if column not in {row["name"] for row in db.execute(f"PRAGMA table_info({table})")}:
-                    db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-        with self.write() as db:  # parts of uploads lived in DATA/tmp; a whole one may still arrive
-            yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
-            db.execute("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", (yesterday,))
+        # parts of uploads lived in DATA/tmp; a whole one may still arrive
+        yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
+        self.change("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", yesterday)
 
     def connection(self) -> sqlite3.Connection:
         """This thread's connection, for reading."""
@@ -210,26 +195,34 @@ class Store:
         return found
 
     @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of the block becomes visible and durable, or nothing. May be nested."""
+    def write(self) -> Iterator[None]:
+        """One transaction: all changes of the block become visible and durable, or none. May be nested."""
         with self._write_lock:
             db = self.connection()
-            if self._depth:
-                yield db
+            if db.in_transaction:
+                yield
                 return
             db.execute("BEGIN IMMEDIATE")
-            self._depth, self._notify = 1, False
+            self._notify = False
             try:
-                yield db
+                yield
                 db.execute("COMMIT")
             except BaseException:  # whatever ended the block, nothing of it may stay
                 if db.in_transaction:  # a full disk ends it before
                     db.execute("ROLLBACK")
                 raise
-            finally:
-                self._depth = 0
             if self._notify:
                 self.deliveries_ready.set()
+
+    def change(self, sql: str, *parameters: object) -> list[sqlite3.Row]:
+        """Run one statement, as a part of the transaction around it if there is one; what it returns."""
+        with self.write():
+            return self.rows(sql, *parameters)
+
+    def change_each(self, sql: str, parameters: Iterable[tuple[object, ...]]) -> None:
+        """Run one statement for each of the rows of parameters."""
+        with self.write():
+            self.connection().executemany(sql, parameters)
 
     def notify_deliveries(self) -> None:
         """Wake the webhook worker once the running transaction is committed."""

@@ -14,16 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sqlite3
+import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from localhub.cache import SizedCache
 from localhub.http_errors import revision_not_found, unprocessable
 from localhub.store import Store, now
 
 MAIN = "refs/heads/main"
+_KEPT_TREES = 64
 _HEX, _WHOLE_HEX = re.compile(r"[0-9a-f]{7,40}"), re.compile(r"[0-9a-f]{40}")
 _WALK = """
 WITH RECURSIVE walk(sha, depth) AS (
@@ -34,25 +33,29 @@ SELECT c.* FROM walk JOIN commits c ON c.repo = ?2 AND c.sha = walk.sha ORDER BY
 """
 
 
-class Entry(NamedTuple):
-    """A file of a tree. `oid` is the git blob id, of the pointer file when the content is in LFS."""
+class File(NamedTuple):
+    """What a commit puts at a path. `oid` is the git blob id, of the pointer file when the content is in LFS."""
 
     oid: str
     size: int
-    sha256: str | None  # set when the content is in LFS
+    sha256: str | None = None  # set when the content is in LFS
+
+
+class Entry(NamedTuple):
+    """A file of a tree."""
+
+    oid: str
+    size: int
+    sha256: str | None
     commit: str  # the last commit that changed this path
 
     @property
     def etag(self) -> str:
         return self.sha256 or self.oid
 
-
-class File(NamedTuple):
-    """The entry that a commit puts at a path."""
-
-    oid: str
-    size: int
-    sha256: str | None = None
+    @property
+    def file(self) -> File:
+        return File(*self[:3])
 
 
 class Fixed(NamedTuple):
@@ -66,8 +69,7 @@ Tree = Mapping[str, Entry]
 Changes = Mapping[str, File | None]
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     sha: str
     parent: str | None
     title: str
@@ -81,24 +83,17 @@ class Trees:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._cache: SizedCache[tuple[int, str], dict[str, Entry]] = SizedCache(limit=400_000)
+        self._read: dict[tuple[int, str], Tree] = {}  # the last _KEPT_TREES
+        self._lock = threading.Lock()  # over _read
 
     def resolve(self, repo: int, revision: str) -> str:
         """The commit that a branch, tag, full ref or (short) commit id names."""
-        if _WHOLE_HEX.fullmatch(revision):  # a commit's own id always means it, as in git
-            row = self._store.row("SELECT sha FROM commits WHERE repo = ? AND sha = ?", repo, revision)
-            if row is not None:
-                return str(row["sha"])
-        candidates = (f"refs/heads/{revision}", f"refs/tags/{revision}", revision)
-        found = {
-            row["name"]: row["sha"]
-            for row in self._store.rows(
-                "SELECT name, sha FROM refs WHERE repo = ? AND name IN (?, ?, ?)", repo, *candidates
-            )
-        }
-        for name in candidates:
-            if name in found:
-                return str(found[name])
+        own = "SELECT 1 FROM commits WHERE repo = ? AND sha = ?"
+        if _WHOLE_HEX.fullmatch(revision) and self._store.row(own, repo, revision):
+            return revision  # a commit's own id always means it, as in git
+        for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
+            if head := self.head(repo, name):
+                return head
         if _HEX.fullmatch(revision):
             rows = self._store.rows(
                 "SELECT sha FROM commits WHERE repo = ? AND sha BETWEEN ? AND ? LIMIT 2", repo, revision, revision + "g"
@@ -113,9 +108,8 @@ class Trees:
 
     def at(self, repo: int, sha: str) -> Tree:
         """Every file of a commit, by path."""
-        cached = self._cache.get((repo, sha))
-        if cached is not None:
-            return cached
+        if (known := self._read.get((repo, sha))) is not None:
+            return known
         rows = self._store.rows(_WALK.format(stop="AND c.whole = 0"), sha, repo)
         tree: dict[str, Entry] = {}
         for row in reversed(rows):
@@ -124,17 +118,22 @@ class Trees:
                 tree = {path: Entry(*values) for path, values in files.items()}
             else:
                 _replay(tree, {p: File(*v) if v else None for p, v in files.items()}, row["sha"])
-        self._cache.put((repo, sha), tree)
+        self._remember(repo, sha, tree)
         return tree
+
+    def _remember(self, repo: int, sha: str, tree: Tree) -> None:
+        with self._lock:
+            self._read[repo, sha] = tree
+            if len(self._read) > _KEPT_TREES:
+                del self._read[next(iter(self._read))]
 
     def history(self, repo: int, sha: str, *, start: int = 0, limit: int = -1) -> list[Commit]:
         """The commit and its ancestors, newest first."""
         rows = self._store.rows(_WALK.format(stop="") + " LIMIT ?3 OFFSET ?4", sha, repo, limit, start)
-        return [Commit(r["sha"], r["parent"], r["title"], r["description"], r["author"], r["date"]) for r in rows]
+        return [Commit(*(row[name] for name in Commit._fields)) for row in rows]
 
     def commit(
         self,
-        db: sqlite3.Connection,
         repo: int,
         changes: Changes,
         *,
@@ -149,36 +148,24 @@ class Trees:
 
         The same content with the same `fixed` has the same sha in every data folder.
         """
-        tree = dict(self.at(repo, parent)) if parent else {}
         date = fixed.date if fixed else now()
         stored = {path: list(file) if file else None for path, file in changes.items()}
         owner = fixed.repo if fixed else repo
         identity = json.dumps([owner, parent, title, description, author, date, stored])
         sha = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
+        tree = dict(self.at(repo, parent)) if parent else {}
         _replay(tree, changes, sha)
-        row = db.execute("SELECT weight FROM commits WHERE repo = ? AND sha = ?", (repo, parent)).fetchone()
+        row = self._store.row("SELECT weight FROM commits WHERE repo = ? AND sha = ?", repo, parent)
         weight = (row["weight"] if row else 0) + len(changes)
         whole = parent is not None and weight > max(64, len(tree))
-        db.execute(
-            "INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                repo,
-                sha,
-                parent,
-                title,
-                description,
-                author,
-                date,
-                whole,
-                0 if whole else weight,
-                json.dumps(tree if whole else stored),
-            ),
-        )
-        db.execute(
+        kept = (whole, 0, json.dumps(tree)) if whole else (whole, weight, json.dumps(stored))
+        values = (repo, sha, parent, title, description, author, date, *kept)
+        self._store.change("INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
+        self._store.change(
             "INSERT INTO refs (repo, name, sha) VALUES (?1, ?2, ?3) ON CONFLICT (repo, name) DO UPDATE SET sha = ?3",
-            (repo, ref, sha),
+            *(repo, ref, sha),
         )
-        self._cache.put((repo, sha), tree)
+        self._remember(repo, sha, tree)
         return sha
 
 

@@ -28,22 +28,23 @@ from hubmerge.errors import SourceNotFoundError
 _LOCAL_SECRET = "hf_local_oauth_secret_00000000"  # noqa: S105  (a public constant, like the tokens below)
 TokenRole = Literal["write", "read"]
 OrgRole = Literal["admin", "write", "contributor", "read"]
-SCOPES = (
-    "openid",
-    "profile",
-    "email",
-    "read-repos",
-    "gated-repos",
-    "contribute-repos",
-    "write-repos",
-    "manage-repos",
-    "read-memberships",
-    "read-billing",
-    "inference-api",
-    "write-discussions",
-    "jobs",
-    "webhooks",
-)
+# what an application may ask for, in the words of the sign-in page
+SCOPES = {
+    "openid": "know who you are",
+    "profile": "see your name and picture",
+    "email": "see your e-mail address",
+    "read-repos": "read your private repos",
+    "gated-repos": "read gated repos that you were let into",
+    "contribute-repos": "create repos, and write to those that it created",
+    "write-repos": "read and write all your repos",
+    "manage-repos": "create, move and delete your repos",
+    "read-memberships": "see the organisations that you pick",
+    "read-billing": "see your billing",
+    "inference-api": "run models in your name",
+    "write-discussions": "write in discussions and open pull requests",
+    "jobs": "run jobs in your name",
+    "webhooks": "see and change your webhooks",
+}
 EXPIRATION_MINUTES, MOST_EXPIRATION_MINUTES = 480, 43_200
 NAME = r"^[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?$"
 
@@ -76,7 +77,7 @@ class OAuthApp(_Frozen):
     client_id: str = Field(min_length=1)
     client_secret: str = Field(min_length=8)
     redirect_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1", "testserver")
-    scopes: tuple[str, ...] = SCOPES
+    scopes: tuple[str, ...] = tuple(SCOPES)
     expiration_minutes: int = Field(default=EXPIRATION_MINUTES, ge=1, le=MOST_EXPIRATION_MINUTES)
 
     @field_validator("scopes")
@@ -142,29 +143,18 @@ def object_id(*parts: object) -> str:
 
 
 def default_users() -> Users:
+    people = {
+        "ada": (
+            Token(value="hf_local_ada_write_000000000000"),
+            Token(value="hf_local_ada_read_0000000000000", role="read"),
+        ),
+        "bob": (Token(value="hf_local_bob_write_000000000000"),),
+        "carol": (Token(value="hf_local_carol_read_00000000000", role="read"),),
+    }
     return Users(
-        users=(
-            User(
-                name="ada",
-                fullname="Ada (local)",
-                email="ada@example.org",
-                tokens=(
-                    Token(value="hf_local_ada_write_000000000000", label="ada-write"),
-                    Token(value="hf_local_ada_read_0000000000000", role="read", label="ada-read"),
-                ),
-            ),
-            User(
-                name="bob",
-                fullname="Bob (local)",
-                email="bob@example.org",
-                tokens=(Token(value="hf_local_bob_write_000000000000", label="bob-write"),),
-            ),
-            User(
-                name="carol",
-                fullname="Carol (local)",
-                email="carol@example.org",
-                tokens=(Token(value="hf_local_carol_read_00000000000", role="read", label="carol-read"),),
-            ),
+        users=tuple(
+            User(name=name, fullname=f"{name.capitalize()} (local)", email=f"{name}@example.org", tokens=tokens)
+            for name, tokens in people.items()
         ),
         orgs=(Org(name="zoo", fullname="The zoo of tiny agents", members={"ada": "admin"}),),
         oauth=OAuthApp(

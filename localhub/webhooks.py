@@ -16,11 +16,10 @@ import http.client
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from localhub.access import Repo, can_read
+from localhub.access import Repo, can_read, tags_of
 from localhub.http_errors import bad_request, forbidden, not_found
 from localhub.protocol import Call, Hub, Json, Router, items_of, text_of
 from localhub.store import Store, new_id, now
@@ -30,6 +29,7 @@ router = Router()
 RETRY_AFTER_S = (1.0, 4.0, 16.0)
 TIMEOUT_S = 10.0
 _DOMAINS = ("repo", "discussion")
+_FIELDS = ("url", "watched", "domains", "secret")
 _WATCHED = ("user", "org", "model", "dataset", "space", "bucket")
 
 
@@ -37,51 +37,40 @@ def owner_id(users: Users, namespace: str) -> str:
     return object_id("org" if users.org(namespace) else "user", namespace)
 
 
-def queue(
-    hub: Hub,
-    db: sqlite3.Connection,
-    repo: Repo,
-    action: str,
-    scope: str,
-    *,
-    endpoint: str,
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Queue an event for every webhook that watches it, inside the caller's transaction."""
+def queue(hub: Hub, repo: Repo, action: str, scope: str, **more: Any) -> None:
+    """Queue an event for every webhook that watches it, inside the caller's transaction.
+
+    `more` goes into the payload.
+    """
     domain = scope.partition(".")[0]
     hooks = [
         hook
-        for hook in db.execute("SELECT * FROM webhooks WHERE disabled = 0").fetchall()
+        for hook in hub.store.rows("SELECT * FROM webhooks WHERE disabled = 0")
         if domain in json.loads(hook["domains"]) and _watches(hub, hook, repo)
     ]
     if not hooks:
         return
-    tags = [r["tag"] for r in db.execute("SELECT tag FROM repo_tags WHERE repo = ? ORDER BY place", (repo.id,))]
-    head = db.execute("SELECT sha FROM refs WHERE repo = ? AND name = 'refs/heads/main'", (repo.id,)).fetchone()
     described = {
         "type": repo.type,
         "name": repo.full_name,
         "id": repo.object_id,
         "private": repo.private,
-        "url": {"web": f"{endpoint}/{repo.path}", "api": f"{endpoint}/api/{repo.type}s/{repo.full_name}"},
+        "url": {"web": f"{hub.endpoint}/{repo.path}", "api": f"{hub.endpoint}/api/{repo.type}s/{repo.full_name}"},
         "owner": {"id": owner_id(hub.users, repo.ns)},
-        "tags": tags,
+        "tags": tags_of(hub.store, repo),
     }
-    if domain == "repo" and head:
-        described["headSha"] = head["sha"]
-    payload = {"event": {"action": action, "scope": scope}, "repo": described, **(extra or {})}
+    if domain == "repo" and (head := hub.trees.head(repo.id)):
+        described["headSha"] = head
+    payload = {"event": {"action": action, "scope": scope}, "repo": described, **more}
     for hook in hooks:
         text = json.dumps({**payload, "webhook": {"id": hook["id"], "version": 3}})
-        db.execute("INSERT INTO deliveries (webhook, payload, date) VALUES (?, ?, ?)", (hook["id"], text, now()))
+        hub.store.change("INSERT INTO deliveries (webhook, payload, date) VALUES (?, ?, ?)", hook["id"], text, now())
     hub.store.notify_deliveries()
 
 
-def queue_refs(
-    hub: Hub, db: sqlite3.Connection, repo: Repo, ref: str, old: str | None, new: str | None, *, endpoint: str
-) -> None:
+def queue_refs(hub: Hub, repo: Repo, ref: str, old: str | None, new: str | None) -> None:
     """Queue the event of a ref that was created, moved or deleted."""
-    updated = [{"ref": ref, "oldSha": old, "newSha": new}]
-    queue(hub, db, repo, "update", "repo.content", endpoint=endpoint, extra={"updatedRefs": updated})
+    queue(hub, repo, "update", "repo.content", updatedRefs=[{"ref": ref, "oldSha": old, "newSha": new}])
 
 
 def _watches(hub: Hub, hook: sqlite3.Row, repo: Repo) -> bool:
@@ -158,20 +147,12 @@ def create_webhook(call: Call) -> Json:
     owner, fields = _owner(call), _fields(call, call.json())
     if "url" not in fields or "watched" not in fields:
         raise bad_request("A webhook needs a url and something to watch")
-    with call.store.write() as db:
-        hook = db.execute(
-            "INSERT INTO webhooks (id, owner, url, watched, domains, secret, date) VALUES (?, ?, ?, ?, ?, ?, ?)"
-            " RETURNING *",
-            (
-                new_id(),
-                owner,
-                fields["url"],
-                fields["watched"],
-                fields.get("domains", json.dumps(_DOMAINS)),
-                fields.get("secret"),
-                now(),
-            ),
-        ).fetchone()
+    fields = {"domains": json.dumps(_DOMAINS), "secret": None, **fields}
+    [hook] = call.store.change(
+        "INSERT INTO webhooks (id, owner, url, watched, domains, secret, date) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        " RETURNING *",
+        *(new_id(), owner, *(fields[name] for name in _FIELDS), now()),
+    )
     return {"webhook": _shown(hook)}
 
 
@@ -183,21 +164,19 @@ def get_webhook(call: Call) -> Json:
 @router.on("POST", "/api/settings/webhooks/{hook}")
 def update_webhook(call: Call) -> Json:
     hook, fields = _mine(call), _fields(call, call.json())
-    new = {name: fields.get(name, hook[name]) for name in ("url", "watched", "domains", "secret")}
-    with call.store.write() as db:
-        db.execute(
-            "UPDATE webhooks SET url = ?, watched = ?, domains = ?, secret = ? WHERE id = ?",
-            (*new.values(), hook["id"]),
-        )
-    return {"webhook": _shown(_mine(call))}
+    [changed] = call.store.change(
+        "UPDATE webhooks SET url = ?, watched = ?, domains = ?, secret = ? WHERE id = ? RETURNING *",
+        *(*(fields.get(name, hook[name]) for name in _FIELDS), hook["id"]),
+    )
+    return {"webhook": _shown(changed)}
 
 
 @router.on("DELETE", "/api/settings/webhooks/{hook}")
 def delete_webhook(call: Call) -> Json:
     hook = _mine(call)
-    with call.store.write() as db:
-        db.execute("DELETE FROM webhooks WHERE id = ?", (hook["id"],))
-        db.execute("DELETE FROM deliveries WHERE webhook = ?", (hook["id"],))
+    with call.store.write():
+        call.store.change("DELETE FROM webhooks WHERE id = ?", hook["id"])
+        call.store.change("DELETE FROM deliveries WHERE webhook = ?", hook["id"])
     return {}
 
 
@@ -206,8 +185,8 @@ def switch_webhook(call: Call) -> Json:
     hook, switch = _mine(call), call.parts["switch"]
     if switch not in ("enable", "disable"):
         raise not_found("There is no such action")
-    with call.store.write() as db:
-        db.execute("UPDATE webhooks SET disabled = ? WHERE id = ?", (switch == "disable", hook["id"]))
+    with call.store.write():
+        call.store.change("UPDATE webhooks SET disabled = ? WHERE id = ?", switch == "disable", hook["id"])
         call.store.notify_deliveries()  # what was pending when it was disabled goes on
     return {"webhook": _shown(_mine(call))}
 
@@ -236,16 +215,16 @@ def list_deliveries(call: Call) -> list[Json]:
 
 @router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")
 def replay(call: Call) -> Json:
-    with call.store.write() as db:
-        found = db.execute(
+    with call.store.write():
+        found = call.store.change(
             "INSERT INTO deliveries (webhook, payload, date) SELECT webhook, payload, ? FROM deliveries"
             " WHERE webhook = ? AND id = ? RETURNING id",
-            (now(), _mine(call)["id"], call.parts["number"]),
-        ).fetchone()
-        if found is None:
+            *(now(), _mine(call)["id"], call.parts["number"]),
+        )
+        if not found:
             raise not_found("Delivery not found")
         call.store.notify_deliveries()
-    return {"id": found["id"]}
+    return {"id": found[0]["id"]}
 
 
 # delivery
@@ -308,12 +287,11 @@ class DeliveryWorker:
             delivered = status is not None and 200 <= status < 300
             final = delivered or attempts > len(RETRY_AFTER_S)
             state = "delivered" if delivered else "failed" if final else "pending"
-            with self._store.write() as db:
-                db.execute(
-                    "UPDATE deliveries SET state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
-                    " WHERE id = ?",
-                    (state, attempts, status, error, now() if final else None, row["id"]),
-                )
+            self._store.change(
+                "UPDATE deliveries SET state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
+                " WHERE id = ?",
+                *(state, attempts, status, error, now() if final else None, row["id"]),
+            )
             if not final:
                 self._stopping.wait(RETRY_AFTER_S[attempts - 1])
 

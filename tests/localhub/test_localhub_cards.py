@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import SpaceHardware, SpaceStorage
 
-from localhub.cards import card_problems, parse_card
-from localhub.space_cards import HARDWARE, STORAGE
+from localhub.cards import HARDWARE, STORAGE, card_problems, parse_card
 
 
 def card(body: str) -> str:
@@ -84,18 +83,18 @@ SPACE = "title: x\nemoji: 🐏\nsdk: gradio\ncolorFrom: indigo\ncolorTo: green\n
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (f"short_description: {'x' * 61}", "less than or equal to 60"),
+        (f"short_description: {'x' * 61}", "at most 60 characters"),
         ("colorFrom: mauve", "one of [red, yellow"),
         ("sdk: flask", "one of [gradio"),
         ("emoji: ram", "an emoji"),
         ("suggested_hardware: a100", "one of [cpu-basic"),
         ("hf_oauth_scopes: [contribute-repos, root]", "not root"),
-        ("hf_oauth_scopes: contribute-repos", "array of strings"),
-        ("hf_oauth_expiration_minutes: 43201", "between 1 and 43200"),
-        ("hf_oauth_expiration_minutes: 8h", "a number"),
-        ("hf_oauth: yes", "a boolean"),
-        ("pinned: 1", "a boolean"),
-        ("app_port: 70000", "between 1 and 65535"),
+        ("hf_oauth_scopes: contribute-repos", "valid list"),
+        ("hf_oauth_expiration_minutes: 43201", "less than or equal to 43200"),
+        ("hf_oauth_expiration_minutes: 8h", "valid integer"),
+        ("hf_oauth: yes", "valid boolean"),
+        ("pinned: 1", "valid boolean"),
+        ("app_port: 70000", "less than or equal to 65535"),
         ("python_version: 2.7", "a version of Python 3"),
         ("startup_duration_timeout: soon", "a duration"),
         ("custom_headers: {x-frame-options: deny}", "not x-frame-options"),

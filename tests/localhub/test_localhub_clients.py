@@ -219,26 +219,20 @@ def test_who_may_not_read_a_gated_repo_s_files_reads_no_difference(ada: HfApi, b
     assert not bob.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (("jobs", "ps"), "Jobs"),
-        (("buckets", "list"), "buckets"),
-        (("collections", "ls"), "collections"),
-        (("papers", "ls"), "papers"),
-        (("spaces", "hardware"), "hardware"),
-        (("spaces", "search", "x"), "semantic search"),
-    ],
-)
-def test_what_is_not_served_is_named(hf: Hf, arguments: tuple[str, ...], name: str) -> None:
-    told = hf(*arguments, fails=True)
+def test_the_hf_command_names_what_is_not_served(hf: Hf) -> None:
+    told = hf("jobs", "ps", fails=True)
     assert "501" in told
-    assert re.search(rf"The local Hub does not serve .*{name}", told)
+    assert "The local Hub does not serve Jobs" in told
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [
+        ("/api/buckets/ada", "buckets"),
+        ("/api/collections", "collections"),
+        ("/api/papers/search", "papers"),
+        ("/api/spaces/hardware", "hardware"),
+        ("/api/spaces/semantic-search", "semantic search"),
         ("/api/models/ada/x/xet-write-token/main", "HF_HUB_DISABLE_XET=1"),
         ("/api/models/ada/x/xet-read-token/main", "Xet"),
         ("/ada/x.git/info/refs?service=git-receive-pack", "git over HTTP"),

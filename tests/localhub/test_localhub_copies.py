@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi
 from huggingface_hub.errors import FileDuplicationError, HfHubHTTPError
-from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
 from huggingface_hub.utils import get_session
+from raw_requests import ask, batch, xet_hash_of
 
 LARGE, SMALL = b"\0large" * 3000, b"small"
 
@@ -35,17 +35,12 @@ def copy(api: HfApi, source: str, target: str, path: str = "w.bin", revision: st
 
 def holds(api: HfApi, repo: str, content: bytes) -> bool:
     """Whether a commit to `repo` could name the content."""
-    info = UploadInfo.from_bytes(content)
-    [answer], _, _ = post_lfs_batch_info([info], str(api.token), "model", repo, endpoint=api.endpoint)
-    return "actions" not in answer
+    return "actions" not in batch(api, repo, hashlib.sha256(content).hexdigest(), len(content))
 
 
-def ask(api: HfApi, source: str, target: str, files: list[dict[str, str]]) -> Any:
-    return get_session().post(
-        f"{api.endpoint}/api/models/{source}/lfs-files/duplicate",
-        headers={"Authorization": f"Bearer {api.token}"},
-        json={"target": {"type": "model", "name": target}, "files": files},
-    )
+def duplicate(api: HfApi, source: str, target: str, **file: str) -> Any:
+    body = {"target": {"type": "model", "name": target}, "files": [file]}
+    return ask(api, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
 
 
 def test_a_large_file_is_copied_between_repos_without_its_bytes(ada: HfApi, source: str, target: str) -> None:
@@ -79,7 +74,7 @@ def test_only_paths_info_names_the_other_storage(ada: HfApi, source: str) -> Non
 
 def test_a_digest_alone_gives_nobody_a_file(ada: HfApi, source: str, target: str) -> None:
     sha256 = hashlib.sha256(LARGE).hexdigest()
-    answer = ask(ada, source, target, [{"xetHash": sha256, "sha256": sha256, "filename": "w.bin"}])
+    answer = duplicate(ada, source, target, xetHash=sha256, sha256=sha256)
     assert [f["sha256"] for f in answer.json()["failed"]] == [sha256]
     assert not holds(ada, target, LARGE)
 
@@ -89,8 +84,7 @@ def test_what_was_uploaded_but_never_committed_cannot_be_copied(ada: HfApi, sour
     ada.preupload_lfs_files(source, [CommitOperationAdd("hidden.bin", hidden)])
     assert holds(ada, source, hidden)
     sha256 = hashlib.sha256(hidden).hexdigest()
-    known = hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
-    assert ask(ada, source, target, [{"xetHash": known, "sha256": sha256, "filename": "x"}]).json()["failed"]
+    assert duplicate(ada, source, target, xetHash=xet_hash_of(sha256), sha256=sha256).json()["failed"]
     assert not holds(ada, target, hidden)
 
 
@@ -123,9 +117,7 @@ def test_nobody_copies_from_what_they_cannot_read_or_to_what_they_cannot_write(
     ada.update_repo_settings(source, private=True)
     second = bob.create_repo(f"bob/{fresh()}").repo_id
     sha256 = hashlib.sha256(LARGE).hexdigest()
-    known = hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
-    answer = ask(bob, source, second, [{"xetHash": known, "sha256": sha256, "filename": "w.bin"}])
-    assert answer.status_code == 404
+    assert duplicate(bob, source, second, xetHash=xet_hash_of(sha256), sha256=sha256).status_code == 404
     assert not holds(bob, second, LARGE)
 
 

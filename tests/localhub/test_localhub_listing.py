@@ -6,6 +6,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
+from raw_requests import ask
 
 CARD = """---
 license: apache-2.0
@@ -97,18 +98,15 @@ def test_a_listing_of_many_is_complete_and_sorted(ada: HfApi, fresh) -> None:
 
 def test_likes_are_counted_once_per_user_and_sort(ada: HfApi, bob: HfApi, repo: str, local_hub) -> None:
     for api in (ada, ada, bob):
-        answer = get_session().post(
-            f"{ada.endpoint}/api/models/{repo}/like", headers={"Authorization": f"Bearer {api.token}"}
-        )
-        assert answer.status_code == 200
+        assert ask(api, "POST", f"/api/models/{repo}/like").status_code == 200
     assert ada.model_info(repo).likes == 2
     assert sorted(user.username for user in ada.list_repo_likers(repo)) == ["ada", "bob"]
     assert next(iter(ada.list_models(sort="likes"))).id == repo
     assert repo in bob.list_liked_repos("bob").models
     bob.unlike(repo)
     assert ada.model_info(repo).likes == 1
-    reader = {"Authorization": f"Bearer {local_hub.tokens['ada_read']}"}
-    assert get_session().post(f"{ada.endpoint}/api/models/{repo}/like", headers=reader).status_code == 403
+    reader = HfApi(ada.endpoint, token=local_hub.tokens["ada_read"])
+    assert ask(reader, "POST", f"/api/models/{repo}/like").status_code == 403
 
 
 def test_a_fetch_of_the_config_counts_as_a_download(ada: HfApi, repo: str, tmp_path) -> None:

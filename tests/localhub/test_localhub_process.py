@@ -21,12 +21,14 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
+from raw_requests import ask, batch, header, large, post_commit, regular, upload
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
 from localhub.process import LocalHubProcess
-from localhub.server import create_app, is_loopback_host
-from localhub.users import default_users, load_users
+from localhub.protocol import open_hub
+from localhub.server import app_of, is_loopback_host
+from localhub.users import load_users
 
 
 def api_of(hub: LocalHubProcess, user: str = "ada") -> HfApi:
@@ -77,10 +79,7 @@ def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
         ada = api_of(hub)
         repo = ada.create_repo("ada/half").repo_id
         head = ada.upload_file(path_or_fileobj=b"old", path_in_repo="w.bin", repo_id=repo).oid
-        batch = {"operation": "upload", "transfers": ["basic"], "objects": [{"oid": digest, "size": len(content)}]}
-        bearer = {"Authorization": f"Bearer {ada.token}"}
-        answer = get_session().post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=bearer)
-        target = urlsplit(answer.json()["objects"][0]["actions"]["upload"]["href"])
+        target = urlsplit(batch(ada, repo, digest, len(content))["actions"]["upload"]["href"])
         connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
         connection.putrequest("PUT", target.path)
         connection.putheader("Content-Length", str(len(content)))
@@ -113,10 +112,10 @@ def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
             ada = api_of(hub)
             try:
                 while True:
-                    number = acknowledged + 1
-                    pair = [CommitOperationAdd(name, b"%d" % number) for name in ("a.txt", "b.bin")]
-                    push(ada, repo, pair)
-                    acknowledged = number
+                    number = b"%d" % (acknowledged + 1)
+                    file = large("b.bin", upload(ada, repo, number), len(number))
+                    post_commit(ada, repo, header(), regular("a.txt", number), file).raise_for_status()
+                    acknowledged += 1
             except httpx2.TransportError:
                 pass
             killer.join()
@@ -127,7 +126,7 @@ def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
             if not names:
                 assert acknowledged == 0
                 continue
-            seen = [int(fetch(ada, repo, name)) for name in ("a.txt", "b.bin")]
+            seen = [int(ask(ada, "GET", f"/{repo}/resolve/main/{name}").content) for name in ("a.txt", "b.bin")]
             # The commit whose answer was lost may have been made; one that was answered is never lost.
             assert seen[0] == seen[1]
             assert seen[0] in (acknowledged, acknowledged + 1)
@@ -135,32 +134,6 @@ def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
     finally:
         hub.kill()
     assert acknowledged > 0
-
-
-def push(api: HfApi, repo: str, operations: list[CommitOperationAdd]) -> None:
-    """A commit that fails at once where the client would try again for half a minute."""
-    bearer = {"Authorization": f"Bearer {api.token}"}
-    lines: list[object] = [{"key": "header", "value": {"summary": "pair"}}]
-    for operation in operations:
-        content = operation.path_or_fileobj
-        assert isinstance(content, bytes)
-        digest = hashlib.sha256(content).hexdigest()
-        if operation.path_in_repo.endswith(".bin"):
-            batch = {"operation": "upload", "transfers": [], "objects": [{"oid": digest, "size": len(content)}]}
-            answer = get_session().post(f"{api.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=bearer)
-            if "actions" in (found := answer.json()["objects"][0]):
-                get_session().put(found["actions"]["upload"]["href"], content=content).raise_for_status()
-            value = {"path": operation.path_in_repo, "algo": "sha256", "oid": digest, "size": len(content)}
-            lines.append({"key": "lfsFile", "value": value})
-        else:
-            value = {"path": operation.path_in_repo, "content": content.decode(), "encoding": "utf-8"}
-            lines.append({"key": "file", "value": value})
-    body = "\n".join(map(json.dumps, lines)).encode()
-    get_session().post(f"{api.endpoint}/api/models/{repo}/commit/main", content=body, headers=bearer).raise_for_status()
-
-
-def fetch(api: HfApi, repo: str, path: str) -> bytes:
-    return get_session().get(f"{api.endpoint}/{repo}/resolve/main/{path}").content
 
 
 def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
@@ -264,8 +237,8 @@ def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProce
     for path in ("../hub.sqlite3", "..%2Fhub.sqlite3", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "a%00b"):
         for prefix in (f"/{repo}/resolve/main/", f"/api/models/{repo}/tree/main/", f"/{repo}/resolve/"):
             assert raw_request(local_hub, "GET", prefix + path).status in (404, 405)
-    for upload in ("..%2F..%2Fx", "unknown"):
-        assert raw_request(local_hub, "PUT", f"/lfs-uploads/1/{upload}", b"x").status == 404
+    for name in ("..%2F..%2Fx", "unknown"):
+        assert raw_request(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
 
 
 @pytest.mark.parametrize(
@@ -310,15 +283,12 @@ def test_a_malformed_request_is_refused_and_breaks_nothing(
     assert ada.model_info(repo).id == repo
 
 
-def test_a_body_above_the_limit_is_refused(local_hub: LocalHubProcess, ada: HfApi) -> None:
+def test_a_body_above_the_limit_is_refused(ada: HfApi) -> None:
     body = b'{"name": "' + b"x" * (17 << 20) + b'"}'
-    answer = get_session().post(
-        f"{local_hub.endpoint}/api/repos/create", content=body, headers={"Authorization": f"Bearer {ada.token}"}
-    )
-    assert answer.status_code == 413
+    assert ask(ada, "POST", "/api/repos/create", content=body).status_code == 413
 
 
 def test_the_application_also_runs_inside_another_process(tmp_path: Path) -> None:
-    with TestClient(create_app(tmp_path, default_users()), base_url="http://127.0.0.1") as client:
+    with TestClient(app_of(open_hub(tmp_path)), base_url="http://127.0.0.1") as client:
         assert client.get("/api/models").json() == []
         assert client.get("/").status_code == 200

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, WebhookPayload
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import get_session
+from raw_requests import ask
 
 from localhub.process import LocalHubProcess
 
 
 def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:
-    headers = {"Authorization": f"Bearer {api.token}"}
-    answer = get_session().get(f"{api.endpoint}/api/settings/webhooks/{webhook}/deliveries", headers=headers)
+    answer = ask(api, "GET", f"/api/settings/webhooks/{webhook}/deliveries")
     answer.raise_for_status()
     return answer.json()
 
@@ -132,9 +131,7 @@ def test_a_disabled_webhook_is_silent_and_a_replay_sends_again(ada: HfApi, repo:
     sha = ada.upload_file(path_or_fileobj=b"2", path_in_repo="a", repo_id=repo).oid
     first = receiver.next()
     number = deliveries(ada, hook.id)[0]["id"]
-    headers = {"Authorization": f"Bearer {ada.token}"}
-    url = f"{ada.endpoint}/api/settings/webhooks/{hook.id}/deliveries/{number}/replay"
-    assert get_session().post(url, headers=headers).status_code == 200
+    assert ask(ada, "POST", f"/api/settings/webhooks/{hook.id}/deliveries/{number}/replay").status_code == 200
     assert receiver.next().body == first.body
     assert json.loads(first.body)["updatedRefs"][0]["newSha"] == sha
 

@@ -1,0 +1,55 @@
+"""Requests to the embedded Hub as any client could send them, without the checks and retries of huggingface_hub."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import get_session
+
+
+def ask(api: HfApi, method: str, path: str, **body: Any) -> Any:
+    headers = {"Authorization": f"Bearer {api.token}"}
+    return get_session().request(method, f"{api.endpoint}{path}", headers=headers, **body)
+
+
+def batch(api: HfApi, repo: str, sha256: str, size: int, transfer: str = "basic") -> dict[str, Any]:
+    """What the Hub says to the upload of one large file: its `actions`, or none where the repo has it."""
+    body = {"operation": "upload", "transfers": [transfer], "objects": [{"oid": sha256, "size": size}]}
+    answer = ask(api, "POST", f"/{repo}.git/info/lfs/objects/batch", json=body)
+    answer.raise_for_status()
+    [found] = answer.json()["objects"]
+    return dict(found)
+
+
+def upload(api: HfApi, repo: str, content: bytes) -> str:
+    """Send a large file unless the repo has it; its sha256."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    if actions := batch(api, repo, sha256, len(content)).get("actions"):
+        get_session().put(actions["upload"]["href"], content=content).raise_for_status()
+    return sha256
+
+
+def post_commit(api: HfApi, repo: str, *lines: object) -> Any:
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    return ask(api, "POST", f"/api/models/{repo}/commit/main", content=content)
+
+
+def header(**value: object) -> dict[str, object]:
+    return {"key": "header", "value": {"summary": "a commit", **value}}
+
+
+def regular(path: str, content: bytes = b"x") -> dict[str, object]:
+    encoded = base64.b64encode(content).decode()
+    return {"key": "file", "value": {"path": path, "content": encoded, "encoding": "base64"}}
+
+
+def large(path: str, sha256: str, size: int) -> dict[str, object]:
+    return {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}}
+
+
+def xet_hash_of(sha256: str) -> str:
+    return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
