@@ -138,14 +138,17 @@ def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProc
     assert switch.state(rule).seen == 1, "nothing is begun any more"
 
 
-def test_other_users_of_the_same_hub_are_not_broken_off(faulty_hub: LocalHubProcess) -> None:
-    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
-    twin = hub.breakable()
-    twin.break_off()
-    assert hub.whoami().name == "ada"
-    assert hub.breakable().whoami().name == "ada"
-    with pytest.raises(CancelledError):
-        twin.whoami()
+def test_other_users_of_the_same_hub_are_not_broken_off(line: Line) -> None:
+    hub = Hub(line.process.endpoint, line.process.tokens["ada"])
+    broken, other = hub.breakable(), hub.breakable()
+    sha = hub.head("ada/one")
+    broken.break_off()
+    for user in (hub, other, broken.unbreakable()):
+        assert user.whoami().name == "ada"
+        assert len(user.read_range("ada/one", sha, "config.json", 0, 10)) == 10
+    for request in (broken.whoami, lambda: broken.read_range("ada/one", sha, "config.json", 0, 10)):
+        with pytest.raises(CancelledError):
+            request()
 
 
 class StalledXet(ThreadingHTTPServer):

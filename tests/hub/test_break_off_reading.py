@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from line import OUT_SHARD_BYTES, Line, threads_left
@@ -28,8 +27,6 @@ from hubmerge.hub.errors import Patience
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
-from hubmerge.sources.reader import Read
-from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import Delay, FaultSwitch, Stall, Status
 from localhub.process import LocalHubProcess
 
@@ -40,8 +37,6 @@ STALL_AT = 50_000
 HEADERS = 1  # the first read of a shard is that of its header
 NAME = "model-00003-of-00005.safetensors"
 SHARD = rf"/ada/one/resolve/[0-9a-f]{{40}}/{NAME}$"
-FAULTS = [Status(status=429, retry_after="50"), Status(status=503, retry_after="50")]
-refusing_hub = pytest.mark.parametrize("fault", FAULTS, ids=["429", "503"])
 
 
 def fired(switch: FaultSwitch, rule: int) -> bool:
@@ -93,19 +88,6 @@ def model(faulty_hub: LocalHubProcess, undisturbed: object) -> Model:
     return open_model(ModelName.parse("ada/one"), hub, allow_local=False)
 
 
-@refusing_hub
-def test_a_download_that_waits_for_its_next_try_is_broken_off(
-    patient: Hub, model: Model, switch: FaultSwitch, tmp_path: Path, fault: Any
-) -> None:
-    rule = switch.add(SHARD, fault, times=None)
-    told: list[int] = []
-    reading = Reading(lambda: patient.download("ada/one", model.ref.sha, model.files[NAME], tmp_path, told.append))
-    until(lambda: fired(switch, rule), "nothing was asked")
-    patient.hang_up()
-    assert isinstance(reading.ended_with(), CancelledError)
-    assert sum(told) == 0
-
-
 def test_a_download_is_broken_off_with_the_next_bytes_and_the_next_one_goes_on_where_it_was(
     faulty_hub: LocalHubProcess, patient: Hub, model: Model, switch: FaultSwitch, tmp_path: Path
 ) -> None:
@@ -146,57 +128,15 @@ def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
     assert hashed == [1000]
 
 
-@refusing_hub
-def test_a_range_is_broken_off(patient: Hub, model: Model, switch: FaultSwitch, fault: Any) -> None:
-    rule = switch.add(SHARD, fault, times=None)
-    reading = Reading(lambda: patient.read_range("ada/one", model.ref.sha, NAME, 0, 200_000))
-    until(lambda: fired(switch, rule), "nothing was asked")
-    patient.hang_up()
-    assert isinstance(reading.ended_with(), CancelledError)
-    with pytest.raises(CancelledError):
-        patient.read_range("ada/one", model.ref.sha, NAME, 0, 10)
-
-
-def test_who_reads_from_the_same_hub_unbroken_goes_on(
-    faulty_hub: LocalHubProcess, model: Model, switch: FaultSwitch
-) -> None:
-    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
-    broken, other = hub.breakable(), hub.breakable()
-    sizes = [len(h.read_range("ada/one", model.ref.sha, NAME, 0, 100)) for h in (broken, other, hub)]
-    assert sizes == [100] * 3
-    broken.hang_up()
-    sizes = [len(h.read_range("ada/one", model.ref.sha, NAME, 0, 100)) for h in (other, hub, broken.unbreakable())]
-    assert sizes == [100] * 3
-
-
-@refusing_hub
-@pytest.mark.parametrize("budget", [10**9, 0], ids=["whole", "ranges"])
-def test_abandoning_a_cache_breaks_off_what_it_fetches_and_lets_its_readers_go(
-    faulty_hub: LocalHubProcess, model: Model, switch: FaultSwitch, tmp_path: Path, fault: Any, budget: int
-) -> None:
-    """A range is read once for its checksum and once for its bytes; it is the second one that hangs."""
-    rule = switch.add(SHARD, fault, times=None, skip=0 if budget else 1)
-    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
-    cache = ShardCache(hub, tmp_path, [model], budget)
-    cache.expect([Read("t", 10, ((model, model.shards[0]),)), Read("u", 10, ((model, NAME),))], again=False)
-    reading = Reading(lambda: cache.read_into(model, NAME, 0, memoryview(bytearray(10))))
-    until(lambda: fired(switch, rule), "nothing was asked")
-    cache.abandon()
-    assert isinstance(reading.ended_with(), CancelledError)
-    closing_it = Reading(cache.close)
-    assert closing_it.ended_with() is None
-    assert threads_left() == []
-    assert not [p for p in tmp_path.rglob("*") if p.name == NAME or p.suffix == ".tmp"]
-
-
-@refusing_hub
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
 def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
-    line: Line, switch: FaultSwitch, fault: Any, inputs: int, end: type[BaseException]
+    line: Line, switch: FaultSwitch, status: int, inputs: int, end: type[BaseException]
 ) -> None:
     line.hub = Hub(line.process.endpoint, line.process.tokens["ada"])
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    fault = Status(status=status, retry_after="50")
     rule = switch.add(SHARD.replace(NAME, "model-00001-of-00005.safetensors"), fault, times=None, skip=HEADERS)
 
     def seen(stage: str) -> None:
