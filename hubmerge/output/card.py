@@ -148,7 +148,10 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "license_reason": report.license.get("reason"),
         "license_url": (url := _license_url(report)) and link(url, url),
         "environment": _environment(report.environment),
-        "figures": {stem: _figure(stem, figures) for stem in ("density_by_layer", "overlap", "pairs")},
+        "figures": {
+            stem: Markdown(path) if (path := f"figures/{stem}.svg") in figures else None
+            for stem in ("density_by_layer", "overlap", "pairs")
+        },
         "snippet": snippet(_task(report), target or "path/to/this/folder"),
         "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
         if target
@@ -158,11 +161,6 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "matrix_products": method is not None and method.matrix_products,
         "evaluation": scores_view(report.evaluations, report.parents),
     }
-
-
-def _figure(stem: str, figures: Collection[str]) -> Markdown | None:
-    """The file that a figure lies in, whatever its format."""
-    return next((Markdown(f) for f in sorted(figures) if re.fullmatch(rf"figures/{stem}\.[a-z]{{3}}", f)), None)
 
 
 def _parameters(report: Report) -> list[tuple[str, Any]]:
