@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -119,5 +120,7 @@ def test_nobody_waits_while_another_thread_rebuilds(dataset: Dataset, source: Da
     board = source.board()
     dataset.loaded, dataset.now = LoadedResults(results=(), sha="b" * 40), 31
     with being_read(dataset, source):
+        began = time.monotonic()
         assert source.board() is board
+        assert time.monotonic() - began < FIRST_WAIT_S
     assert source.board() == Board()
