@@ -95,9 +95,11 @@ def being_read(dataset: Dataset, source: DatasetBoard) -> Iterator[None]:
     reading = threading.Thread(target=source.board)
     reading.start()
     assert inside.wait(60)
-    yield
-    go_on.set()
-    reading.join()
+    try:
+        yield
+    finally:
+        go_on.set()
+        reading.join()
 
 
 def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,18 +99,6 @@ def test_pickled_weights_on_the_hub_are_fetched_and_converted(
     monkeypatch.chdir(tmp_path)
     in_shell(f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}; {found[1]}')
     assert set(open_model(ModelName(id="./of-old", local=True), NOWHERE, allow_local=True).tensors) == set(AGENT)
-
-
-def test_a_trainer_s_folder_names_its_latest_checkpoint_by_number(tmp_path: Path) -> None:
-    trainer = tmp_path / "run"
-    for step in (9, 10, 100, 99):
-        write_model(trainer / f"checkpoint-{step}", AGENT)
-    (trainer / "checkpoint-best").mkdir()
-    shutil.copy(trainer / "checkpoint-9" / "config.json", trainer)
-    [problem] = refusal(trainer).problems
-    assert problem.next_step == f"Name the checkpoint: {trainer}/checkpoint-100."
-    (trainer / "pytorch_model.bin").write_bytes(b"")
-    assert refusal(trainer).problems[0].next_step == problem.next_step, "the checkpoints are what a trainer means"
 
 
 def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfApi, tmp_path: Path) -> None:
