@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,16 @@ from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.bot import Bot, Intervals
 from workflows.jobs.evaluations import Scoring
+from workflows.jobs.jobs import Job
+from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead
 from workflows.watchers.rules import RuleSet, rule_from_yaml
+from workflows.watchers.runner import Turn
 
 SECRET = "the webhook's secret"
+BotFor = Callable[..., Bot]
 _numbers = itertools.count(1)
 BASE_WEIGHTS = random_base(seed=0)
 
@@ -158,3 +162,32 @@ def payload(repo: str, sha: str | None, ref: str = "refs/heads/main", **changes:
         "webhook": {"id": "2" * 24, "version": 3},
         **changes,
     }
+
+
+def rule_for(base: str, **changes: Any) -> AgentRule:
+    return rule_of(**{"base": base, "agents": {"authors": ["ada", "bob"]}, "target": "ada/watched-{set}", **changes})
+
+
+def jobs(folder: Path) -> list[Job]:
+    store = Store(folder / "data")
+    found = list(store.list_jobs(limit=1000))
+    store.close()
+    return found
+
+
+def one(turns: list[Turn]) -> Turn:
+    [turn] = turns
+    assert turn.error is None, turn.error
+    return turn
+
+
+def finish(folder: Path, **result: Any) -> None:
+    """The jobs are done, as a worker would leave them; `result` changes what they say."""
+    store = Store(folder / "data")
+    while (job := store.claim("worker")) is not None:
+        store.finish(job.id, job.fence, {"repo": job.payload.get("target"), "commit": "c" * 40, **result})
+    store.close()
+
+
+def skipped(turn: Turn) -> dict[str, str]:
+    return {skip.subject: skip.code for skip in turn.decision.skips}

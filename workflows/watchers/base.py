@@ -32,6 +32,7 @@ class Skip:
     code: str
     text: str
     private: bool = False  # a repo whose name is its owner's business
+    time: str = ""  # when the reason was first seen; "" before it is noted
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,6 @@ class SetRow(NamedTuple):
     text: str | None
 
 
-class SkipNote(NamedTuple):
-    subject: str
-    sha: str
-    code: str
-    text: str
-    private: bool
-    time: str
-
-
 class TurnState(NamedTuple):
     """A rule's last turn: its time, and its error or what it waits for."""
 
@@ -179,12 +170,12 @@ class Ledger:
             SetRow(r.set_id, r.time, r.target, tuple(r.members["agents"]), r.job_id, r.code, r.text) for r in rows
         )
 
-    def skips(self, rule: str, limit: int = 200) -> tuple[SkipNote, ...]:
+    def skips(self, rule: str, limit: int = 200) -> tuple[Skip, ...]:
         """Newest first."""
-        columns = (SKIPS.c[name] for name in SkipNote._fields)
+        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text, SKIPS.c.private, SKIPS.c.time)
         query = select(*columns).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), SKIPS.c.subject)
         with self._store.reading() as connection:
-            return tuple(SkipNote(*row) for row in connection.execute(query.limit(limit)))
+            return tuple(Skip(*row) for row in connection.execute(query.limit(limit)))
 
     def state(self, rule: str) -> TurnState | None:
         query = select(TURNS.c.polled, TURNS.c.code, TURNS.c.text).where(TURNS.c.rule == rule)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -83,18 +82,6 @@ def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: Fak
         (left,) = store.reap()
     assert left.state is State.FAILED
     assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
-
-
-@pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365)])
-def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_lease(
-    store: Store, clock: FakeClock, jump: timedelta
-) -> None:
-    store.submit(new_job("a"))
-    store.claim("w1")
-    clock.wall += jump
-    assert store.claim("w2") is None
-    clock.pass_time(store.lease_s + 1)
-    assert store.claim("w2") is not None
 
 
 def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeClock) -> None:

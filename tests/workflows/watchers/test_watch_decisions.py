@@ -178,14 +178,6 @@ def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None
     assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
 
 
-def test_a_commit_to_a_card_is_no_new_agent() -> None:
-    first = decided([A, B])
-    edited = A.model_copy(update={"sha": "f" * 40})
-    decision = decided([edited, B], [past(first.merge)])
-    assert decision.merge is None
-    assert [skip.code for skip in decision.skips] == ["same_weights"]
-
-
 def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     first = decided([A, B, C])
     history = [past(first.merge)]
@@ -195,14 +187,6 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     # but one that the owner excludes is another set
     excluded = decided([A, B, C], history, agents={"authors": ["zoo"], "exclude": ["zoo/c"]})
     assert agents_of(excluded) == ["a", "b"]
-
-
-def test_an_empty_budget_is_a_reason_and_no_end() -> None:
-    spent = decided([A, B], budget=0)
-    assert spent.merge is None
-    assert [skip.code for skip in spent.skips] == ["budget"]
-    assert "tomorrow" in spent.waiting
-    assert decided([A, B], budget=1).merge is not None
 
 
 def test_at_most_as_many_agents_join_as_a_recipe_takes() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from test_watch_webhook import post
-from turn_helpers import BotFor, jobs, one, rule_for, skipped
-from watch_helpers import Agents, make_bot, payload, serving
+from watch_helpers import Agents, BotFor, jobs, make_bot, one, payload, rule_for, serving, skipped
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError, LoginError
 from hubmerge.hub.client import Hub
@@ -32,30 +31,7 @@ def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tm
     assert len(jobs(tmp_path)) == 1
 
 
-def test_a_hub_that_is_away_leaves_the_deliveries_waiting(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
-    bot = bot_for(rule_for(base))
-    with serving(bot.routes) as url:
-        post(url, payload(agent, agents.head(agent)))
-
-    def away(*_: object, **__: object) -> None:
-        raise HubUnavailableError("the Hub cannot be reached")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(Hub, "find_models", away)
-        [turn] = bot.watchers.handle_inbox()
-    assert turn.error is not None
-    assert len(bot.inbox.pending()) == 1
-    assert bot.watchers.handle_inbox() == []  # not at once again
-    monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
-    assert one(bot.watchers.handle_inbox()).job is not None
-    assert bot.inbox.pending() == ()
-
-
-def test_while_nothing_can_be_written_the_hub_is_not_asked_again_at_every_tick(
+def test_while_the_hub_is_away_or_nothing_can_be_written_deliveries_wait_for_a_later_tick(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = agents.base()
@@ -63,19 +39,25 @@ def test_while_nothing_can_be_written_the_hub_is_not_asked_again_at_every_tick(
     bot = bot_for(rule_for(base))
     with serving(bot.routes) as url:
         post(url, payload(agent, agents.head(agent)))
-    asked = []
+    troubles = ((Hub, "find_models", HubUnavailableError("away")), (bot.ledger, "turn_ended", DiskError("full")))
+    for place, name, error in troubles:
+        asked = []
 
-    def full(*_: object, **__: object) -> None:
-        asked.append(1)
-        raise DiskError("the job database cannot be written")
+        def fail(*_: object, error: Exception = error, asked: list[int] = asked, **__: object) -> None:
+            asked.append(1)
+            raise error
 
-    with monkeypatch.context() as disk:
-        disk.setattr(bot.ledger, "turn_ended", full)
-        with pytest.raises(DiskError):
-            bot.watchers.handle_inbox()
-        assert bot.watchers.handle_inbox() == []
-    assert len(asked) == 1
-    assert len(bot.inbox.pending()) == 1
+        monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
+        with monkeypatch.context() as broken:
+            broken.setattr(place, name, fail)
+            if isinstance(error, DiskError):
+                with pytest.raises(DiskError):
+                    bot.watchers.handle_inbox()
+            else:
+                assert bot.watchers.handle_inbox()[0].error is not None
+            assert bot.watchers.handle_inbox() == []  # not at once again
+        assert len(asked) == 1
+        assert len(bot.inbox.pending()) == 1
     monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
     assert one(bot.watchers.handle_inbox()).error is None
     assert bot.inbox.pending() == ()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from turn_helpers import BotFor, jobs, one, rule_for
-from watch_helpers import Agents, make_bot
+from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
 
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess

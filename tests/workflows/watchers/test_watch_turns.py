@@ -9,8 +9,7 @@ import pytest
 from builders import random_base, sparse_agent
 from job_helpers import FakeClock
 from test_watch_webhook import post
-from turn_helpers import BotFor, finish, jobs, one, rule_for, skipped
-from watch_helpers import BASE_WEIGHTS, Agents, payload, serving
+from watch_helpers import BASE_WEIGHTS, Agents, BotFor, finish, jobs, one, payload, rule_for, serving, skipped
 
 from hubmerge.errors import LoginError
 from hubmerge.hub.client import Hub
