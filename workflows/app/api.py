@@ -6,23 +6,37 @@ user. Without either, what acts for somebody answers E_LOGIN, and E_PERMISSION f
 Hub answers E_QUOTA where lanes.py has no room. An error's text is the message of `gr.Error`. gradio passes on whatever
 values it is sent, so each is read here as the type that its endpoint states.
 
-gradio reads return annotations as they stand, so this module does not postpone them.
+gradio makes each answer's JSON schema of its return annotation, which it reads as it stands, so this module does not
+postpone them.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypedDict
 
 import gradio as gr
 from pydantic import TypeAdapter, ValidationError
 
+from hubmerge.engine.preview import Preview
 from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.hub.client import RepoSummary
 from hubmerge.output.plan_words import plan_summary
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
+from workflows.app.service import (
+    BoardSource,
+    Comparison,
+    EvaluationAnswer,
+    EvaluationQueue,
+    JobView,
+    ModelFacts,
+    Published,
+    Service,
+    Visitor,
+    WatcherSource,
+)
 from workflows.app.session import caller_of, signed_in, with_namespaces
 from workflows.app.submission import (
     checked_comparison,
@@ -38,6 +52,26 @@ SEARCH_AT_MOST = 20
 MAX_NUMBER = 2**53  # the largest whole number that every JSON reader takes
 _TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}
 Endpoint = Callable[..., Any]
+
+
+class Variant(TypedDict):
+    name: str
+    recipe: dict[str, Any]
+
+
+class Compared(TypedDict):
+    base: str  # id@sha
+    agent: str
+    parameters: int
+    input_bytes: int
+    warnings: list[str]
+    job: JobView | None
+
+
+class UnderWay(TypedDict):
+    merging: int
+    evaluating: int
+    waiting: int
 
 
 def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers: WatcherSource | None) -> None:
@@ -62,7 +96,7 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
         *values, request, profile, token = given
         with _in_words():
             read = [_read(parameter, value) for parameter, value in zip(own, values, strict=True)]
-            return _without_files(function(*read, visitor=caller_of(service, profile, token, request)))
+            return _plain(function(*read, visitor=caller_of(service, profile, token, request)))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
@@ -87,12 +121,14 @@ def _read(parameter: inspect.Parameter, value: Any) -> Any:
     return read
 
 
-def _without_files(answer: Any) -> Any:
-    """`answer` with `file` for every key `path`: gradio and its client take an object with a path for a file, which the
-    server would hand out and the client would fetch. A model's report is a stranger's JSON."""
+def _plain(answer: Any) -> Any:
+    """`answer` as JSON has it, with `file` for every key `path`: gradio and its client take an object with a path for a
+    file, which the server would hand out and the client would fetch. A model's report is a stranger's JSON."""
+    if is_dataclass(answer):
+        answer = {field.name: getattr(answer, field.name) for field in fields(answer)}
     if isinstance(answer, Mapping):
-        return {"file" if key == "path" else key: _without_files(value) for key, value in answer.items()}
-    return [_without_files(value) for value in answer] if isinstance(answer, list | tuple) else answer
+        return {"file" if key == "path" else key: _plain(value) for key, value in answer.items()}
+    return [_plain(value) for value in answer] if isinstance(answer, list | tuple) else answer
 
 
 def _refused(error: HubmergeError) -> Any:
@@ -110,24 +146,24 @@ def _in_words() -> Iterator[None]:
 
 
 def _reading(service: Service) -> tuple[Endpoint, ...]:
-    def search_models(text: str, visitor: Visitor | None) -> list[dict[str, Any]]:
+    def search_models(text: str, visitor: Visitor | None) -> list[RepoSummary]:
         """Models on the Hub whose id holds the text, most downloaded first: id, downloads, likes, tags.
 
         Args:
             text: part of an id, such as "qwen2.5-0.5b".
         """
-        return [asdict(summary) for summary in service.search(text[:100], visitor, SEARCH_AT_MOST)]
+        return service.search(text[:100], visitor, SEARCH_AT_MOST)
 
-    def model_facts(name: str, visitor: Visitor | None) -> dict[str, Any]:
+    def model_facts(name: str, visitor: Visitor | None) -> ModelFacts:
         """What the Hub states of one model: bytes of weights, license, the bases that its card names, whether it is
         gated or private.
 
         Args:
             name: org/name, org/name@revision, or the address of the model's page on the Hub.
         """
-        return asdict(service.about(one_model(name, service.endpoint), visitor))
+        return service.about(one_model(name, service.endpoint), visitor)
 
-    def model_files(id: str, sha: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+    def model_files(id: str, sha: str = "", *, visitor: Visitor | None) -> Published:
         """A model's card, and the report of its merge with statistics and recipe where hubmerge made it, at one commit.
 
         Args:
@@ -135,7 +171,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
             sha: a commit; empty for the newest.
         """
         name, _, revision = one_model(id, service.endpoint).partition("@")
-        return asdict(service.published(name, sha[:300] or revision or None, visitor))
+        return service.published(name, sha[:300] or revision or None, visitor)
 
     def inspect_merge(recipe: dict[str, Any], license: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
@@ -149,16 +185,16 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
 
-    def preview_merge(recipe: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+    def preview_merge(recipe: dict[str, Any], visitor: Visitor | None) -> Preview:
         """Look into a few layers of a merge's models: what each agent changed there, where they meet, and the method
         that this speaks for, with the reason. It reads some 8 MB of weights, at most 32 MB.
 
         Args:
             recipe: as inspect_merge takes it.
         """
-        return asdict(service.preview(checked_recipe(recipe).to_dict(), visitor))
+        return service.preview(checked_recipe(recipe).to_dict(), visitor)
 
-    def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[dict[str, Any]]:
+    def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[Variant]:
         """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
 
         Args:
@@ -170,7 +206,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         service.inspect(variants[0][1].to_dict(), visitor)
         return [{"name": name, "recipe": recipe.to_dict()} for name, recipe in variants]
 
-    def inspect_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
+    def inspect_diff(base: str, agent: str, visitor: Visitor | None) -> Compared:
         """Two models on the Hub, pinned, and the job that compares them, if there is one: its `result` is what the
         training from base to agent changed, as docs/diff.md has it. Models that do not fit are refused with every
         problem listed.
@@ -193,7 +229,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         suite: str = "",
         *,
         visitor: Visitor | None,
-    ) -> dict[str, Any]:
+    ) -> JobView:
         """Queue a merge into a new model repo and return its job. Needs a sign-in or a token.
 
         The same request again returns the same job.
@@ -207,11 +243,11 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         """
         writer = with_namespaces(service, signed_in(visitor, "start a merge"))
         request = submission(recipe, target=target, private=private, license=license, visitor=writer, suite=suite[:100])
-        return _job(service.submit(request, writer))
+        return service.submit(request, writer)
 
     def start_sweep(
         sweep: dict[str, Any], target: str, private: bool = True, license: str = "", *, visitor: Visitor | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JobView]:
         """Queue a merge for every variant of a sweep and return the jobs. Needs a sign-in or a token.
 
         Every name is checked before the first is queued. Where there is no room for all, the answer is E_QUOTA; the
@@ -226,9 +262,9 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
         checked = checked_sweep(sweep)
         requests = sweep_requests(checked, target, private=private, license=license, visitor=writer)
-        return [_job(service.submit(request, writer)) for request in requests]
+        return [service.submit(request, writer) for request in requests]
 
-    def start_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
+    def start_diff(base: str, agent: str, visitor: Visitor | None) -> Compared:
         """Queue a comparison of two models on the Hub, or find the one that is there; answers as inspect_diff.
 
         Needs a sign-in or a token. job_status tells how far it is.
@@ -241,7 +277,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             service.compare(*checked_comparison(base, agent, service.endpoint), signed_in(visitor, "compare models"))
         )
 
-    def retry_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+    def retry_job(job_id: str, visitor: Visitor | None) -> JobView:
         """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a sign-in or a token.
 
         It goes on from what it finished, with the token that you send now.
@@ -250,9 +286,9 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             job_id: as start_merge returned it.
         """
         writer = with_namespaces(service, signed_in(visitor, "try a job again"))
-        return _job(service.retry(job_id, writer))
+        return service.retry(job_id, writer)
 
-    def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+    def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> EvaluationAnswer:
         """Ask for a public model to be measured. Needs a sign-in or a token.
 
         The answer's `outcome` is queued, under way, scored or failed, with the commit, the suite, the job and its place
@@ -263,58 +299,59 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             suite: what it is measured with, such as "math"; empty for the usual one of this site.
         """
         asker = with_namespaces(service, signed_in(visitor, "ask for an evaluation"))
-        return asdict(service.request_evaluation(one_model(model, service.endpoint), suite[:100], asker))
+        return service.request_evaluation(one_model(model, service.endpoint), suite[:100], asker)
 
     return start_merge, start_sweep, start_diff, retry_job, request_evaluation
 
 
 def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
-    def job_status(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+    def job_status(job_id: str, visitor: Visitor | None) -> JobView:
         """A job: state, stage, progress, statistics, warnings, error, result. A private one for its owner only.
 
         Args:
             job_id: as start_merge, start_diff or my_jobs returned it.
         """
-        return _job(service.job(job_id, visitor))
+        return service.job(job_id, visitor)
 
-    def cancel_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+    def cancel_job(job_id: str, visitor: Visitor | None) -> JobView:
         """Cancel one of your own jobs and return it. Needs a sign-in or a token.
 
         Args:
             job_id: as start_merge returned it.
         """
-        return _job(service.cancel(job_id, signed_in(visitor, "cancel a job")))
+        return service.cancel(job_id, signed_in(visitor, "cancel a job"))
 
-    def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
+    def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[JobView]:
         """Your own jobs and the evaluations that you asked for, newest first, a page of them. Needs a sign-in or a
         token.
 
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.
         """
-        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"), before or None)]
+        return service.jobs(signed_in(visitor, "list your jobs"), before or None)
 
-    def recent_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
+    def recent_jobs(before: int = 0, visitor: Visitor | None = None) -> list[JobView]:
         """Everybody's merges and comparisons with public results, newest first, a page of them.
 
         Args:
             before: the ticket of the last job of the page above; 0 for the first page.
         """
-        return [_job(view) for view in service.public_jobs(before or None)]
+        return service.public_jobs(before or None)
 
-    def jobs_under_way(visitor: Visitor | None = None) -> dict[str, int]:
+    def jobs_under_way(visitor: Visitor | None = None) -> UnderWay:
         """How many jobs with public results are merging, are evaluating, and wait."""
-        return dict(zip(("merging", "evaluating", "waiting"), service.under_way(), strict=True))
+        merging, evaluating, waiting = service.under_way()
+        return {"merging": merging, "evaluating": evaluating, "waiting": waiting}
 
-    def evaluation_queue(visitor: Visitor | None = None) -> dict[str, Any]:
+    def evaluation_queue(visitor: Visitor | None = None) -> EvaluationQueue:
         """The evaluations that run and those that wait, in their order: model, commit, suite, job, place. Private ones
         are left out."""
-        return asdict(service.evaluation_queue())
+        return service.evaluation_queue()
 
     return job_status, cancel_job, my_jobs, recent_jobs, jobs_under_way, evaluation_queue
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison(found: Comparison) -> Compared:
     plan = found.plan
     return {
         "base": f"{plan.base.ref.id}@{plan.base.ref.sha}",
@@ -322,9 +359,5 @@ def _comparison(found: Comparison) -> dict[str, Any]:
         "parameters": plan.elements,
         "input_bytes": plan.input_bytes,
         "warnings": list(plan.warnings),
-        "job": None if found.job is None else _job(found.job),
+        "job": found.job,
     }
-
-
-def _job(view: JobView) -> dict[str, Any]:
-    return asdict(view)

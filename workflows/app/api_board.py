@@ -4,18 +4,27 @@ gradio reads return annotations as they stand, so this module does not postpone 
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlencode
 
 from hubmerge.board.export import row_data
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.board_query import asked, matching
-from workflows.app.service import BoardSource, Visitor, WatcherSource
+from workflows.app.service import BoardSource, Trial, Visitor, WatcherSource, WatcherView
 from workflows.app.session import signed_in
 
 MAX_LINES = 500  # rows of the board in one answer
+
+
+class BoardPage(TypedDict):
+    suite: str
+    version: str
+    split: str
+    suites: list[str]
+    domains: list[str]
+    total: int  # rows that match
+    rows: list[dict[str, Any]]  # docs/api.md
 
 
 def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
@@ -33,7 +42,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
         sort: str = "",
         *,
         visitor: Visitor | None,
-    ) -> dict[str, Any]:
+    ) -> BoardPage:
         """The leaderboard of a suite, best first: its version, its domains, how many rows match, and a page of them.
 
         A row has the rank, scores between 0 and 1 with their 95% intervals, skills kept, parents, method and license.
@@ -106,7 +115,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
 def trial_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
     """Those that ask the Hub."""
 
-    def try_watcher(rule: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+    def try_watcher(rule: dict[str, Any], visitor: Visitor | None) -> Trial:
         """What a watcher's rule would merge if it looked now, and what it would leave out and why. Changes nothing.
 
         It looks as whoever calls: without a token only at public models.
@@ -115,39 +124,39 @@ def trial_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
             rule: such as {"name": "mine", "owner": "me", "base": "org/base", "agents": {"authors": ["org"]}, "recipe":
                 {"method": "ram"}, "join": "all", "target": "me/merge-{set}", "budget": 1}.
         """
-        return asdict(source.try_watcher(rule, visitor))
+        return source.try_watcher(rule, visitor)
 
     return (try_watcher,)
 
 
 def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
-    def watchers(visitor: Visitor | None) -> list[dict[str, Any]]:
+    def watchers(visitor: Visitor | None) -> list[WatcherView]:
         """Every watcher: what it merges, what it did last, and why it left models out. Private ones for their owner."""
-        return [asdict(view) for view in source.watchers(visitor)]
+        return source.watchers(visitor)
 
-    def pause_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+    def pause_watcher(name: str, visitor: Visitor | None) -> WatcherView:
         """Let one of your own watchers start nothing more until it is resumed. Needs a sign-in or a token.
 
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.pause_watcher(name, signed_in(visitor, "pause a watcher")))
+        return source.pause_watcher(name, signed_in(visitor, "pause a watcher"))
 
-    def resume_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+    def resume_watcher(name: str, visitor: Visitor | None) -> WatcherView:
         """Let one of your own watchers that is paused look again. Needs a sign-in or a token.
 
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.resume_watcher(name, signed_in(visitor, "resume a watcher")))
+        return source.resume_watcher(name, signed_in(visitor, "resume a watcher"))
 
-    def run_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+    def run_watcher(name: str, visitor: Visitor | None) -> WatcherView:
         """Let one of your own watchers look within seconds. Needs a sign-in or a token.
 
         Args:
             name: of the rule, as watchers returned it.
         """
-        return asdict(source.run_watcher(name, signed_in(visitor, "let a watcher look")))
+        return source.run_watcher(name, signed_in(visitor, "let a watcher look"))
 
     return watchers, pause_watcher, resume_watcher, run_watcher
 

@@ -77,7 +77,7 @@ def build_app(
         "": lambda: home_page(demo, service, settings, board),
         "merge": lambda: merge_page(demo, service, lanes, sign_in=sign_in),
         "activity": lambda: jobs_page(demo, service, board),
-        "docs": lambda: docs_page(next(iter(_space_hosts(settings)), None)),
+        "docs": lambda: docs_page(demo),
         "diff": lambda: diff_page(demo, service, lanes),
         "evaluate": lambda: evaluate_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes, board),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import gradio as gr
 from markdown_it import MarkdownIt
@@ -20,25 +21,29 @@ from workflows.app.panels import header
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
 _TO_PAGE = re.compile(r"\[([^\]]+)\]\([\w./]+\.md[^)]*\)")  # pages that the app does not show
-_ANYWHERE = "http://127.0.0.1:7860"  # of an app that was started by hand
+_ANYWHERE = "http://127.0.0.1:7860"  # in docs/; the page shows the address that it was opened with instead
+_HERE = f"""(...calls) => {{ const here = new URL(".", location.href).href.slice(0, -1);
+  return calls.map((call) => call.replaceAll("{_ANYWHERE}", here)); }}"""
 _CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 
 
-def docs_page(host: str | None = None) -> None:
-    """Build the page in the current Blocks context. `host`: of the Space that this is, which calls then name."""
+def docs_page(demo: Any) -> None:
+    """Build the page in the current Blocks context."""
     about = "How models are merged, what the words mean, and how programs do what the pages do."
     ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
     contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
     gr.HTML(join(header("Docs", about), el("div", contents, cls="hm-contents")), js_on_load=None)
     gr.HTML(_methods(), js_on_load=None, elem_id="methods", elem_classes="hm-card hm-docs", padding=True)
     gr.HTML(_words(), js_on_load=None, elem_id="words", elem_classes="hm-card hm-docs", padding=True)
-    _, _, programs = programs_of(host).replace("\n## ", "\n### ").partition("\n")
+    _, _, programs = _page("api.md").replace("\n## ", "\n### ").partition("\n")
+    calls = []
     with gr.Column(elem_id="programs"):
         gr.HTML(el("h2", "Programs and tools"), js_on_load=None)
         for text, call in _with_calls(programs):
             gr.HTML(rendered(text), js_on_load=None, elem_classes="hm-docs")
             if call:
-                code_box(call, label="To copy", lines=call.count("\n") + 1)
+                calls.append(code_box(call, label="To copy", lines=call.count("\n") + 1))
+    demo.load(None, calls, calls, js=_HERE, queue=False, show_progress="hidden", api_visibility="private")
 
 
 def _methods() -> Markup:
@@ -67,14 +72,9 @@ def rendered(text: str) -> Markup:
     return Markup(_MARKDOWN.render(text))  # noqa: S704  (no stranger's text, and HTML in it is escaped)
 
 
-def programs_of(host: str | None) -> str:
-    """The page about programs, with the address of this very app in its calls where that is known."""
-    return _page("api.md") if host is None else _page("api.md").replace(_ANYWHERE, f"https://{host}")
-
-
-def calls_of(host: str | None) -> list[str]:
-    """The code on that page, in order."""
-    return [call for _, call in _with_calls(programs_of(host)) if call]
+def calls_of_docs() -> list[str]:
+    """The code on the page about programs, in order."""
+    return [call for _, call in _with_calls(_page("api.md")) if call]
 
 
 def _with_calls(text: str) -> Iterator[tuple[str, str]]:

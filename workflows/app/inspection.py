@@ -19,6 +19,7 @@ from workflows.app.panels import access_offer, plan_panel, problems_panel
 from workflows.app.service import Service, Visitor
 from workflows.app.submission import checked_recipe
 
+_REASON_WIDTH = 60  # two lines beside the button
 EMPTY = el(
     "div",
     el("p", "Choose a base and the agents that were trained from it."),
@@ -34,6 +35,7 @@ class Inspection:
     advice: Advice
     suggested_name: str  # for the result; empty: none yet
     license_open: bool  # the parents leave the license to the visitor
+    refused: bool = False  # this form cannot be merged as it is; not so where the same question may pass later
 
 
 def verdict(kind: str, title: str, *facts: str) -> Markup:
@@ -71,7 +73,8 @@ def inspect_form(
         if not (advice.choice and advice.misspelled):  # a private model is no guess where a spelling is close
             panel = join(panel, access_offer(error, visitor, service.endpoint))
         outcome = join(panel, advice.chosen)
-        return Inspection(verdict("bad", said), outcome, advice, "", bool(license_choice))
+        told = verdict("bad", said, _reason(error))
+        return Inspection(told, outcome, advice, "", bool(license_choice), not error.retryable)
     facts = plan_summary(plan)
     parents = strictest([m.license for m in plan.models])
     short = [size(plan.output_bytes), f"about {duration_text(max(1, facts['predicted_seconds']))}"]
@@ -86,6 +89,13 @@ def inspect_form(
         f"{plan.base.ref.label}-{plan.recipe.method.replace('_', '-')}"[:96],
         parents.needs_choice or bool(license_choice),
     )
+
+
+def _reason(error: HubmergeError) -> str:
+    """Why a merge cannot be, as short as the place beside its start."""
+    others = len(error.problems) - 1
+    said = error.problems[0].what[:_REASON_WIDTH]
+    return f"{said}, and {others} more" if others else said
 
 
 def recommended(plan: Plan) -> Markup | None:

@@ -44,11 +44,13 @@ from workflows.app.merge_script import (
     CORRECT_NAME,
     GO,
     INSPECTED,
+    INSPECTED_FORM,
     INSPECTING,
     KEEP,
     KEPT,
     OPENED,
     SIGN_IN,
+    STARTABLE,
     TICKED,
     WITH_TICKED,
 )
@@ -96,7 +98,8 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
                 "", label="Copied", lines=3, max_lines=12, visible=False, buttons=["copy"], elem_id="copied"
             )
     go, address, name = (gr.Textbox(value="", visible=False) for _ in range(3))
-    draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
+    draft, choice, checked = (gr.JSON(value=None, visible=False) for _ in range(3))
+    asked = gr.Textbox(value="", visible=False)  # the form that is inspected, as the script knows it
 
     chosen = _wire_form(form, service, lanes)
     wire_look(look, form, chosen, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
@@ -106,25 +109,19 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
         inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET)
         .then(
             lanes.asking(_inspecting(service), _not_inspected),
-            [form.license, form.name, *form.recipe_inputs],
+            [asked, form.license, form.name, *form.recipe_inputs],
             [
-                told,
-                outcome,
-                why,
-                accept,
-                choice,
-                form.suggested,
-                form.offered,
-                form.license,
-                name,
-                address,
-                look.button,
+                *(told, outcome, why, accept, choice, form.suggested, form.offered, form.license),
+                *(name, address, look.button, checked),
             ],
+            js=INSPECTED_FORM,
             **ASKING,
             **_QUIET,
         )
         .then(None, None, None, js=INSPECTED, queue=False, **private)
     )
+    startable = {"js": STARTABLE, "queue": False, **private}
+    inspected.then(None, [checked, form.namespace], [start], **startable)
     inspected.then(None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private)
     wire_sweep(sweep, form, lambda values: _recipe(service, values), service, lanes, inspected)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], queue=False, **_QUIET)
@@ -167,7 +164,9 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     owners = lanes.asking(
         _owners(service, sign_in), lambda error: [*[gr.skip()] * 4, problems_panel(error)], for_the_signed_in=True
     )
-    loaded.then(owners, [form.namespace], [hint, form.namespace, start, start_after, said], queue=False, **_QUIET)
+    loaded.then(owners, [form.namespace], [hint, form.namespace, start, start_after, said], queue=False, **_QUIET).then(
+        None, [checked, form.namespace], [start], **startable
+    )
 
 
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
@@ -218,6 +217,7 @@ def _inspecting(service: Service) -> Callable[..., Any]:
     def inspect(
         profile: gr.OAuthProfile | None,
         token: gr.OAuthToken | None,
+        asked: str,
         license_choice: str | None,
         name: str | None,
         *values: Any,
@@ -232,7 +232,7 @@ def _inspecting(service: Service) -> Callable[..., Any]:
         first = base[0] if base else ""
         found = inspect_form(recipe, first, tuple(agents), license_choice, service, visitor)
         address = "" if isinstance(recipe, HubmergeError) else address_of(recipe, name or "")
-        return _told(found, agents, address)
+        return [*_told(found, agents, address), {"form": asked, "refused": found.refused}]
 
     return inspect
 
@@ -263,7 +263,7 @@ def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
 
 
 def _not_inspected(error: HubmergeError) -> list[Any]:
-    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9]
+    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9, None]
 
 
 def _accepted(choice: Any) -> list[Any]:
@@ -384,7 +384,7 @@ def _owners(service: Service, sign_in: bool) -> Callable[..., Any]:
         return [
             el("p", unknown, cls="hm-dim") if visitor is None else "",
             gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
-            gr.update(interactive=bool(namespaces), visible=not asks),
+            gr.update(visible=not asks),
             gr.update(visible=asks),
             problem,
         ]

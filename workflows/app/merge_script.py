@@ -116,6 +116,17 @@ INSPECTING = """() => {
   return '<p class="hm-verdict" role="status"><strong>Checking …</strong></p>';
 }"""
 
+# An inspection answers with the form that it was about.
+INSPECTED_FORM = "(asked, ...values) => [window.hm.asked, ...values]"
+
+# Who can publish can start, except what an inspection has refused. An answer about another form than the present one
+# changes nothing: the next inspection is about that.
+STARTABLE = """(checked, owner) => {
+  const known = checked && checked.form === window.hm?.wanted;
+  if (owner && checked && !known) return {__type__: "update"};
+  return {__type__: "update", interactive: !!owner && !checked?.refused};
+}"""
+
 INSPECTED = """() => { window.hm.busy = false; }"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.

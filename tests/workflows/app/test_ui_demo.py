@@ -192,7 +192,6 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     page = open_page(f"{demo.url}/merge?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
     sign_in(page)
-    page.locator("#start:not([disabled])").wait_for()
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
     page.locator("#target-name textarea, #target-name input").first.fill("from-a-secret")
     page.locator("#inspect").click()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
+from pages_session import Pages
 
 from hubmerge.methods import registry
-from workflows.app.docs_page import _methods, _page, _words, programs_of, rendered
+from workflows.app.docs_page import _methods, _page, _words, calls_of_docs, rendered
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -32,7 +36,12 @@ def test_html_in_a_page_of_docs_stays_text() -> None:
     assert "<script>" not in rendered("a <script>alert(1)</script> [x](javascript:alert(1))")
 
 
-def test_a_call_names_the_space_that_shows_it() -> None:
-    assert "127.0.0.1" in programs_of(None)
-    assert "127.0.0.1" not in programs_of("ada-merge.hf.space")
-    assert 'Client("https://ada-merge.hf.space", oauth_token' in programs_of("ada-merge.hf.space")
+@pytest.mark.browser
+def test_every_call_names_the_address_that_the_page_was_opened_with(pages: Pages, open_page: Any) -> None:
+    assert sum("http://127.0.0.1:7860" in call for call in calls_of_docs()) == 2
+    page = open_page(f"{pages.url}/docs#programs")
+    boxes = page.locator("#programs textarea")
+    page.wait_for_function("!document.querySelector('#programs textarea').value.includes(':7860')")
+    shown = [box.input_value() for box in boxes.all()]
+    assert shown == [call.replace("http://127.0.0.1:7860", pages.url) for call in calls_of_docs()]
+    assert sum(pages.url in call for call in shown) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,10 @@ FILLED = f"/merge?base={BASE}&agent={MATH}&agent={TOOL}"
 _SHIFTS = """window.shifts = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())
   if (!entry.hadRecentInput) window.shifts.push([entry.value, entry.sources.map((s) => s.node?.closest?.(
     ".hm-merge")?.className || "")]); }).observe({type: "layout-shift", buffered: true})"""
+
+_OPENED_START = """window.opened = false; new MutationObserver(() => {
+  window.opened ||= !document.querySelector("#start").disabled;
+}).observe(document.body, {subtree: true, childList: true, attributes: true})"""
 
 
 def shown(page: Any, selector: str, text: str) -> Any:
@@ -175,6 +180,46 @@ def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> Non
             "(words) => document.querySelector('#copied textarea')?.value.includes(words)", arg=words
         )
         assert page.evaluate("navigator.clipboard.readText()") == box.input_value()
+
+
+def test_the_start_is_shut_with_the_reason_beside_it_while_the_models_do_not_fit(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&agent=other/wide-agent", "ada")
+    told = shown(page, "#verdict", "This cannot be merged yet")
+    assert "another vocabulary size, and" in told.inner_text()
+    page.locator("#start[disabled]").wait_for()
+    page.locator("#agents .token").filter(has_text="wide-agent").locator(".token-remove").click()
+    shown(page, "#verdict", "These models fit")
+    page.locator("#start:not([disabled])").wait_for()
+
+
+def test_a_late_answer_about_models_that_fit_opens_the_start_of_no_other_form(pages: Pages, open_page: Any) -> None:
+    answered, before = Event(), pages.service.inspect
+
+    def late(recipe: Any, *given: Any) -> Any:
+        if "other/wide-agent" not in recipe["agents"]:
+            answered.wait(60)
+        return before(recipe, *given)
+
+    pages.service.inspect = late  # type: ignore[method-assign]
+    try:
+        page = open_page(f"{pages.url}{FILLED}&agent=other/wide-agent", "ada")
+        shown(page, "#verdict", "This cannot be merged yet")
+        page.locator("#start[disabled]").wait_for()
+        page.evaluate(_OPENED_START)
+        page.locator("#agents .token").filter(has_text="wide-agent").locator(".token-remove").click()
+        shown(page, "#verdict", "Checking")
+        page.wait_for_timeout(300)
+        page.locator("#agents input").focus()
+        page.keyboard.insert_text("other/wide-agent")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.querySelectorAll('#agents .token').length === 3")
+        answered.set()
+        shown(page, "#verdict", "These models fit")  # the late answer
+        shown(page, "#verdict", "This cannot be merged yet")
+        assert page.evaluate("window.opened") is False
+    finally:
+        answered.set()
+        del pages.service.inspect  # type: ignore[method-assign]
 
 
 def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:

@@ -149,7 +149,7 @@ def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: P
 def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
     base, *agents = CATALOGUE[:3]
     page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=sar", "ada")
-    page.locator("#start:not([disabled])").wait_for()
+    shown(page, "#verdict", "This cannot be merged yet")  # without its data
     card = shown(page, "#calibration", "Dataset")
     for label, value in (("Dataset", "org/rows"), ("Question column", "question"), ("Answer column", "answer")):
         card.get_by_label(label).fill(value)

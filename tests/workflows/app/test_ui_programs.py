@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from board_helpers import family
 from gradio_client import Client
@@ -56,6 +58,7 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "resume_watcher": "resume_watcher",
     "run_watcher": "run_watcher",
 }
+API_PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
 NEEDS_SOMEBODY = {
     *("start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs", "request_evaluation"),
     *("pause_watcher", "resume_watcher", "run_watcher"),
@@ -114,7 +117,8 @@ def served(gradio_oauth: None) -> Iterator[SimpleNamespace]:
                 clients[repr(how)] = Client(running.url, verbose=False, analytics_enabled=False, **how)
             return clients[repr(how)]
 
-        yield SimpleNamespace(service=service, url=running.url, client=client)
+        info = httpx.get(f"{running.url}/gradio_api/info").json()
+        yield SimpleNamespace(service=service, url=running.url, client=client, info=info)
         for each in clients.values():
             each.close()
 
@@ -181,6 +185,24 @@ def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
     assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
     if anonymous["isError"]:
         assert "E_LOGIN" in anonymous["content"][0]["text"]
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_an_answer_is_what_its_schema_says(app: SimpleNamespace, name: str) -> None:
+    """The schema names every key of an answer, except where docs/api.md says what it holds."""
+    [told] = app.info["named_endpoints"][f"/{name}"]["returns"]
+    answer = app.client(oauth_token="token-of-ada").predict(**ARGUMENTS[name], api_name=f"/{name}")
+    jsonschema.validate(answer, told["type"])
+    held, answers = told["type"], answer
+    if held.get("type") == "array":
+        held, answers = held["items"], answer[0] if answer else None
+    if name in ("inspect_merge", "model", "evaluation"):
+        assert "properties" not in held
+        page = API_PAGE.partition("## What an answer holds")[2]
+        assert f"`{name}`" in page
+        assert name != "inspect_merge" or all(f"`{key}`" in page for key in answer)
+    else:
+        assert set(held["properties"]) == set(answers or held["properties"])
 
 
 def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from test_ui_demo import Demo, free_port
 
 from localhub.users import default_users
-from workflows.app.docs_page import calls_of
+from workflows.app.docs_page import calls_of_docs
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +108,7 @@ def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
     """Line by line, with this demo's address and the token that the page names."""
     token = default_users().first_tokens()["ada"]
     *calls, settings = (
-        call.replace("http://127.0.0.1:7860", demo.url).replace("hf_...", token) for call in calls_of(None)
+        call.replace("http://127.0.0.1:7860", demo.url).replace("hf_...", token) for call in calls_of_docs()
     )
     done: dict[str, Any] = {}
     for call in calls:
