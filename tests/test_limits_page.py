@@ -34,7 +34,7 @@ NO_BOUND = {
     "the length of a digest": (r"_(?:CHECKSUM|DIGEST)_BYTES|VERSION_DIGITS",),
     "an estimate, or a bound of an error": (r"prediction\.py |BYTES_PER_SECOND|_STARTING_S|MAX_ERROR",),
     "how much of a value or list a message or page shows": (
-        r"wording\.py |in_child\.py _MAX_TEXT|diff_panels\.py LISTED",
+        r"wording\.py |in_child\.py _MAX_TEXT|diff_page\.py LISTED",
     ),
     "follows from another one": (r"templates\.py _MESSAGE_BYTES|bursts\.py _ENDING_S",),
     "a least, of what a machine or token has": (r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|machine\.py _MOST_DIGITS",),

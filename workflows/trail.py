@@ -62,7 +62,7 @@ class Trail:
             attempt=job.attempt,
             queue_position=None if ahead is None else ahead + 1,
             progress=job.progress,
-            statistics=counted,
+            statistics=None if counted is None else dict(counted),
             warnings=tuple(warnings),
             error=job.error.model_dump(mode="json") if job.error else None,
             result=job.result,

@@ -24,7 +24,7 @@ from hubmerge.cli.terminal import Terminal
 from hubmerge.evaluation.result import result_path
 from hubmerge.output.card_scores import scores_view
 from hubmerge.settings import Settings
-from workflows.app.board_panels import score_sections
+from workflows.app.model_panels import score_sections
 
 FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
 

@@ -27,8 +27,8 @@ from hubmerge.hub.client import Hub
 from localhub.fault_rules import FaultSwitch, Observe, Status
 from localhub.process import LocalHubProcess
 from localhub.users import Org, default_users
-from workflows.app.board_panels import model_head
 from workflows.app.board_table import columns
+from workflows.app.model_panels import model_head
 
 TRUST = Trust(TRUSTED)
 COMMITS = r"/api/datasets/{}/commits/"

@@ -23,9 +23,9 @@ from hubmerge.hub.client import Hub
 from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
 from workflows.app.board_chart import _points
-from workflows.app.board_panels import model_head
 from workflows.app.board_table import _model_cell
 from workflows.app.home_page import latest_merges
+from workflows.app.model_panels import model_head
 from workflows.jobs.results_keys import results_keys
 from workflows.schedule.scoring import RecordedScores
 

@@ -26,8 +26,8 @@ from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
-from workflows.app.board_panels import score_sections
 from workflows.app.board_table import _model_cell
+from workflows.app.model_panels import score_sections
 
 Scripted = Callable[..., EvaluationResult]
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"

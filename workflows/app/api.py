@@ -37,7 +37,7 @@ from workflows.app.service import (
     Visitor,
     WatcherSource,
 )
-from workflows.app.session import caller_of, signed_in, with_namespaces
+from workflows.app.session import caller_of, signed_in, writer_of
 from workflows.app.submission import (
     checked_comparison,
     checked_recipe,
@@ -241,7 +241,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             license: may stay empty where the parents' licenses decide it.
             suite: what a public merge and its parents are evaluated with; empty for the usual one of this site.
         """
-        writer = with_namespaces(service, signed_in(visitor, "start a merge"))
+        writer = writer_of(service, visitor, "start a merge")
         request = submission(recipe, target=target, private=private, license=license, visitor=writer, suite=suite[:100])
         return service.submit(request, writer)
 
@@ -259,9 +259,9 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             private: whether only their owner sees them; unlike on the page, it is so unless you say otherwise.
             license: may stay empty where the parents' licenses decide it.
         """
-        writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
+        writer = writer_of(service, visitor, "start a sweep")
         checked = checked_sweep(sweep)
-        requests = sweep_requests(checked, target, private=private, license=license, visitor=writer)
+        requests = sweep_requests(checked, target=target, private=private, license=license, visitor=writer)
         return [service.submit(request, writer) for request in requests]
 
     def start_diff(base: str, agent: str, visitor: Visitor | None) -> Compared:
@@ -285,7 +285,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             job_id: as start_merge returned it.
         """
-        writer = with_namespaces(service, signed_in(visitor, "try a job again"))
+        writer = writer_of(service, visitor, "try a job again")
         return service.retry(job_id, writer)
 
     def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> EvaluationAnswer:
@@ -298,7 +298,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             model: org/name, org/name@revision, or the address of the model's page on the Hub.
             suite: what it is measured with, such as "math"; empty for the usual one of this site.
         """
-        asker = with_namespaces(service, signed_in(visitor, "ask for an evaluation"))
+        asker = writer_of(service, visitor, "ask for an evaluation")
         return service.request_evaluation(one_model(model, service.endpoint), suite[:100], asker)
 
     return start_merge, start_sweep, start_diff, retry_job, request_evaluation

@@ -28,8 +28,6 @@ from starlette.routing import BaseRoute
 from hubmerge.errors import InternalError
 from hubmerge.settings import Settings
 from workflows.app.api import add_api
-from workflows.app.board_routes import board_routes
-from workflows.app.board_style import BOARD_CSS
 from workflows.app.diff_page import diff_page
 from workflows.app.docs_page import docs_page
 from workflows.app.evaluate_page import evaluate_page
@@ -39,10 +37,9 @@ from workflows.app.home_page import home_page
 from workflows.app.job_page import job_page
 from workflows.app.jobs_page import jobs_page
 from workflows.app.lanes import Lanes
-from workflows.app.leaderboard_page import leaderboard_page
+from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
-from workflows.app.merge_style import MERGE_CSS
 from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
 from workflows.app.signin import AskedScopes, OAuthClient, use_oauth_client
@@ -120,8 +117,39 @@ def build_web_app(
     if oauth is not None:
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
-    routes = [*routes, *site_routes(), *(board_routes(board) if board is not None else ())]
-    return in_loop(lambda: _assemble(service, settings, sign_in, routes, board, watchers))
+    served = [*routes, *site_routes(), *(board_routes(board) if board is not None else ())]
+
+    def assembled() -> FastAPI:
+        demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
+        app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=served)
+        with warnings.catch_warnings():
+            # said of every app of several pages, though server-side rendering is off
+            warnings.filterwarnings("ignore", "SSR mode is not supported", UserWarning)
+            gr.mount_gradio_app(
+                app,
+                demo,
+                path="/",
+                theme=theme(),
+                css=CSS,
+                ssr_mode=False,
+                run_history=False,
+                show_error=False,
+                enable_monitoring=False,
+                pwa=False,
+                mcp_server=True,
+                allowed_paths=[],
+                max_file_size=1,
+                footer_links=["api"],
+            )
+        answer_mcp_here(demo, app)
+        app.add_middleware(AskedScopes)
+        hosts = _space_hosts(settings)
+        app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
+        app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
+        app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
+        return app
+
+    return in_loop(assembled)
 
 
 def in_loop(make: Callable[[], T]) -> T:
@@ -140,44 +168,6 @@ def in_loop(make: Callable[[], T]) -> T:
         return loop.run_until_complete(made())
     finally:
         loop.close()
-
-
-def _assemble(
-    service: Service,
-    settings: Settings,
-    sign_in: bool,
-    routes: Sequence[BaseRoute],
-    board: BoardSource | None,
-    watchers: WatcherSource | None,
-) -> FastAPI:
-    demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
-    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=list(routes))
-    with warnings.catch_warnings():
-        # said of every app of several pages, though server-side rendering is off
-        warnings.filterwarnings("ignore", "SSR mode is not supported", UserWarning)
-        gr.mount_gradio_app(
-            app,
-            demo,
-            path="/",
-            theme=theme(),
-            css=CSS + BOARD_CSS + MERGE_CSS,
-            ssr_mode=False,
-            run_history=False,
-            show_error=False,
-            enable_monitoring=False,
-            pwa=False,
-            mcp_server=True,
-            allowed_paths=[],
-            max_file_size=1,
-            footer_links=["api"],
-        )
-    answer_mcp_here(demo, app)
-    app.add_middleware(AskedScopes)
-    hosts = _space_hosts(settings)
-    app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
-    app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
-    app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
-    return app
 
 
 def _space_hosts(settings: Settings) -> tuple[str, ...]:
@@ -244,17 +234,7 @@ class RunningApp:
 
 
 def launch_app(
-    service: Service,
-    settings: Settings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 7860,
-    oauth: OAuthClient | None = None,
-    routes: Sequence[BaseRoute] = (),
-    board: BoardSource | None = None,
-    watchers: WatcherSource | None = None,
+    service: Service, settings: Settings, *, host: str = "127.0.0.1", port: int = 7860, **how: Any
 ) -> RunningApp:
-    """Build and serve the app in a thread; port 0 takes a free one."""
-    return RunningApp(
-        build_web_app(service, settings, oauth=oauth, routes=routes, board=board, watchers=watchers), host, port
-    ).start()
+    """Build the app as `build_web_app` does, and serve it in a thread; port 0 takes a free one."""
+    return RunningApp(build_web_app(service, settings, **how), host, port).start()

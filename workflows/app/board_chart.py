@@ -17,9 +17,9 @@ from markupsafe import Markup
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.scores import Estimate
-from workflows.app.board_table import interval_text, model_href, model_link
-from workflows.app.format import el, percent_text
-from workflows.app.panels import method_title, table
+from workflows.app.board_table import interval_text
+from workflows.app.format import el, model_href, model_link, percent_text
+from workflows.app.panels import fold, method_title, table
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 72
@@ -81,7 +81,7 @@ def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
     ]
     heads = ("Model", "Score", "Weights changed", "Method")
     title = "The chart as a table" if len(rows) == len(every) else f"The best {len(rows)} of the chart as a table"
-    return el("details", el("summary", title), table(heads, rows))
+    return fold(title, table(heads, rows))
 
 
 def _method(point: _Point) -> str:

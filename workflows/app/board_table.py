@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.evaluation.tasks import registry
-from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.output.scores import Estimate, Skill
-from workflows.app.format import bytes_text, el, link, time_text
+from workflows.app.format import bytes_text, el, model_link, percent_text, time_text
 from workflows.app.panels import method_title
 
 VIEWS = {"scores": "Scores", "skills": "Skills kept", "merges": "Merges"}
@@ -37,15 +35,6 @@ class Column:
     @property
     def falls_first(self) -> bool:
         return self.is_number and self.key not in ("rank", "best")
-
-
-def model_href(model: str, sha: str = "") -> str:
-    return f"model?model={quote(model, safe='')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
-
-
-def model_link(model: str, sha: str = "", text: object = "") -> Any:
-    """A link to a model's page here; text only, where the name is none of a repo."""
-    return link(model_href(model, sha), text or model) if is_hub_id(model) else el("span", text or model)
 
 
 def columns(suite: SuiteBoard) -> Mapping[str, Column]:
@@ -207,3 +196,8 @@ def skills_text(row: Row) -> str:
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f}%"
+
+
+def share_text(value: float | None) -> str:
+    """A share in percent, where it is known."""
+    return NOTHING if value is None else percent_text(value)

@@ -11,9 +11,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.board.values import Board, Row, SuiteBoard
+from hubmerge.board.export import flag_text
+from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
+from hubmerge.evaluation.suites import SUITES
 from workflows.app.board_chart import chart_table, score_chart
-from workflows.app.board_panels import comparison, refused_panel, suite_title
 from workflows.app.board_query import (
     COMPARED,
     KINDS,
@@ -24,12 +25,22 @@ from workflows.app.board_query import (
     label_of,
     matching,
 )
-from workflows.app.board_table import VIEWS, Column, default_columns, domain_title
-from workflows.app.format import el, join, link
-from workflows.app.panels import method_title, notice
+from workflows.app.board_table import (
+    NOTHING,
+    VIEWS,
+    Column,
+    default_columns,
+    domain_title,
+    interval_text,
+    share_text,
+    skills_text,
+)
+from workflows.app.format import el, join, link, model_link
+from workflows.app.panels import fold, method_title, notice, table
 
 OVERALL = "Overall"
 MOST_CHOICES = 100  # of a filter
+MAX_REFUSED = 50  # shown; the JSON has all
 _FORM = "board-form"
 _GUIDE = (
     ("Score", "percent of the prompts answered right; ± is half of Wilson's 95% interval."),
@@ -68,8 +79,8 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
         _pager(query, page, pages),
         _compared(suite, query),
         _chart(suite, query),
-        _folded("How to read this", _guide(suite)),
-        _folded(f"Left out: {len(board.refused)}", refused_panel(board.refused), "refused") if board.refused else None,
+        fold("How to read this", _guide(suite)),
+        fold(f"Left out: {len(board.refused)}", refused_panel(board.refused), id="refused") if board.refused else None,
         _exports(suite, query, url),
     )
 
@@ -77,11 +88,6 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
 def _guide(suite: SuiteBoard) -> Markup:
     data = ("Data", f"{suite.suite}, version {suite.version}, {suite.split} split.")
     return el("dl", *(join(el("dt", term), el("dd", text)) for term, text in (*_GUIDE, data)), cls="hm-guide")
-
-
-def _folded(title: str, content: object, name: str = "", opened: bool = False) -> Markup:
-    state = {"open": "open"} if opened else {}
-    return el("details", el("summary", title), content, id=name, **state)
 
 
 def _views(query: BoardQuery) -> Markup:
@@ -131,8 +137,8 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
             el("button", "Show", type="submit"),
             cls="hm-fields",
         ),
-        _folded("Filters", el("div", *filters, cls="hm-fields"), "filters", opened=bool(query.filters)),
-        _folded("Columns", el("div", *picks, cls="hm-checks"), "columns"),
+        fold("Filters", el("div", *filters, cls="hm-fields"), id="filters", open="open" if query.filters else ""),
+        fold("Columns", el("div", *picks, cls="hm-checks"), id="columns"),
         id=_FORM,
         method="get",
         action="leaderboard",
@@ -250,7 +256,7 @@ def _compared(suite: SuiteBoard, query: BoardQuery) -> Markup:
     rows = [by_label[label] for label in query.compare]
     clear = el("p", link(query.href(compare=(), page=query.page), "Compare none")) if rows else None
     title = f"Compare {COMPARED[0]} to {COMPARED[1]} models"
-    return _folded(title, el("div", comparison(rows, suite), clear, id="compared"), opened=bool(rows))
+    return fold(title, el("div", comparison(rows, suite), clear, id="compared"), open="open" if rows else "")
 
 
 def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
@@ -263,7 +269,7 @@ def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
     pick = el("nav", *choices, cls="hm-views", aria_label="Score in the chart") if several else None
     domain = query.chart or None
     content = el("div", pick, score_chart(suite, domain), chart_table(suite, domain), id="chart")
-    return _folded("Score against the share of weights that changed", content, "chart-part", opened=True)
+    return fold("Score against the share of weights that changed", content, id="chart-part", open="open")
 
 
 def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
@@ -283,3 +289,45 @@ def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
     for each in links:
         between += [" · ", each] if between else [each]
     return el("div", el("p", "Take it with you: ", *between, "."), embed if not query.embed else None, cls="hm-dim")
+
+
+def suite_title(suite: SuiteBoard) -> str:
+    """What a suite asks, in words; its name where this version of hubmerge does not know it."""
+    known = SUITES.get(suite.suite)
+    return "All domains" if suite.suite == COMBINED else known.title if known else suite.suite
+
+
+def refused_panel(refused: Sequence[Refusal]) -> Markup:
+    """Results and flags that were left out, with the reasons."""
+    rows = [(r.where[:200], r.reason[:300]) for r in refused[:MAX_REFUSED]]
+    more = len(refused) - len(rows)
+    return join(table(("File", "Reason"), rows), el("p", f"And {more} more.", cls="hm-dim") if more else None)
+
+
+def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
+    """Two to five models side by side, best value of a line in bold."""
+    if len(rows) < COMPARED[0]:
+        return el("p", f"Choose {COMPARED[0]} to {COMPARED[1]} models.", cls="hm-dim hm-empty")
+    lines: list[Sequence[object]] = [("Rank", *(NOTHING if r.rank is None else str(r.rank) for r in rows))]
+    values = [None if r.overall is None else r.overall.value for r in rows]
+    lines.append(("Overall", *_best(values, [interval_text(r.overall) for r in rows])))
+    for name in suite.domains if len(suite.domains) > 1 else ():
+        found = [r.domain(name) for r in rows]
+        values = [None if d is None else d.score.value for d in found]
+        lines.append((domain_title(name), *_best(values, [interval_text(d.score if d else None) for d in found])))
+    lines.append(("Skills kept", *(skills_text(r) for r in rows)))
+    lines.append(("Synergy", *(", ".join(r.synergy) or NOTHING for r in rows)))
+    change = [interval_text(r.instruction_change, sign=True) for r in rows]
+    lines.append(("Instruction following against the base", *change))
+    lines.append(("Method", *(method_title(r.facts.method or NOTHING)[:80] for r in rows)))
+    lines.append(("Weights changed", *(share_text(r.facts.density) for r in rows)))
+    lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
+    heads = [model_link(r.model, r.sha) for r in rows]
+    lines = [line for line in lines if any(value != NOTHING for value in line[1:])]
+    return el("div", table(("", *heads), lines, wide=True), cls="hm-compare")
+
+
+def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:
+    known = [v for v in values if v is not None]
+    best = max(known, default=None)
+    return [el("strong", t) if v is not None and v == best else t for v, t in zip(values, texts, strict=True)]

@@ -7,29 +7,44 @@ so the browser keeps the names meanwhile.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 import gradio as gr
+from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
-from hubmerge.output.diff import Diff
+from hubmerge.output.diff import TOP, Diff
 from hubmerge.output.diff_figure import draw
-from workflows.app.diff_panels import diff_panel, job_standing, models_panel, not_compared
-from workflows.app.format import el, join
-from workflows.app.job_steps import TERMINAL
+from hubmerge.output.diff_words import (
+    NOTHING_CHANGED,
+    TOP_TITLES,
+    Table,
+    compared,
+    facts,
+    layer_table,
+    module_table,
+    thresholds,
+    top_table,
+    verdict,
+)
+from hubmerge.plan.plan import Plan
+from workflows.app.format import bytes_text, el, join, repo_link
+from workflows.app.frame import PRIVATE, QUIET, html
+from workflows.app.job_page import badge
+from workflows.app.job_steps import TERMINAL, progress_panel, stage_track
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.panels import access_offer, header, problems_panel
-from workflows.app.search import suggest_models
+from workflows.app.panels import access_offer, fold, header, notice, problems_panel, section, table, warnings_panel
+from workflows.app.search import model_box, suggest_models
 from workflows.app.service import Comparison, JobView, Service, Visitor
-from workflows.app.session import require_visitor, visitor_of
+from workflows.app.session import for_visitor, signed_in
 from workflows.app.submission import checked_comparison
 
 POLL_S = 2.0
 FIGURES_KEPT = 32
+LISTED = 10  # tensors
 MOST_CHARACTERS = 400  # of a model's name and revision
 EMPTY = el("p", "Choose a model and the one that it was trained from.", cls="hm-dim hm-empty")
 # A browser may refuse storage inside a frame; then only the address remembers.
@@ -47,80 +62,104 @@ _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-diff"
 
 def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(
-        header("What did a training change?", "One model beside the one that it was trained from."), js_on_load=None
-    )
+    html(header("What did a training change?", "One model beside the one that it was trained from."))
+    before = "The model before: org/name, or the address of its page on the Hub."
     with gr.Group(elem_classes="hm-card hm-two"), gr.Row():
-        base, agent = (
-            gr.Dropdown(
-                choices=[], value=None, allow_custom_value=True, label=label, info=info, elem_id=name, min_width=240
-            )
-            for name, label, info in (
-                ("diff-base", "Base", "The model before: org/name, or the address of its page on the Hub."),
-                ("diff-agent", "Agent", "The model after; a LoRA adapter on the base will do."),
-            )
-        )
+        base = model_box("diff-base", "Base", before, min_width=240)
+        agent = model_box("diff-agent", "Agent", "The model after; a LoRA adapter on the base will do.", min_width=240)
     with gr.Row(elem_classes="hm-actions"):
         compare = gr.Button("Compare", variant="primary", size="sm", elem_id="compare", scale=0)
         cancel = gr.Button("Cancel", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
-    models = gr.HTML("", js_on_load=None, elem_id="diff-models", elem_classes="hm-card")
-    outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="diff", elem_classes="hm-card")
+    models, outcome = html(name="diff-models", card=True), html(EMPTY, "diff", card=True)
     job_id = gr.Textbox(value="", visible=False)
     draft = gr.JSON(value=None, visible=False)
     timer = gr.Timer(POLL_S, active=False)
-
     shown = [models, outcome, job_id, cancel, timer]
-    figures = _Figures()
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    figures = Figures()
     for box in (base, agent):
         suggest_models(box, service, lanes)
-    opening = lanes.asking(
-        _opening(service, figures), lambda error: [gr.skip(), gr.skip(), *_stopped(problems_panel(error))]
+
+    def of_job(job: JobView, visitor: Visitor | None) -> list[Any]:
+        told = job_standing(job)
+        if job.state == "done" and job.result:
+            diff = Diff.from_json(job.result)
+            told = diff_panel(diff, figures.of(job.id, diff))
+        own = visitor is not None and visitor.name == job.user
+        may_cancel = own and job.state in ("queued", "running")
+        return [told, job.id, gr.update(visible=may_cancel), gr.update(active=job.state not in TERMINAL)]
+
+    def of_comparison(found: Comparison, visitor: Visitor | None) -> list[Any]:
+        both = models_panel(found.plan, service.endpoint)
+        if found.job is None:
+            return [both, *_stopped(not_compared(found.plan, signed_in=visitor is not None))[1:]]
+        return [both, *of_job(found.job, visitor)]
+
+    def shut(error: HubmergeError, visitor: Visitor | None, *names: str) -> list[Any]:
+        """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
+        back = "/diff?" + urlencode(dict(zip(("base", "agent"), names, strict=True)))
+        return _stopped(join(access_offer(error, visitor, service.endpoint, back), problems_panel(error)))
+
+    def opening(request: gr.Request, visitor: Visitor | None, kept: Any) -> list[Any]:
+        names = _asked_for(request.query_params, kept)
+        filled = [gr.update(value=name, choices=[name]) if name else gr.skip() for name in names]
+        if not request.query_params.get("base") or not names[1]:
+            return [*filled, *_stopped(EMPTY)]
+        try:
+            found = service.comparison(*checked_comparison(*names, service.endpoint), visitor)
+            return [*filled, *of_comparison(found, visitor)]
+        except HubmergeError as error:
+            return [*filled, *shut(error, visitor, *names)]
+
+    def comparing(visitor: Visitor | None, *chosen: str | None) -> list[Any]:
+        names = [name or "" for name in chosen]
+        try:
+            both = checked_comparison(names[0], names[1], service.endpoint)
+            found = service.compare(*both, visitor) if visitor else service.comparison(*both, None)
+            return of_comparison(found, visitor)
+        except HubmergeError as error:
+            return shut(error, visitor, *names)
+
+    def tick(visitor: Visitor | None, job: str) -> list[Any]:
+        try:
+            return [gr.skip(), *of_job(service.job(job, visitor), visitor)]
+        except HubmergeError as error:
+            return [gr.skip()] * 5 if error.retryable else _stopped(problems_panel(error))
+
+    def cancelling(visitor: Visitor | None, job: str) -> list[Any]:
+        try:
+            return [gr.skip(), *of_job(service.cancel(job, signed_in(visitor, "cancel a comparison")), visitor)]
+        except HubmergeError as error:
+            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 4]
+
+    opened = demo.load(
+        lanes.asking(for_visitor(opening), lambda e: [gr.skip(), gr.skip(), *_stopped(problems_panel(e))]),
+        [draft],
+        [base, agent, *shown],
+        js=_KEPT,
+        **ASKING,
+        **QUIET,
     )
-    opened = demo.load(opening, [draft], [base, agent, *shown], js=_KEPT, **ASKING, **quiet)
-    opened.then(None, [base, agent], None, js=_KEEP, **quiet)
-    comparing = lanes.asking(_comparing(service, figures), lambda error: _stopped(problems_panel(error)))
-    compare.click(comparing, [base, agent], shown, js=_KEEP, **ASKING, api_visibility="private")
-    timer.tick(_ticking(service, figures), [job_id], shown, concurrency_limit=4, **quiet)
-    cancel.click(_cancelling(service, figures), [job_id], shown, concurrency_limit=4, api_visibility="private")
+    opened.then(None, [base, agent], None, js=_KEEP, **QUIET)
+    asked = lanes.asking(for_visitor(comparing), lambda error: _stopped(problems_panel(error)))
+    compare.click(asked, [base, agent], shown, js=_KEEP, **ASKING, **PRIVATE)
+    timer.tick(for_visitor(tick), [job_id], shown, concurrency_limit=4, **QUIET)
+    cancel.click(for_visitor(cancelling), [job_id], shown, concurrency_limit=4, **PRIVATE)
 
 
-class _Figures:
+class Figures:
     """The last figures that were drawn, since all visitors of a page want the same one."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: dict[str, bytes] = {}
 
     def of(self, job_id: str, diff: Diff) -> bytes:
-        with self._lock:
-            if job_id in self._kept:
-                self._kept.move_to_end(job_id)
-                return self._kept[job_id]
-        drawn = draw(diff)
-        with self._lock:
-            self._kept[job_id] = drawn
-            while len(self._kept) > FIGURES_KEPT:
-                self._kept.popitem(last=False)
+        drawn = self._kept.pop(job_id, None)
+        if drawn is None:
+            drawn = draw(diff)
+        self._kept[job_id] = drawn  # the last used one comes last
+        for oldest in list(self._kept)[:-FIGURES_KEPT]:
+            self._kept.pop(oldest, None)
         return drawn
-
-
-def _opening(service: Service, figures: _Figures) -> Callable[..., Any]:
-    def opening(
-        request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, draft: Any
-    ) -> list[Any]:
-        base, agent = _asked_for(request.query_params, draft)
-        filled = [gr.update(value=name, choices=[name]) if name else gr.skip() for name in (base, agent)]
-        if not request.query_params.get("base") or not agent:
-            return [*filled, *_stopped(EMPTY)]
-        visitor = visitor_of(profile, token)
-        try:
-            found = service.comparison(*checked_comparison(base, agent, service.endpoint), visitor)
-            return [*filled, *_of_comparison(found, visitor, service, figures)]
-        except HubmergeError as error:
-            return [*filled, *_stopped(_shut(error, visitor, service, base, agent))]
-
-    return opening
 
 
 def _asked_for(query: Mapping[str, str], draft: Any) -> tuple[str, str]:
@@ -132,71 +171,57 @@ def _asked_for(query: Mapping[str, str], draft: Any) -> tuple[str, str]:
     return base, agent
 
 
-def _comparing(service: Service, figures: _Figures) -> Callable[..., Any]:
-    def compare(
-        profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, base: str | None, agent: str | None
-    ) -> list[Any]:
-        visitor = visitor_of(profile, token)
-        try:
-            before, after = checked_comparison(base or "", agent or "", service.endpoint)
-            if visitor is None:
-                found = service.comparison(before, after, None)
-            else:
-                found = service.compare(before, after, visitor)
-            return _of_comparison(found, visitor, service, figures)
-        except HubmergeError as error:
-            return _stopped(_shut(error, visitor, service, base or "", agent or ""))
-
-    return compare
-
-
-def _shut(error: HubmergeError, visitor: Visitor | None, service: Service, base: str, agent: str) -> Any:
-    """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
-    back = "/diff?" + urlencode({"base": base, "agent": agent})
-    return join(access_offer(error, visitor, service.endpoint, back), problems_panel(error))
-
-
-def _ticking(service: Service, figures: _Figures) -> Callable[..., Any]:
-    def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        visitor = visitor_of(profile, token)
-        try:
-            return [gr.skip(), *_of_job(service.job(job_id, visitor), visitor, service, figures)]
-        except HubmergeError as error:
-            return [gr.skip()] * 5 if error.retryable else _stopped(problems_panel(error))
-
-    return tick
-
-
-def _cancelling(service: Service, figures: _Figures) -> Callable[..., Any]:
-    def cancel(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        try:
-            visitor = require_visitor(profile, token, "cancel a comparison")
-            return [gr.skip(), *_of_job(service.cancel(job_id, visitor), visitor, service, figures)]
-        except HubmergeError as error:
-            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 4]
-
-    return cancel
-
-
-def _of_comparison(found: Comparison, visitor: Visitor | None, service: Service, figures: _Figures) -> list[Any]:
-    """Both models, with the state of their comparison."""
-    models = models_panel(found.plan, service.endpoint)
-    if found.job is None:
-        told = not_compared(found.plan, signed_in=visitor is not None)
-        return [models, *_stopped(told)[1:]]
-    return [models, *_of_job(found.job, visitor, service, figures)]
-
-
-def _of_job(job: JobView, visitor: Visitor | None, service: Service, figures: _Figures) -> list[Any]:
-    if job.state == "done" and job.result:
-        diff = Diff.from_json(job.result)
-        outcome = diff_panel(diff, figures.of(job.id, diff))
-    else:
-        outcome = job_standing(job)
-    own = visitor is not None and visitor.name == job.user
-    may_cancel = own and job.state in ("queued", "running")
-    return [outcome, job.id, gr.update(visible=may_cancel), gr.update(active=job.state not in TERMINAL)]
-
-
 def _stopped(message: Any) -> list[Any]:
     return ["", message, "", gr.update(visible=False), gr.update(active=False)]
+
+
+def models_panel(plan: Plan, endpoint: str) -> Markup:
+    """The two models with their commits, and how much there is to read."""
+    cells = []
+    for word, model in (("Before", plan.base), ("After", plan.agents[0])):
+        ref, dtypes = model.ref, sorted({t.entry.dtype for t in model.tensors.values()})
+        pinned = join(repo_link(endpoint, ref.id, ref.sha), el("code", ref.sha[:12], cls="hm-sha"))
+        cells.append((word, pinned, model.kind, ", ".join(dtypes), bytes_text(model.weight_bytes)))
+    return table(("Role", "Model", "Kind", "Stored as", "Size"), cells)
+
+
+def not_compared(plan: Plan, *, signed_in: bool) -> Markup:
+    how = "Compare reads both, which takes seconds to minutes." if signed_in else "Sign in to have them compared."
+    told = notice("info", "These models fit, and were not compared yet", el("p", how))
+    return join(told, warnings_panel(plan.warnings))
+
+
+def job_standing(job: JobView) -> Markup:
+    """The progress of the comparison, or the reason why there is none."""
+    if job.state == "failed":
+        return problems_panel(job.error or {}, "The comparison failed")
+    if job.state == "cancelled":
+        return notice("info", "It was cancelled", el("p", "Compare starts it again."))
+    return join(el("p", badge(job.state)), stage_track(job), progress_panel(job), warnings_panel(job.warnings))
+
+
+def diff_panel(diff: Diff, figure: bytes) -> Markup:
+    """The changes of the training: a figure, and tables of numbers."""
+    told = el("p", f"{compared(diff)}.", cls="hm-dim")
+    if diff.nothing_changed:
+        return join(notice("good", NOTHING_CHANGED), told, warnings_panel(diff.warnings))
+    source = f"data:image/svg+xml;base64,{b64encode(figure).decode('ascii')}"
+    picture = el("img", src=source, alt="What changed by layer and module type, and how large single changes are")
+    tops = [_section(top_table(diff, by, LISTED), folded=by != TOP[0]) for by in TOP_TITLES]
+    layers = _section(layer_table(diff), folded=True) if diff.layers else None
+    pairs = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs")
+    return join(
+        el("p", el("strong", verdict(diff))),
+        told,
+        warnings_panel(diff.warnings),
+        el("figure", picture, cls="hm-figure", tabindex="0"),
+        _section(module_table(diff)),
+        layers,
+        *tops,
+        fold("The update in numbers", pairs, el("p", thresholds(diff), cls="hm-dim"), cls="hm-section"),
+    )
+
+
+def _section(content: Table, *, folded: bool = False) -> Markup:
+    shown = table(content.head, content.rows)
+    return fold(content.title, shown, cls="hm-section") if folded else section(content.title, shown)

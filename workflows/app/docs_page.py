@@ -15,7 +15,7 @@ from markupsafe import Markup
 from hubmerge.cli.methods_page import method_section, notation
 from hubmerge.methods import registry
 from workflows.app.format import el, join
-from workflows.app.frame import code_box
+from workflows.app.frame import AT_ONCE, code_box, html
 from workflows.app.panels import header
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -32,18 +32,18 @@ def docs_page(demo: Any) -> None:
     about = "How models are merged, what the words mean, and how programs do what the pages do."
     ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
     contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
-    gr.HTML(join(header("Docs", about), el("div", contents, cls="hm-contents")), js_on_load=None)
-    gr.HTML(_methods(), js_on_load=None, elem_id="methods", elem_classes="hm-card hm-docs", padding=True)
-    gr.HTML(_words(), js_on_load=None, elem_id="words", elem_classes="hm-card hm-docs", padding=True)
+    html(join(header("Docs", about), el("div", contents, cls="hm-contents")))
+    html(_methods(), "methods", elem_classes="hm-card hm-docs", padding=True)
+    html(_words(), "words", elem_classes="hm-card hm-docs", padding=True)
     _, _, programs = _page("api.md").replace("\n## ", "\n### ").partition("\n")
     calls = []
     with gr.Column(elem_id="programs"):
-        gr.HTML(el("h2", "Programs and tools"), js_on_load=None)
+        html(el("h2", "Programs and tools"))
         for text, call in _with_calls(programs):
-            gr.HTML(rendered(text), js_on_load=None, elem_classes="hm-docs")
+            html(rendered(text), elem_classes="hm-docs")
             if call:
                 calls.append(code_box(call, label="To copy", lines=call.count("\n") + 1))
-    demo.load(None, calls, calls, js=_HERE, queue=False, show_progress="hidden", api_visibility="private")
+    demo.load(None, calls, calls, js=_HERE, **AT_ONCE)
 
 
 def _methods() -> Markup:

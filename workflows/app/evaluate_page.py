@@ -5,7 +5,8 @@ A request asks the Hub with the visitor's own sign-in. The queue refreshes while
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -13,12 +14,13 @@ from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, job_href, join, link, model_href, when
+from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, html
 from workflows.app.job_steps import EVALUATION_STAGES
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, header, notice, problems_panel, section, table
-from workflows.app.search import suggest_models
-from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Service
-from workflows.app.session import visitor_of, writer_of
+from workflows.app.search import model_box, suggest_models
+from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Service, Visitor
+from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import one_model
 
 POLL_S = 5.0
@@ -28,21 +30,14 @@ _MOST_CHARACTERS = 300  # of a model's name in an address
 def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
     suites = service.suites
-    gr.HTML(header("Have a model measured", "The scores, and the answers behind them, are public."), js_on_load=None)
+    html(header("Have a model measured", "The scores, and the answers behind them, are public."))
     if not suites:
-        told = notice("info", "Nothing is measured here", el("p", "This site has no leaderboard of its own."))
-        gr.HTML(told, js_on_load=None, elem_id="evaluation", elem_classes="hm-card")
+        none = el("p", "This site has no leaderboard of its own.")
+        html(notice("info", "Nothing is measured here", none), "evaluation", card=True)
         return
     with gr.Group(elem_classes="hm-card hm-asks"), gr.Row():
-        model = gr.Dropdown(
-            choices=[],
-            value=None,
-            allow_custom_value=True,
-            label="Model",
-            info="org/name, or the address of its page on the Hub.",
-            elem_id="evaluate-model",
-            min_width=240,
-        )
+        info = "org/name, or the address of its page on the Hub."
+        model = model_box("evaluate-model", "Model", info, min_width=240)
         suite = gr.Dropdown(
             choices=[(title, name) for name, title in suites.items()],
             value=next(iter(suites)),
@@ -53,42 +48,39 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
         )
     with gr.Row(elem_classes="hm-actions"):
         ask = gr.Button("Ask for the evaluation", variant="primary", size="sm", elem_id="ask", scale=0)
-    answer = gr.HTML("", js_on_load=None, elem_id="answer")
-    queue = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="queue", elem_classes="hm-card")
+    answer = html(name="answer")
+    queue = html(LOADING, "queue", card=True)
     timer = gr.Timer(POLL_S, active=False)
     suggest_models(model, service, lanes)
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(suites), None, [model, suite], queue=False, **quiet)
-    demo.load(_listing(service), None, [queue, timer], queue=False, **quiet)
-    timer.tick(_listing(service), None, [queue, timer], queue=False, **quiet)
-    asking = lanes.asking(_asking(service), lambda error: problems_panel(error, "It was not asked for"))
-    ask.click(asking, [model, suite], [answer], **ASKING, api_visibility="private").then(
-        _listing(service), None, [queue, timer], queue=False, **quiet
-    )
 
-
-def _opening(suites: Mapping[str, str]) -> Callable[..., Any]:
     def opening(request: gr.Request) -> list[Any]:
         named = str(request.query_params.get("model") or "").strip()[:_MOST_CHARACTERS]
         wanted = str(request.query_params.get("suite") or "")
         filled = gr.update(value=named, choices=[named]) if named else gr.skip()
         return [filled, gr.update(value=wanted) if wanted in suites else gr.skip()]
 
-    return opening
-
-
-def _asking(service: Service) -> Callable[..., Any]:
-    def ask(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, model: Any, suite: Any) -> Any:
-        visitor = visitor_of(profile, token)
+    def listing() -> list[Any]:
         try:
-            writer = writer_of(service, profile, token, "ask for an evaluation")
+            found = service.evaluation_queue()
+        except HubmergeError as error:
+            return [problems_panel(error, "The queue cannot be shown"), gr.update(active=error.retryable)]
+        return [queue_panel(found, suites), gr.update(active=bool(found.running or found.waiting))]
+
+    def asking(visitor: Visitor | None, model: Any, suite: Any) -> Any:
+        try:
+            writer = writer_of(service, visitor, "ask for an evaluation")
             name = one_model(str(model or ""), service.endpoint)
             return answer_panel(service.request_evaluation(name, str(suite or ""), writer))
         except HubmergeError as error:
             offer = access_offer(error, visitor, service.endpoint, "/evaluate")
             return join(problems_panel(error, "It was not asked for"), offer)
 
-    return ask
+    demo.load(opening, None, [model, suite], **AT_ONCE)
+    demo.load(listing, None, [queue, timer], **AT_ONCE)
+    timer.tick(listing, None, [queue, timer], **AT_ONCE)
+    refused = partial(problems_panel, title="It was not asked for")
+    asked = ask.click(lanes.asking(for_visitor(asking), refused), [model, suite], [answer], **ASKING, **PRIVATE)
+    asked.then(listing, None, [queue, timer], **AT_ONCE)
 
 
 def answer_panel(answer: EvaluationAnswer) -> Markup:
@@ -107,18 +99,6 @@ def answer_panel(answer: EvaluationAnswer) -> Markup:
     return notice(
         "good", "Measured already", el("p", f"{answer.model} has been measured at this commit."), el("p", page)
     )
-
-
-def _listing(service: Service) -> Callable[..., Any]:
-    def show() -> list[Any]:
-        try:
-            queue = service.evaluation_queue()
-        except HubmergeError as error:
-            return [problems_panel(error, "The queue cannot be shown"), gr.update(active=error.retryable)]
-        titles = service.suites
-        return [queue_panel(queue, titles), gr.update(active=bool(queue.running or queue.waiting))]
-
-    return show
 
 
 def queue_panel(queue: EvaluationQueue, titles: Mapping[str, str]) -> Markup:

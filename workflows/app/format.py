@@ -14,6 +14,8 @@ from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup, escape
 
+from hubmerge.hub.names import is_hub_id
+
 VOID = ("base", "br", "hr", "img", "input", "link", "meta")
 
 
@@ -54,6 +56,11 @@ def job_href(job_id: str) -> str:
 def model_href(model: str, sha: str = "") -> str:
     """The address of a model's page, at a commit where one is given."""
     return f"model?model={quote(model, safe='/')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
+
+
+def model_link(model: str, sha: str = "", text: object = "") -> Markup:
+    """A link to a model's page here; text only, where the name is none of a repo."""
+    return link(model_href(model, sha), text or model) if is_hub_id(model) else el("span", text or model)
 
 
 def evaluate_href(model: str = "") -> str:

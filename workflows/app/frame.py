@@ -1,8 +1,8 @@
-"""What all pages share: which there are, the bar that leads to them, the sign-in beside it, and boxes of code."""
+"""What all pages share: which there are, the bar that leads to them, the sign-in beside it, and their parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,14 @@ from markupsafe import Markup
 
 from hubmerge.settings import Settings
 from workflows.app.format import el
-from workflows.app.session import visitor_of
+from workflows.app.service import Visitor
+from workflows.app.session import for_visitor
 from workflows.app.style import TITLE
 
+PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}  # of events, none of which is an endpoint
+QUIET: Mapping[str, Any] = {**PRIVATE, "show_progress": "hidden"}
+AT_ONCE: Mapping[str, Any] = {**QUIET, "queue": False}  # for what asks no Hub
+LOADING = el("p", "Loading …", cls="hm-dim")
 PURPOSE = "Combine RL-trained agents into one model that keeps their skills"
 
 
@@ -65,9 +70,9 @@ def bar(pages: Sequence[Page], path: str) -> Markup:
 def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign_in: bool) -> None:
     """The bar and the sign-in button of one page, in the current Blocks context."""
     with gr.Row(elem_classes="hm-top"):
-        gr.HTML(bar(pages, path), js_on_load=None, elem_classes="hm-bar-block")
+        html(bar(pages, path), elem_classes="hm-bar-block")
         if not sign_in:
-            gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
+            html(el("span", "Sign-in is not set up here.", cls="hm-dim"))
             return
         value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
         logo = {"icon": None} if settings.is_loopback else {}
@@ -75,11 +80,17 @@ def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign
     # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
     button.load_event_to_attach = None
 
-    def label(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> str:
-        visitor = visitor_of(profile, token)
+    def label(visitor: Visitor | None) -> str:
         return f"Sign out ({visitor.name})" if visitor else value
 
-    demo.load(label, None, [button], queue=False, show_progress="hidden", api_visibility="private")
+    demo.load(for_visitor(label), None, [button], **AT_ONCE)
+
+
+def html(content: object = "", name: str = "", *, card: bool = False, **more: Any) -> Any:
+    """A block of HTML without a script."""
+    return gr.HTML(
+        str(content), **{"js_on_load": None, "elem_classes": "hm-card" if card else None, **more}, elem_id=name or None
+    )
 
 
 def code_box(

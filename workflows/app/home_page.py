@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import gradio as gr
 from markupsafe import Markup
 
 from hubmerge.board.values import Board, Row
 from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
-from workflows.app.board_table import model_link
-from workflows.app.format import el, join
-from workflows.app.frame import PURPOSE
+from workflows.app.format import el, join, model_link
+from workflows.app.frame import AT_ONCE, LOADING, PURPOSE, html
 from workflows.app.service import BoardSource, Service
 
 LATEST = 5
@@ -50,11 +48,8 @@ def home_page(demo: Any, service: Service, settings: Settings, board: BoardSourc
         "what only one of them learned; merging here keeps it at full strength.",
     )
     opening = el("header", el("h1", PURPOSE), about, ways, cls="hm-home")
-    gr.HTML(join(opening, skills_figure()), js_on_load=None, elem_id="home")
-    now = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="now")
-    demo.load(
-        lambda: _standing(service, board), None, [now], queue=False, show_progress="hidden", api_visibility="private"
-    )
+    html(join(opening, skills_figure()), "home")
+    demo.load(lambda: _standing(service, board), None, [html(LOADING, "now")], **AT_ONCE)
 
 
 def example_models(settings: Settings) -> tuple[str, ...]:
@@ -65,8 +60,8 @@ def example_models(settings: Settings) -> tuple[str, ...]:
 def skills_figure() -> Markup:
     """Three agents, their average and their merge, skill by skill, each bar with a line where the base stands."""
     skills = [
-        el("section", el("h2", name), el("ul", *(_bar(*label, score, scores[0]) for label, score in _labelled(scores))))
-        for name, scores in MEASURED.values()
+        el("section", el("h2", name), el("ul", *(_bar(*bar, base) for bar in zip(_BARS, scores, strict=True))))
+        for name, (base, *scores) in MEASURED.values()
     ]
     caption = el(
         "figcaption",
@@ -76,11 +71,8 @@ def skills_figure() -> Markup:
     return el("figure", el("div", *skills, cls="hm-skills"), caption, cls="hm-measured")
 
 
-def _labelled(scores: tuple[float, ...]) -> list[tuple[tuple[str, str], float]]:
-    return list(zip(_BARS, scores[1:], strict=True))
-
-
-def _bar(label: str, kind: str, score: float, base: float) -> Markup:
+def _bar(named: tuple[str, str], score: float, base: float) -> Markup:
+    label, kind = named
     fill = el("span", cls=f"hm-of-{kind}", style=f"width: {score:.1f}%")
     line = el("i", style=f"left: {base:.1f}%")
     track = el("span", fill, line, cls="hm-gain", aria_hidden="true")

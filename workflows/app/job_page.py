@@ -2,29 +2,47 @@
 
 Everything shown is read from the service, and a merge's verdict from the board, at every tick, so a reload or a restart
 of the app brings the same page back. The timer stops once the job has ended and its scores are there, or when the job
-cannot be shown at all.
+cannot be shown at all. Numbers come as untyped JSON from the job's record, so each is looked up with care and left out
+where it is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
+from markupsafe import Markup
 
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import HubmergeError, LoginError
+from hubmerge.output.card import fetch_facts, of_last_run
 from hubmerge.plain_yaml import dump_plain_yaml
-from workflows.app.format import el, join, link, moment
-from workflows.app.frame import code_box
-from workflows.app.job_panels import job_panel
-from workflows.app.job_steps import is_under_way
+from workflows.app.format import (
+    bytes_text,
+    diff_href,
+    duration_text,
+    el,
+    job_href,
+    join,
+    link,
+    model_href,
+    moment,
+    number_of,
+    percent_text,
+    time_text,
+    when,
+)
+from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, code_box, html
+from workflows.app.job_statistics import statistics_panel
+from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_panel, scores_left, stage_track
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.model_panels import published_row, verdict_panel
-from workflows.app.panels import notice, problems_panel
+from workflows.app.panels import facts_grid, fold, method_title, notice, problems_panel, warnings_panel
 from workflows.app.service import BoardSource, JobView, Service, Visitor
-from workflows.app.session import require_visitor, visitor_of, writer_of
+from workflows.app.session import for_visitor, signed_in, writer_of
 
 POLL_S = 2.0
 BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
@@ -33,84 +51,63 @@ BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
     job_id = gr.Textbox(value="", visible=False)
-    head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
+    head = html(LOADING, "job", card=True)
     with gr.Row(elem_classes="hm-actions"):
         cancel = gr.Button("Cancel this job", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
         retry = gr.Button("Try it again", variant="primary", size="sm", visible=False, elem_id="retry", scale=0)
-    answer = gr.HTML("", js_on_load=None, elem_id="answer")
-    warnings = gr.HTML("", js_on_load=None, elem_id="job-warnings")
-    statistics = gr.HTML("", js_on_load=None, visible=False, elem_id="statistics", elem_classes="hm-card")
-    recipe_card = gr.Accordion("Recipe", open=False, visible=False, elem_classes="hm-card", elem_id="recipe-card")
-    with recipe_card:
+    answer = html(name="answer")
+    warnings = html(name="job-warnings")
+    statistics = html(name="statistics", card=True, visible=False)
+    with gr.Accordion(
+        "Recipe", open=False, visible=False, elem_classes="hm-card", elem_id="recipe-card"
+    ) as recipe_card:
         recipe = code_box(label="As YAML", elem_id="recipe")
     timer = gr.Timer(POLL_S, active=False)
-
     shown = [head, warnings, statistics, cancel, retry, timer]
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(service, board), None, [job_id, recipe, recipe_card, *shown], queue=False, **quiet)
-    timer.tick(_ticking(service, board), [job_id], shown, queue=False, **quiet)
-    retrying = lanes.asking(_retrying(service), _not_tried)
-    cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
-    retry.click(retrying, [job_id], [answer, *shown], **ASKING, api_visibility="private")
 
-
-def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
-    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        job_id = str(request.query_params.get("id") or "")[:200]
+    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
+        named = str(request.query_params.get("id") or "")[:200]
         nothing = [gr.skip(), gr.update(visible=False)]
-        if not job_id:
+        if not named:
             hint = notice("info", "No job is named", el("p", "Open one from ", link("activity", "your jobs"), "."))
             return ["", *nothing, *_stopped(hint)]
-        visitor = visitor_of(profile, token)
         try:
-            view = service.job(job_id, visitor)
+            view = service.job(named, visitor)
         except HubmergeError as error:
-            return [job_id, *nothing, *_refused(error)]
-        if not view.recipe:  # an evaluation
-            return [job_id, *nothing, *_shown(view, visitor, service.endpoint, board)]
-        text = dump_plain_yaml(dict(view.recipe))
-        return [job_id, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint, board)]
+            return [named, *nothing, *_refused(error)]
+        if view.recipe:  # evaluations have none
+            nothing = [dump_plain_yaml(dict(view.recipe)), gr.update(visible=True)]
+        return [named, *nothing, *_shown(view, visitor, service.endpoint, board)]
 
-    return opening
-
-
-def _ticking(service: Service, board: BoardSource | None) -> Callable[..., Any]:
-    def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        if not job_id:
+    def tick(visitor: Visitor | None, job: str) -> list[Any]:
+        if not job:
             return [*[gr.skip()] * 5, gr.update(active=False)]
-        visitor = visitor_of(profile, token)
         try:
-            return _shown(service.job(job_id, visitor), visitor, service.endpoint, board)
+            return _shown(service.job(job, visitor), visitor, service.endpoint, board)
         except HubmergeError as error:
             return [gr.skip()] * 6 if error.retryable else _refused(error)
 
-    return tick
-
-
-def _cancelling(service: Service) -> Callable[..., Any]:
-    def cancel(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+    def cancelling(visitor: Visitor | None, job: str) -> list[Any]:
         try:
-            visitor = require_visitor(profile, token, "cancel a job")
-            return ["", *_shown(service.cancel(job_id, visitor), visitor, service.endpoint)]
+            view = service.cancel(job, signed_in(visitor, "cancel a job"))
         except HubmergeError as error:
             return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 6]
+        return ["", *_shown(view, visitor, service.endpoint)]
 
-    return cancel
-
-
-def _retrying(service: Service) -> Callable[..., Any]:
-    def retry(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+    def retrying(visitor: Visitor | None, job: str) -> list[Any]:
         try:
-            visitor = writer_of(service, profile, token, "try a job again")
-            return ["", *_shown(service.retry(job_id, visitor), visitor, service.endpoint)]
+            view = service.retry(job, writer_of(service, visitor, "try a job again"))
         except HubmergeError as error:
-            return _not_tried(error)
+            return not_tried(error)
+        return ["", *_shown(view, visitor, service.endpoint)]
 
-    return retry
+    def not_tried(error: HubmergeError) -> list[Any]:
+        return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
 
-
-def _not_tried(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
+    demo.load(for_visitor(opening), None, [job_id, recipe, recipe_card, *shown], **AT_ONCE)
+    timer.tick(for_visitor(tick), [job_id], shown, **AT_ONCE)
+    cancel.click(for_visitor(cancelling), [job_id], [answer, *shown], concurrency_limit=4, **PRIVATE)
+    retry.click(lanes.asking(for_visitor(retrying), not_tried), [job_id], [answer, *shown], **ASKING, **PRIVATE)
 
 
 def _awaits_verdict(view: JobView) -> bool:
@@ -146,3 +143,177 @@ def _refused(error: HubmergeError) -> list[Any]:
 
 def _stopped(message: Any) -> list[Any]:
     return [message, "", *[gr.update(visible=False)] * 3, gr.update(active=False)]
+
+
+_STATES = {
+    "queued": ("Queued", "info"),
+    "running": ("Running", "busy"),
+    "cancelling": ("Cancelling", "warn"),
+    "done": ("Done", "good"),
+    "failed": ("Failed", "bad"),
+    "cancelled": ("Cancelled", "dim"),
+    "needs login": ("Needs login", "warn"),
+}
+
+
+def needs_login(view: JobView) -> bool:
+    """Whether the job waits for, or failed for want of, its owner's sign-in."""
+    if view.state == "queued":
+        end = moment(view.signed_in_until)
+        return end is not None and end <= datetime.now(UTC)
+    return view.state == "failed" and (view.error or {}).get("code") in (LoginError.code, "E_SEAL")
+
+
+def shown_state(view: JobView) -> str:
+    """The state as a badge has it."""
+    return "needs login" if needs_login(view) else view.state
+
+
+def badge(state: str) -> Markup:
+    label, kind = _STATES.get(state, (state, "info"))
+    return el("span", label, cls=f"hm-badge hm-{kind}", data_state=state)
+
+
+def job_header(view: JobView) -> Markup:
+    """Target, state and the dates of a job."""
+    facts = [
+        ("Started by", view.user),
+        *_subject(view),
+        ("Submitted", when(view.created)),
+    ]
+    if view.started and (elapsed := _elapsed(view)) is not None:
+        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
+    if view.attempt > 1:
+        facts.append(("Attempt", str(view.attempt)))
+    if view.signed_in_until and view.state not in TERMINAL:
+        facts.append(("Signed in until", time_text(view.signed_in_until)))
+    return join(el("div", el("h1", view.target), badge(shown_state(view)), cls="hm-title"), facts_grid(facts))
+
+
+def _subject(view: JobView) -> list[tuple[str, str]]:
+    if view.kind == "evaluate":
+        return [("What", "Evaluation"), ("Suite", view.suite)]
+    if view.kind == "diff":
+        return [("What", "Comparison"), ("Visibility", "private" if view.private else "public")]
+    return [
+        ("Method", method_title(str(view.recipe.get("method", "unknown")))),
+        ("Visibility", "private" if view.private else "public"),
+    ]
+
+
+def _elapsed(view: JobView) -> float | None:
+    start, end = moment(view.started), moment(view.finished) or datetime.now(UTC)
+    return (end - start).total_seconds() if start else None
+
+
+def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:
+    """How the job ended: the repo with its verdict, or the reason why there is none; or that it cannot begin."""
+    again = _again(view)
+    if view.state == "queued" and needs_login(view):
+        again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
+        sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
+        return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
+    if view.state == "done" and view.result and view.kind == "evaluate":
+        return _recorded(view, view.result)
+    if view.kind == "diff" and view.models and view.state == "done":
+        return notice("good", "Compared", el("p", link(diff_href(*view.models), "What the training changed")))
+    if view.state == "done" and view.result:
+        repo = str(view.result.get("repo") or view.target)
+        commit = str(view.result.get("commit") or "")
+        return notice(
+            "good",
+            "Published",
+            el("p", link(model_href(repo, commit), repo), cls="hm-result"),
+            verdict,
+            where_next(view, endpoint, repo, commit),
+            scorings_panel(view),
+            _run_facts(view.result.get("run")),
+        )
+    if view.state == "failed":
+        what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
+        return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
+    if view.state == "cancelled":
+        return notice("info", "Cancelled", el("p", "Nothing was published."), el("p", again) if again else None)
+    return None
+
+
+def _again(view: JobView) -> Markup | None:
+    """The way to the form with a merge's recipe."""
+    return link(f"merge?job={quote(view.id, safe='')}", "Use this recipe again") if view.recipe else None
+
+
+def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
+    """Where a published model can be looked at, and what can be done with it."""
+    return el(
+        "ul",
+        el("li", link(model_href(repo, commit), "Its page: scores, what changed, recipe and card")),
+        el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
+        el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
+        el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
+        el("li", again) if (again := _again(view)) else None,
+        cls="hm-next-steps",
+    )
+
+
+_SCORING_WORDS = {
+    "waiting": "not asked for yet",
+    "queued": "waits for its turn",
+    "running": "under way",
+    "cancelling": "is being cancelled",
+    "done": "done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+
+
+def scorings_panel(view: JobView) -> Markup | None:
+    """The evaluations of a merge and of its parents, each with its job."""
+    if not view.evaluations:
+        return None
+    rows = []
+    for scoring in view.evaluations:
+        words = _SCORING_WORDS.get(scoring.state, scoring.state)
+        if scoring.place is not None:
+            words += f", number {scoring.place} in the queue"
+        shown = link(job_href(scoring.job), words) if scoring.job else words
+        name = "This merge" if scoring.role == "merge" else f"{scoring.model}, {scoring.role}"
+        rows.append(el("li", f"{name}: ", shown))
+    done = all(scoring.state == "done" for scoring in view.evaluations)
+    title = "Evaluated, and so are its parents" if done else "Evaluation, beside its parents"
+    return el("div", el("h2", title), el("ul", *rows), scores_left(view), cls="hm-scorings")
+
+
+def _run_facts(run: object) -> Markup | None:
+    """What the merge took of time, memory, disk and network."""
+    if not isinstance(run, Mapping):
+        return None
+    facts: list[tuple[str, str]] = []
+    if (seconds := number_of(run, "seconds")) is not None:
+        took = duration_text(seconds) if seconds >= 0.5 else "under 1 s"
+        facts.append(("Merged in", took + of_last_run(run)))
+    for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
+        if (amount := number_of(run, key)) is not None:
+            facts.append((name, bytes_text(amount)))
+    fetch = run.get("fetch")
+    if isinstance(fetch, Mapping):
+        facts += fetch_facts(fetch)
+    return fold("What the merge took", facts_grid(facts)) if facts else None
+
+
+def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
+    """The scores by domain, and where they stand now."""
+    scores = result.get("scores")
+    known = [(k, v) for k, v in scores.items() if isinstance(v, int | float)] if isinstance(scores, Mapping) else []
+    return notice(
+        "good",
+        "Recorded",
+        facts_grid((str(domain), percent_text(float(value))) for domain, value in known) if known else None,
+        el("p", link(model_href(view.target), "The model's page, with these scores")),
+    )
+
+
+def job_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> tuple[Markup, Markup, Markup]:
+    """The three parts of a job's page: head with progress and outcome, warnings, statistics."""
+    outcome = outcome_panel(view, endpoint, verdict)
+    head = join(job_header(view), stage_track(view), progress_panel(view), outcome, log_panel(view))
+    return head, join(warnings_panel(view.warnings)), join(statistics_panel(view))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hubmerge.markdown import short_count
 from workflows.app.format import el, join, number_of, percent_text
 from workflows.app.job_steps import TERMINAL
-from workflows.app.panels import section, table
+from workflows.app.panels import fold, section, table
 from workflows.app.service import JobView
 
 MOST_LAYERS = 200  # drawn
@@ -37,7 +37,7 @@ def statistics_panel(view: JobView) -> Markup | None:
         first, bar, agents, *more = statistics_parts(view.statistics, "counted so far")
         return section("What the agents changed", first, bar, agents, layers, *more)
     first, bar, agents, *more = statistics_parts(view.statistics)
-    folded = el("details", el("summary", "More numbers"), *more) if any(more) else None
+    folded = fold("More numbers", *more) if any(more) else None
     return section("What the agents changed", first, bar, agents, layers, folded)
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from workflows.app.format import bytes_text, duration_text, el, moment, number_of, percent_text
-from workflows.app.panels import notice, table
+from workflows.app.panels import fold, notice, table
 from workflows.app.service import JobView, LogLine, Scoring
 
 TERMINAL = ("done", "failed", "cancelled")
@@ -285,9 +285,7 @@ def log_panel(view: JobView) -> Markup | None:
         begin, end = moment(line.time), moment(after)
         took = duration_text((end - begin).total_seconds()) if line.kind == "stage" and begin and end else ""
         rows.append((el("time", f"{begin:%H:%M:%S}" if begin else "", datetime=line.time), words, took))
-    return el(
-        "details", el("summary", "What happened so far"), table(("At (UTC)", "What", "Took"), rows), cls="hm-section"
-    )
+    return fold("What happened so far", table(("At (UTC)", "What", "Took"), rows), cls="hm-section")
 
 
 def _said(line: LogLine, view: JobView) -> str | None:

@@ -6,81 +6,75 @@ below it. The page refreshes while something on it is under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gradio as gr
+from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
-from workflows.app.format import el, join, link
-from workflows.app.job_panels import job_list
-from workflows.app.job_steps import is_under_way
+from workflows.app.format import el, job_href, join, link, number_of, percent_text, when
+from workflows.app.frame import AT_ONCE, LOADING, html
+from workflows.app.job_page import badge, scorings_panel, shown_state
+from workflows.app.job_steps import EVALUATION_STAGES, STAGES, is_under_way, stage_of
 from workflows.app.model_panels import published_row
-from workflows.app.panels import header, notice, problems_panel
+from workflows.app.panels import fold, header, method_title, notice, problems_panel, table, tabs
 from workflows.app.service import PAGE_JOBS, BoardSource, JobView, Service, Visitor
-from workflows.app.session import visitor_of
+from workflows.app.session import for_visitor
 
 POLL_S = 5.0
 
 
 def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("Activity", "Merges, comparisons and evaluations, newest first."), js_on_load=None)
+    html(header("Activity", "Merges, comparisons and evaluations, newest first."))
     asked = gr.JSON(value={}, visible=False)
-    listing = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="jobs", elem_classes="hm-card")
+    listing = html(LOADING, "jobs", card=True)
     timer = gr.Timer(POLL_S, active=False)
-    quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_opening(service, board), None, [asked, listing, timer], **quiet)
-    timer.tick(_ticking(service, board), [asked], [listing, timer], **quiet)
 
-
-def _opening(service: Service, board: BoardSource | None) -> Callable[..., Any]:
-    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         query = request.query_params
-        asked = {name: str(query[name])[:40] for name in ("show", "before") if name in query}
-        return [asked, *_listing(service, board, asked, visitor_of(profile, token))]
+        given = {name: str(query[name])[:40] for name in ("show", "before") if name in query}
+        return [given, *_listing(service, board, given, visitor)]
 
-    return opening
+    def tick(visitor: Visitor | None, given: object) -> list[Any]:
+        known = {str(k): str(v) for k, v in given.items()} if isinstance(given, dict) else {}
+        return _listing(service, board, known, visitor)
 
-
-def _ticking(service: Service, board: BoardSource | None) -> Callable[..., Any]:
-    def tick(asked: object, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        known = {str(k): str(v) for k, v in asked.items()} if isinstance(asked, dict) else {}
-        return _listing(service, board, known, visitor_of(profile, token))
-
-    return tick
+    demo.load(for_visitor(opening), None, [asked, listing, timer], **AT_ONCE)
+    timer.tick(for_visitor(tick), [asked], [listing, timer], **AT_ONCE)
 
 
 def _listing(
     service: Service, board: BoardSource | None, asked: Mapping[str, str], visitor: Visitor | None
 ) -> list[Any]:
     everybody = asked.get("show") == "all" or (visitor is None and asked.get("show") != "mine")
-    tabs = _tabs(everybody)
+    ways = (("Mine", "activity?show=mine", not everybody), ("Everybody's", "activity?show=all", everybody))
+    above = tabs("Whose jobs", ways)
+
+    def views(before: int | None) -> list[JobView]:
+        return service.public_jobs(before) if everybody or visitor is None else service.jobs(visitor, before)
+
     if not everybody and visitor is None:
         nobody = notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs."))
-        return [join(tabs, nobody), gr.update(active=False)]
+        return [join(above, nobody), gr.update(active=False)]
     try:
-        views = _views(service, visitor, everybody, before_of(asked))
+        shown = views(before_of(asked))
     except HubmergeError as error:
-        return [join(tabs, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
-    if not views:
-        return [join(tabs, _nothing(everybody, asked)), gr.update(active=False)]
-    mine = visitor.name if visitor else None
+        return [join(above, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
+    if not shown:
+        return [join(above, _nothing(everybody, asked)), gr.update(active=False)]
     try:
         # a full page may be the last one
-        older = len(views) == PAGE_JOBS and bool(_views(service, visitor, everybody, views[-1].ticket))
+        is_more = len(shown) == PAGE_JOBS and bool(views(shown[-1].ticket))
     except HubmergeError:
-        older = False
-    rows = ((v.id, published_row(v, board)) for v in views)
+        is_more = False
+    address = f"activity?show={'all' if everybody else 'mine'}&before={shown[-1].ticket}"
+    older = el("p", link(address, "Older ones"), cls="hm-older") if is_more else None
+    rows = ((v.id, published_row(v, board)) for v in shown)
     kept = {job: row.skills.text for job, row in rows if row and row.skills and row.skills.skills}
-    listed = join(tabs, job_list(views, mine, kept), _older(views, everybody) if older else None)
-    return [listed, gr.update(active=any(map(is_under_way, views)))]
-
-
-def _views(service: Service, visitor: Visitor | None, everybody: bool, before: int | None) -> list[JobView]:
-    if everybody or visitor is None:
-        return service.public_jobs(before)
-    return service.jobs(visitor, before)
+    listed = join(above, job_list(shown, visitor.name if visitor else None, kept), older)
+    return [listed, gr.update(active=any(map(is_under_way, shown)))]
 
 
 def before_of(asked: Mapping[str, str]) -> int | None:
@@ -89,22 +83,63 @@ def before_of(asked: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 17 else None
 
 
-def _tabs(everybody: bool) -> Any:
-    def tab(href: str, title: str, shown: bool) -> Any:
-        attributes = {"aria_current": "page"} if shown else {}
-        return el("a", title, cls="hm-tab", href=href, **attributes)
-
-    mine, public = tab("activity?show=mine", "Mine", not everybody), tab("activity?show=all", "Everybody's", everybody)
-    return el("nav", mine, public, cls="hm-tabs", aria_label="Whose jobs")
-
-
-def _nothing(everybody: bool, asked: Mapping[str, str]) -> Any:
+def _nothing(everybody: bool, asked: Mapping[str, str]) -> Markup:
     if "before" in asked:
         return notice("info", "Nothing older", el("p", link("activity" + ("?show=all" * everybody), "The newest")))
     start = el("p", link("merge", "Start a merge"), ".")
     return notice("info", "Nothing public yet" if everybody else "No jobs yet", start)
 
 
-def _older(views: list[JobView], everybody: bool) -> Any:
-    whose = "all" if everybody else "mine"
-    return el("p", link(f"activity?show={whose}&before={views[-1].ticket}", "Older ones"), cls="hm-older")
+def job_list(views: Sequence[JobView], mine: str | None = None, kept: Mapping[str, str] | None = None) -> Markup:
+    """Jobs, newest first; evaluations stand with their merge where it is among them.
+
+    `mine`: the visitor's name. `kept`: the skills that merges kept, by their job, where they are known.
+    """
+    grouped = {scoring.job for v in views for scoring in v.evaluations}
+    rows = [
+        (
+            link(job_href(v.id), v.target),
+            el("span", badge(shown_state(v)), _way_on(v, mine)),
+            _what(v),
+            _where(v) or _scores_cell(v, (kept or {}).get(v.id)) or "",
+            v.user,
+            when(v.created),
+        )
+        for v in views
+        if v.id not in grouped
+    ]
+    return table(("Model", "State", "What", "Where it is", "By", "Submitted"), rows)
+
+
+def _way_on(view: JobView, mine: str | None) -> Markup | None:
+    """The way to what its owner may do with a job."""
+    if view.user != mine or view.state not in ("queued", "running", "failed", "cancelled"):
+        return None
+    words = "cancel" if view.state in ("queued", "running") else "try again"
+    return join(" ", link(job_href(view.id), words, cls="hm-small"))
+
+
+def _scores_cell(view: JobView, kept: str | None) -> Markup | None:
+    """The skills that a merge kept, or how many of its evaluations are done, unfolding to each."""
+    if not view.evaluations:
+        return None
+    done = sum(scoring.state == "done" for scoring in view.evaluations)
+    said = f"kept {kept}" if kept else f"{done} of {len(view.evaluations)} evaluated"
+    return fold(said, scorings_panel(view))
+
+
+def _what(view: JobView) -> str:
+    if view.kind == "merge":
+        return method_title(str(view.recipe.get("method", "unknown")))
+    return f"Evaluation: {view.suite}" if view.kind == "evaluate" else "Comparison"
+
+
+def _where(view: JobView) -> str:
+    if view.state == "queued":
+        return "" if view.queue_position is None else f"number {view.queue_position} in the queue"
+    if view.state not in ("running", "cancelling"):
+        return ""
+    stage = stage_of(view)
+    done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
+    share = f" {percent_text(min(done / total, 1.0))}" if done is not None and total else ""
+    return {**STAGES, **EVALUATION_STAGES}.get(stage, stage) + share

@@ -1,4 +1,4 @@
-"""The merge form as an address: what it holds, in words that people can read and change.
+"""The merge form as an address, in words that people can read and change, and as texts to take along.
 
     ?base=org/base&agent=org/a&agent=org/b&weight=1&weight=0.5&method=ties&density=0.3&dtype=bfloat16&name=my-merge
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import json
 import math
+import pprint
+import shlex
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import registry
-from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.wording import did_you_mean
 from workflows.app.forms import fields_of
 
+TEXTS = ("link", "YAML", "Python", "command line")
 MAX_ADDRESS_CHARACTERS = 6000  # with more, some server or browser on the way refuses
 _DTYPES, _ROUNDINGS = ("bfloat16", "float16", "float32"), ("nearest", "stochastic")
 _OWN = ("base", "agent", "weight", "method", "dtype", "rounding", "seed", "ignore", "name", "more", "also", "vary")
@@ -168,3 +172,28 @@ def values_at(query: Any, key: str) -> list[str]:
     if hasattr(query, "getlist"):
         return [str(value) for value in query.getlist(key)]
     return [str(query[key])] if key in query else []
+
+
+def text_of(kind: str, recipe: Mapping[str, Any], target: str, endpoint: str) -> str:
+    """The recipe as one of `TEXTS`; a link begins with its query, since the page knows its own address.
+
+    RecipeError where an address has no room for it.
+    """
+    yaml = dump_plain_yaml(recipe)
+    if kind == "link":
+        query = address_of(recipe, target.rpartition("/")[2])
+        if not query:
+            raise RecipeError(
+                "this recipe is too long for a link",
+                expected=f"at most {MAX_ADDRESS_CHARACTERS:,} characters",
+                next_step="Copy the YAML.",
+            )
+        return f"?{query}"
+    if kind == "Python":
+        setting = "" if endpoint == DEFAULT_ENDPOINT else f'import os\nos.environ["HF_ENDPOINT"] = {endpoint!r}\n\n'
+        written = pprint.pformat(dict(recipe), sort_dicts=False, width=100)
+        return f"{setting}import hubmerge\n\nrecipe = {written}\nhubmerge.merge(recipe, to={target!r})\n"
+    if kind == "command line":
+        setting = "" if endpoint == DEFAULT_ENDPOINT else f"export HF_ENDPOINT={shlex.quote(endpoint)}\n"
+        return f"{setting}hubmerge run - --to {shlex.quote(target)} <<'RECIPE'\n{yaml}RECIPE\n"
+    return yaml

@@ -28,7 +28,9 @@ from workflows.app.calibration_form import (
     uses_calibration,
 )
 from workflows.app.forms import component_of, fields_of, parameters_of, values_of
+from workflows.app.frame import html
 from workflows.app.panels import method_panel
+from workflows.app.search import model_box
 
 DEFAULT_METHOD = "ram_plus"
 DTYPES = (("as in the base", ""), "bfloat16", "float16", "float32")
@@ -105,24 +107,10 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
     """Make the components inside the current Blocks context. `suites`: name → title, the usual one first."""
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h1 class='hm-unseen'>Merge</h1><h2>1 · Models</h2>", elem_classes="hm-card-title")
-        base = gr.Dropdown(
-            choices=[],
-            value=None,
-            allow_custom_value=True,
-            label="Base",
-            info="The model that every agent was trained from. Search, or paste its name or address.",
-            elem_id="base",
-        )
-        agents = gr.Dropdown(
-            choices=[],
-            value=[],
-            multiselect=True,
-            allow_custom_value=True,
-            max_choices=MAX_AGENTS,
-            label="Agents",
-            info="Two or more. Search, or paste names or addresses, also several at once.",
-            elem_id="agents",
-        )
+        about = "The model that every agent was trained from. Search, or paste its name or address."
+        base = model_box("base", "Base", about)
+        about = "Two or more. Search, or paste names or addresses, also several at once."
+        agents = model_box("agents", "Agents", about, several=True)
         suggested = gr.CheckboxGroup(
             choices=[],
             value=[],
@@ -138,7 +126,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)
             )
-    pick, method, about, groups, parameters = _method_card()
+    pick, method, described, groups, parameters = _method_card()
     calibration = build_calibration(method.value)
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
@@ -192,10 +180,8 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         )
     with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
         with gr.Row():
-            dtype = gr.Dropdown(choices=list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
-            rounding = gr.Dropdown(
-                choices=list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding"
-            )
+            dtype = gr.Dropdown(list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
+            rounding = gr.Dropdown(list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding")
             seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
         ignore = gr.Textbox(
             label="Ignore",
@@ -213,7 +199,20 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             elem_id="more",
         )
     return MergeForm(
-        *(base, agents, suggested, offered, weighted, weights, pick, method, about, groups, parameters, calibration),
+        *(
+            base,
+            agents,
+            suggested,
+            offered,
+            weighted,
+            weights,
+            pick,
+            method,
+            described,
+            groups,
+            parameters,
+            calibration,
+        ),
         *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
     )
 
@@ -238,7 +237,7 @@ def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
             elem_id="method",
         )
         with gr.Accordion("How it works, and its settings", open=False, elem_id="settings"):
-            about = gr.HTML(method_panel(methods[first]), js_on_load=None, elem_id="about-method")
+            about = html(method_panel(methods[first]), "about-method")
             for m in methods.values():
                 fields = fields_of(m)
                 with gr.Row(visible=m.name == first and bool(fields), elem_id=f"parameters-{m.name}") as group:
@@ -274,14 +273,9 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
             parameters = parameters_of(fields, held)
     dtype, rounding, seed, ignore, more, *calibration = rest
     recipe: dict[str, Any] = {"base": str(base or "").strip(), "agents": agents, "method": str(method or "")}
-    if parameters:
-        recipe["parameters"] = parameters
-    if dtype:
-        recipe["dtype"] = dtype
-    if rounding:
-        recipe["rounding"] = rounding
-    if patterns := str(ignore or "").replace(",", " ").split():
-        recipe["ignore"] = patterns
+    ignored = str(ignore or "").replace(",", " ").split()
+    stated = {"parameters": parameters, "dtype": dtype, "rounding": rounding, "ignore": ignored}
+    recipe |= {key: value for key, value in stated.items() if value}
     specs = given(*calibration) if uses_calibration(recipe["method"]) else {}
     if EVERYONE in specs:
         recipe["calibration"] = specs[EVERYONE]
@@ -359,9 +353,8 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
         if isinstance(settings.get("calibration"), Mapping):
             data[name] = settings.pop("calibration")
     base = str(recipe.get("base") or "") or None
-    method = str(recipe.get("method") or "")
-    parameters = recipe.get("parameters")
-    parameters = dict(parameters) if isinstance(parameters, Mapping) else {}
+    method, stated = str(recipe.get("method") or ""), recipe.get("parameters")
+    parameters = dict(stated) if isinstance(stated, Mapping) else {}
     updates = [
         gr.update(value=base, choices=[base] if base else []),
         gr.update(value=names, choices=names),

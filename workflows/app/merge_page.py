@@ -2,14 +2,15 @@
 
 The page opens with `?job=ID` with the recipe of a job, else with what the address says (merge_address.py), else empty.
 The address follows the form, and with its last address the browser keeps the whole form, also while a visitor signs in
-elsewhere; `_opening` alone decides between them. A moment after each change the page inspects what is chosen, one
+elsewhere; `opening` alone decides between them. A moment after each change the page inspects what is chosen, one
 inspection at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -19,12 +20,13 @@ from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
+from workflows.app import merge_script as script
 from workflows.app.calibration_form import turn
-from workflows.app.format import el, join, link
-from workflows.app.frame import code_box
+from workflows.app.format import el, job_href, join, link
+from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, code_box, html
 from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.merge_address import address_of, read_address
+from workflows.app.merge_address import TEXTS, address_of, read_address, text_of
 from workflows.app.merge_form import (
     DEFAULT_METHOD,
     PICK_METHOD,
@@ -38,34 +40,16 @@ from workflows.app.merge_form import (
     reweight,
     show_method,
 )
-from workflows.app.merge_script import (
-    CHOSEN,
-    COPIED,
-    CORRECT_NAME,
-    GO,
-    INSPECTED,
-    INSPECTED_FORM,
-    INSPECTING,
-    KEEP,
-    KEPT,
-    OPENED,
-    SIGN_IN,
-    STARTABLE,
-    TICKED,
-    WITH_TICKED,
-)
-from workflows.app.panels import access_offer, closed_models, notice, problems_panel
+from workflows.app.panels import access_offer, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
-from workflows.app.recipe_texts import TEXTS, text_of
 from workflows.app.search import suggest_models
 from workflows.app.service import Service, Visitor
-from workflows.app.session import visitor_of, writer_of
-from workflows.app.submission import checked_recipe, submission
+from workflows.app.session import for_visitor, writer_of
+from workflows.app.submission import checked_recipe, chosen_target, names_in, submission
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
-from workflows.app.typed_names import names_in
 
 _TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.target_inputs
-_QUIET: Mapping[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_NOTHING = len(fill({}))
 
 
 def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> None:
@@ -81,303 +65,102 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
                     load = gr.Button("Load the YAML into the form", size="sm", interactive=False, elem_id="load-yaml")
         with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
             with gr.Row(elem_classes="hm-bar-start"):
-                told = gr.HTML(verdict("wait", "Choose models to begin"), js_on_load=None, elem_id="verdict")
+                told = html(verdict("wait", "Choose models to begin"), "verdict")
                 start = gr.Button("Start merge", variant="primary", interactive=False, elem_id="start")
                 start_after = gr.Button("Sign in to start", variant="primary", visible=False, elem_id="start-after")
-            hint = gr.HTML("", js_on_load=None, elem_id="hint")
-            said = gr.HTML("", js_on_load=None, elem_id="said")
-            why = gr.HTML("", js_on_load=None, elem_id="why")
+            hint, said, why = (html(name=name) for name in ("hint", "said", "why"))
             accept = gr.Button("", variant="secondary", size="sm", visible=False, elem_id="accept")
             look = build_look()
-            outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
+            outcome = html(EMPTY, "outcome", elem_classes="hm-card hm-outcome")
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
-            uncopied = gr.HTML("", js_on_load=None, elem_id="uncopied")
+            uncopied = html(name="uncopied")
             copied = gr.Textbox(
                 "", label="Copied", lines=3, max_lines=12, visible=False, buttons=["copy"], elem_id="copied"
             )
-    go, address, name = (gr.Textbox(value="", visible=False) for _ in range(3))
+    # `asked`: the form that is inspected, as the script knows it; `checked`: what came of the last inspection
+    go, address, name, asked = (gr.Textbox(value="", visible=False) for _ in range(4))
     draft, choice, checked = (gr.JSON(value=None, visible=False) for _ in range(3))
-    asked = gr.Textbox(value="", visible=False)  # the form that is inspected, as the script knows it
 
-    chosen = _wire_form(form, service, lanes)
-    wire_look(look, form, chosen, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
-    private = {"api_visibility": "private"}
-    # one inspection at a time: the script asks for the next when this one has ended
-    inspected = (
-        inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET)
-        .then(
-            lanes.asking(_inspecting(service), _not_inspected),
-            [asked, form.license, form.name, *form.recipe_inputs],
-            [
-                *(told, outcome, why, accept, choice, form.suggested, form.offered, form.license),
-                *(name, address, look.button, checked),
-            ],
-            js=INSPECTED_FORM,
-            **ASKING,
-            **_QUIET,
-        )
-        .then(None, None, None, js=INSPECTED, queue=False, **private)
-    )
-    startable = {"js": STARTABLE, "queue": False, **private}
-    inspected.then(None, [checked, form.namespace], [start], **startable)
-    inspected.then(None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private)
-    wire_sweep(sweep, form, lambda values: _recipe(service, values), service, lanes, inspected)
-    accept.click(_accepted, [choice], [form.base, form.agents, why, accept], queue=False, **_QUIET)
-    start.click(
-        lanes.asking(_starting(service), lambda error: [problems_panel(error), ""]),
-        [*form.target_inputs, *form.recipe_inputs],
-        [said, go],
-        **ASKING,
-        **private,
-    ).then(None, [go], None, js=GO, **private)
-    start_after.click(None, None, None, js=SIGN_IN, queue=False, **private)
-    show.click(_as_yaml, form.recipe_inputs, [text, said], **private)
-    kept = form.kept
-    loading = load.click(_from_yaml, [text], [said, *form.filled], **private)
-    loading.then(None, kept, None, js=KEEP, **private)
-    for kind, button in zip(TEXTS, copies, strict=True):
-        made = button.click(
-            _texts(service, kind),
-            [form.namespace, form.name, *form.recipe_inputs],
-            [copied, uncopied],
-            queue=False,
-            **_QUIET,
-        )
-        made.then(None, [copied], [copied], js=COPIED, queue=False, **private)
-    # a text that was pasted, and a model that a button chose, change a box without an input event
-    pasted = [form.name, form.ignore, form.more, *(c for c in form.calibration.inputs if isinstance(c, gr.Textbox))]
-    changes = [c.change for c in (*pasted, form.base, form.agents, form.license, form.method)]
-    gr.on(
-        [*(c.input for c in kept if hasattr(c, "input")), *changes],
-        *(None, kept, None),
-        js=KEEP,
-        queue=False,
-        **private,
-    )
-    # One answer fills all of the form, without a question to the Hub, so that nobody can be faster. A click before it
-    # would read the form empty, so the buttons wait for it, and the one that starts for the owners.
-    opened = [inspect, load, said, address, *form.target_inputs, *form.filled, *sweep.opened]
-    loaded = demo.load(_opening(service), [draft], opened, js=KEPT, queue=False, **_QUIET)
-    loaded.then(None, [address, *kept], None, js=OPENED, queue=False, **private)
-    owners = lanes.asking(
-        _owners(service, sign_in), lambda error: [*[gr.skip()] * 4, problems_panel(error)], for_the_signed_in=True
-    )
-    loaded.then(owners, [form.namespace], [hint, form.namespace, start, start_after, said], queue=False, **_QUIET).then(
-        None, [checked, form.namespace], [start], **startable
-    )
+    def recipe(values: Any) -> dict[str, Any]:
+        """The form's recipe, with models by their names where the page had no time yet to put them for an address."""
+        base, agents, *rest = values
+        named = names_in([base or ""], service.endpoint) or [""]
+        return recipe_of([named[0], names_in(agents or (), service.endpoint), *rest])
 
-
-def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
-    """The event after which other models are chosen."""
-    suggest_models(form.base, service, lanes)
-    suggest_models(form.agents, service, lanes, base=form.base)
-    # An address or a pasted list becomes the models that it names. An answer to a change of the boxes, even one that
-    # leaves them as they are, is a change again, so that the script asks once for each content. What follows from the
-    # models is asked for each time: gradio repeats a whole event for a handler that waits for its last turn, and two
-    # handlers that wait, as a change's do unless they say otherwise, would go round for ever.
-    both = [form.base, form.agents]
-    naming = gr.Button("Name the models", visible="hidden", elem_id="name-models")
-    naming.click(_naming(service.endpoint), both, both, queue=False, **_QUIET)
-    chosen = gr.Button("Other models", visible="hidden", elem_id="models-chosen").click
-    gr.on([form.base.change, form.agents.change], None, both, None, js=CHOSEN, queue=False, **_QUIET)
-    # the last answer must be about the agents that stand there last; its own event, since gradio repeats the whole one
-    last = {"queue": False, "trigger_mode": "always_last", **_QUIET}
-    weigh = gr.Button("Weigh the models", visible="hidden", elem_id="weigh-models").click
-    weighed = weigh(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **last)
-    offered = [form.agents, form.offered, form.suggested]
-    chosen(None, offered[:2], [form.suggested], js=TICKED, queue=False, **_QUIET)
-    form.suggested.input(None, offered, [form.agents], js=WITH_TICKED, queue=False, **_QUIET)
-    form.pick.input(None, [form.pick], [form.method], js=PICK_METHOD, queue=False, **_QUIET)
-    form.method.change(None, [form.method], [form.pick, form.method], js=SHOW_PICK, queue=False, **_QUIET)
-    form.method.change(show_method, [form.method], form.of_method, **last)
-    data = form.calibration
-    turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
-    for event in (data.whose.input, weighed.then):
-        event(turn, *turned, **last).then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
-    return chosen
-
-
-def _naming(endpoint: str) -> Callable[..., Any]:
-    def name(base: str | None, agents: list[str] | None) -> list[Any]:
-        first, *others = names_in([base or ""], endpoint) or [""]
-        named = names_in([*(agents or ()), *others], endpoint)[:MAX_AGENTS]
-        return [gr.skip() if first == (base or "") else gr.update(value=first), gr.skip() if named == agents else named]
-
-    return name
-
-
-def _ticked(agents: list[str] | None, offered: Any) -> Any:
-    """The offered agents that are chosen."""
-    return [name for name in offered or () if name in (agents or ())]
-
-
-def _inspecting(service: Service) -> Callable[..., Any]:
-    def inspect(
-        profile: gr.OAuthProfile | None,
-        token: gr.OAuthToken | None,
-        asked: str,
-        license_choice: str | None,
-        name: str | None,
-        *values: Any,
+    def inspecting(
+        visitor: Visitor | None, form_asked: str, license_choice: str | None, name: str | None, *values: Any
     ) -> list[Any]:
-        visitor = visitor_of(profile, token)
         base, agents = names_in([values[0] or ""], service.endpoint), names_in(values[1] or (), service.endpoint)
-        recipe: Mapping[str, Any] | HubmergeError
+        held: Mapping[str, Any] | HubmergeError
         try:
-            recipe = _recipe(service, values)
+            held = recipe(values)
         except HubmergeError as error:
-            recipe = error
-        first = base[0] if base else ""
-        found = inspect_form(recipe, first, tuple(agents), license_choice, service, visitor)
-        address = "" if isinstance(recipe, HubmergeError) else address_of(recipe, name or "")
-        return [*_told(found, agents, address), {"form": asked, "refused": found.refused}]
+            held = error
+        found = inspect_form(held, base[0] if base else "", tuple(agents), license_choice, service, visitor)
+        its_address = "" if isinstance(held, HubmergeError) else address_of(held, name or "")
+        return [*_told(found, agents, its_address), {"form": form_asked, "refused": found.refused}]
 
-    return inspect
+    def not_inspected(error: HubmergeError) -> list[Any]:
+        return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9, None]
 
-
-def _recipe(service: Service, values: Any) -> dict[str, Any]:
-    """The form's recipe, with models by their names where the page had no time yet to put them for an address."""
-    base, agents, *rest = values
-    named = names_in([base or ""], service.endpoint) or [""]
-    return recipe_of([named[0], names_in(agents or (), service.endpoint), *rest])
-
-
-def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
-    advice, choice = found.advice, found.advice.choice
-    offered = list(advice.suggested)
-    return [
-        found.verdict,
-        found.outcome,
-        notice("warn", "Worth a look", el("p", advice.why)) if advice.why else "",
-        gr.update(value=choice.words, visible=True) if choice else gr.update(visible=False),
-        {"base": choice.base, "agents": list(choice.agents)} if choice else None,
-        gr.update(choices=offered, value=_ticked(agents, offered)),
-        offered,
-        gr.update(visible=found.license_open),
-        found.suggested_name,
-        address,
-        gr.update(interactive=bool(found.suggested_name)),  # the models fit
-    ]
-
-
-def _not_inspected(error: HubmergeError) -> list[Any]:
-    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9, None]
-
-
-def _accepted(choice: Any) -> list[Any]:
-    """The form with the proposed models."""
-    if not isinstance(choice, dict):
-        return [gr.skip()] * 4
-    agents = [str(name) for name in choice.get("agents") or ()]
-    return [gr.update(value=str(choice.get("base") or "") or None), agents, "", gr.update(visible=False)]
-
-
-def _starting(service: Service) -> Callable[..., Any]:
-    def start(
-        profile: gr.OAuthProfile | None,
-        token: gr.OAuthToken | None,
-        suite: str | None,
-        namespace: str | None,
-        name: str,
-        visibility: str,
-        license_choice: str | None,
-        *values: Any,
-    ) -> list[Any]:
+    def starting(visitor: Visitor | None, *values: Any) -> list[Any]:
+        *target, license_choice = values[:5]
         try:
-            visitor = writer_of(service, profile, token)
-            recipe = _recipe(service, values)
-            private = visibility == "private"
-            if visibility not in ("public", "private"):
-                plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
-                private = bool(closed_models(plan.models))
-            request = submission(
-                recipe,
-                target=f"{namespace or visitor.name}/{(name or '').strip()}",
-                private=private,
-                license=license_choice,
-                visitor=visitor,
-                suite="" if private else suite or "",
-            )
-            job = service.submit(request, visitor)
+            held = recipe(values[5:])
+            writer = writer_of(service, visitor)
+            to = chosen_target(service, writer, checked_recipe(held), target, license_choice)
+            job = service.submit(submission(held, license=license_choice, visitor=writer, **to), writer)
         except HubmergeError as error:
-            offer = access_offer(error, visitor_of(profile, token), service.endpoint)
-            return [join(offer, problems_panel(error)), ""]
-        return [notice("info", "Submitted", el("p", link(f"job?id={job.id}", "Open its page"))), job.id]
+            return [join(access_offer(error, visitor, service.endpoint), problems_panel(error)), ""]
+        return [notice("info", "Submitted", el("p", link(job_href(job.id), "Open its page"))), job.id]
 
-    return start
+    def as_yaml(*values: Any) -> list[Any]:
+        try:
+            return [dump_plain_yaml(recipe_of(values)), gr.skip()]
+        except HubmergeError as error:
+            return [gr.skip(), problems_panel(error)]
 
-
-def _texts(service: Service, kind: str) -> Callable[..., Any]:
-    def text(namespace: str | None, name: str | None, *values: Any) -> Any:
+    def copy(kind: str, namespace: str | None, name: str | None, *values: Any) -> list[Any]:
         try:
             target = f"{namespace or 'me'}/{name or 'my-merge'}"
-            written = text_of(kind, _recipe(service, values), target, service.endpoint)
+            written = text_of(kind, recipe(values), target, service.endpoint)
         except HubmergeError as error:
             return [gr.update(value="", visible=False), problems_panel(error, "This form cannot be copied yet")]
         return [gr.update(value=written, visible=True), ""]
 
-    return text
-
-
-def _as_yaml(*values: Any) -> list[Any]:
-    try:
-        return [dump_plain_yaml(recipe_of(values)), gr.skip()]
-    except HubmergeError as error:
-        return [gr.skip(), problems_panel(error)]
-
-
-def _from_yaml(text: str) -> list[Any]:
-    try:
-        read = recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1])
-        recipe = checked_recipe(fillable(read.to_dict()))
-    except HubmergeError as error:
-        return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * (len(fill({})))]
-    told = [el("p", text) for text in ("The form shows this recipe now.", *read.notes)]
-    return [notice("good", "Loaded", *told), *fill(recipe.to_dict())]
-
-
-def _opening(service: Service) -> Callable[..., Any]:
-    def opening(
-        request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, draft: Any
-    ) -> list[Any]:
+    def opening(request: gr.Request, visitor: Visitor | None, kept: Any) -> list[Any]:
         query = request.query_params
         try:
-            recipe, target, wrong = _asked_for(service, query, visitor_of(profile, token), draft)
+            given, target, wrong = _asked_for(service, query, visitor, kept)
         except HubmergeError as error:
-            recipe, target, wrong = {}, {}, error
-        said = problems_panel(wrong, "Part of this address cannot be used" if recipe else "") if wrong else gr.skip()
+            given, target, wrong = {}, {}, error
+        title = "Part of this address cannot be used" if given else ""
         owner = target.get("namespace")
         return [
             gr.update(interactive=True),
             gr.update(interactive=True),
-            said,
-            f"?{address_of(recipe, target['name'])}" if recipe and query.get("job") else "",
+            problems_panel(wrong, title) if wrong else gr.skip(),
+            f"?{address_of(given, target['name'])}" if given and query.get("job") else "",
             gr.update(value=target["suite"]) if target.get("suite") in service.suites else gr.skip(),
             gr.update(value=owner, choices=[owner]) if owner else gr.skip(),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
             gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),
-            *(fill(recipe) if recipe else [gr.skip()] * len(fill({}))),
-            *opened_with(query, str(recipe.get("method") or DEFAULT_METHOD)),
+            *(fill(given) if given else [gr.skip()] * _NOTHING),
+            *opened_with(query, str(given.get("method") or DEFAULT_METHOD)),
         ]
 
-    return opening
-
-
-def _owners(service: Service, sign_in: bool) -> Callable[..., Any]:
-    unknown = "Checking needs no account. The form is kept while you sign in."
-    if not sign_in:
-        unknown = "Sign-in is not set up here, so that nothing can be started. Checking needs no account."
-
-    def owners(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, owner: str | None) -> list[Any]:
+    def owners(visitor: Visitor | None, owner: str | None) -> list[Any]:
+        unknown = "Checking needs no account. The form is kept while you sign in."
+        if not sign_in:
+            unknown = "Sign-in is not set up here, so that nothing can be started. Checking needs no account."
         namespaces: tuple[str, ...] = ()
         problem: Any = gr.skip()
-        visitor = visitor_of(profile, token)
         if visitor is not None:
             try:
-                namespaces = writer_of(service, profile, token).namespaces
+                namespaces = writer_of(service, visitor).namespaces
             except HubmergeError as error:
                 problem = problems_panel(error)
         asks = sign_in and visitor is None
@@ -389,7 +172,131 @@ def _owners(service: Service, sign_in: bool) -> Callable[..., Any]:
             problem,
         ]
 
-    return owners
+    scripted = {"queue": False, **PRIVATE}
+    startable = {"js": script.STARTABLE, **scripted}
+    chosen = _wire_form(form, service, lanes)
+    wire_look(look, form, chosen, lambda values: checked_recipe(recipe(values)), service, lanes)
+    # one inspection at a time: the script asks for the next when this one has ended
+    inspected = (
+        inspect.click(None, None, told, js=script.INSPECTING, **AT_ONCE)
+        .then(
+            lanes.asking(for_visitor(inspecting), not_inspected),
+            [asked, form.license, form.name, *form.recipe_inputs],
+            [
+                *(told, outcome, why, accept, choice, form.suggested, form.offered, form.license),
+                *(name, address, look.button, checked),
+            ],
+            js=script.INSPECTED_FORM,
+            **ASKING,
+            **QUIET,
+        )
+        .then(None, None, None, js=script.INSPECTED, **scripted)
+    )
+    inspected.then(None, [checked, form.namespace], [start], **startable)
+    inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)
+    wire_sweep(sweep, form, recipe, service, lanes, inspected)
+    accept.click(_accepted, [choice], [form.base, form.agents, why, accept], **AT_ONCE)
+    start.click(
+        lanes.asking(for_visitor(starting), lambda error: [problems_panel(error), ""]),
+        [*form.target_inputs, *form.recipe_inputs],
+        [said, go],
+        **ASKING,
+        **PRIVATE,
+    ).then(None, [go], None, js=script.GO, **PRIVATE)
+    start_after.click(None, None, None, js=script.SIGN_IN, **scripted)
+    show.click(as_yaml, form.recipe_inputs, [text, said], **PRIVATE)
+    kept = form.kept
+    loading = load.click(_from_yaml, [text], [said, *form.filled], **PRIVATE)
+    loading.then(None, kept, None, js=script.KEEP, **PRIVATE)
+    for kind, button in zip(TEXTS, copies, strict=True):
+        held = [form.namespace, form.name, *form.recipe_inputs]
+        made = button.click(partial(copy, kind), held, [copied, uncopied], **AT_ONCE)
+        made.then(None, [copied], [copied], js=script.COPIED, **scripted)
+    # a text that was pasted, and a model that a button chose, change a box without an input event
+    pasted = [form.name, form.ignore, form.more, *(c for c in form.calibration.inputs if isinstance(c, gr.Textbox))]
+    changes = [c.change for c in (*pasted, form.base, form.agents, form.license, form.method)]
+    gr.on([*(c.input for c in kept if hasattr(c, "input")), *changes], None, kept, None, js=script.KEEP, **scripted)
+    # One answer fills all of the form, without a question to the Hub, so that nobody can be faster. A click before it
+    # would read the form empty, so the buttons wait for it, and the one that starts for the owners.
+    opened = [inspect, load, said, address, *form.target_inputs, *form.filled, *sweep.opened]
+    loaded = demo.load(for_visitor(opening), [draft], opened, js=script.KEPT, **AT_ONCE)
+    loaded.then(None, [address, *kept], None, js=script.OPENED, **scripted)
+    not_owned = [*[gr.skip()] * 4]
+    owned = lanes.asking(for_visitor(owners), lambda e: [*not_owned, problems_panel(e)], for_the_signed_in=True)
+    shown = loaded.then(owned, [form.namespace], [hint, form.namespace, start, start_after, said], **AT_ONCE)
+    shown.then(None, [checked, form.namespace], [start], **startable)
+
+
+def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
+    """The event after which other models are chosen."""
+    suggest_models(form.base, service, lanes)
+    suggest_models(form.agents, service, lanes, base=form.base)
+    # An address or a pasted list becomes the models that it names. An answer to a change of the boxes, even one that
+    # leaves them as they are, is a change again, so that the script asks once for each content. What follows from the
+    # models is asked for each time: gradio repeats a whole event for a handler that waits for its last turn, and two
+    # handlers that wait, as a change's do unless they say otherwise, would go round for ever.
+    both = [form.base, form.agents]
+
+    def named(base: str | None, agents: list[str] | None) -> list[Any]:
+        first, *others = names_in([base or ""], service.endpoint) or [""]
+        now = names_in([*(agents or ()), *others], service.endpoint)[:MAX_AGENTS]
+        return [gr.skip() if first == (base or "") else gr.update(value=first), gr.skip() if now == agents else now]
+
+    naming = gr.Button("Name the models", visible="hidden", elem_id="name-models")
+    naming.click(named, both, both, **AT_ONCE)
+    chosen = gr.Button("Other models", visible="hidden", elem_id="models-chosen").click
+    gr.on([form.base.change, form.agents.change], None, both, None, js=script.CHOSEN, **AT_ONCE)
+    # the last answer must be about the agents that stand there last; its own event, since gradio repeats the whole one
+    last = {"trigger_mode": "always_last", **AT_ONCE}
+    weigh = gr.Button("Weigh the models", visible="hidden", elem_id="weigh-models").click
+    weighed = weigh(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **last)
+    offered = [form.agents, form.offered, form.suggested]
+    chosen(None, offered[:2], [form.suggested], js=script.TICKED, **AT_ONCE)
+    form.suggested.input(None, offered, [form.agents], js=script.WITH_TICKED, **AT_ONCE)
+    form.pick.input(None, [form.pick], [form.method], js=PICK_METHOD, **AT_ONCE)
+    form.method.change(None, [form.method], [form.pick, form.method], js=SHOW_PICK, **AT_ONCE)
+    form.method.change(show_method, [form.method], form.of_method, **last)
+    data = form.calibration
+    turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
+    for event in (data.whose.input, weighed.then):
+        event(turn, *turned, **last).then(None, form.kept, None, js=script.KEEP, **AT_ONCE)
+    return chosen
+
+
+def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
+    advice, choice = found.advice, found.advice.choice
+    offered = list(advice.suggested)
+    return [
+        found.verdict,
+        found.outcome,
+        notice("warn", "Worth a look", el("p", advice.why)) if advice.why else "",
+        gr.update(value=choice.words, visible=True) if choice else gr.update(visible=False),
+        {"base": choice.base, "agents": list(choice.agents)} if choice else None,
+        gr.update(choices=offered, value=[name for name in offered if name in agents]),
+        offered,
+        gr.update(visible=found.license_open),
+        found.suggested_name,
+        address,
+        gr.update(interactive=bool(found.suggested_name)),  # the models fit
+    ]
+
+
+def _accepted(choice: Any) -> list[Any]:
+    """The form with the proposed models."""
+    if not isinstance(choice, dict):
+        return [gr.skip()] * 4
+    agents = [str(name) for name in choice.get("agents") or ()]
+    return [gr.update(value=str(choice.get("base") or "") or None), agents, "", gr.update(visible=False)]
+
+
+def _from_yaml(text: str) -> list[Any]:
+    try:
+        read = recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1])
+        recipe = checked_recipe(fillable(read.to_dict()))
+    except HubmergeError as error:
+        return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * _NOTHING]
+    told = [el("p", text) for text in ("The form shows this recipe now.", *read.notes)]
+    return [notice("good", "Loaded", *told), *fill(recipe.to_dict())]
 
 
 def _asked_for(

@@ -2,13 +2,17 @@
 
 Without a commit the page shows the newest one that has a result, or the model as it is on the Hub. Scores come from the
 board, where there is one; the rest comes from the model's own files, which are asked for with the visitor's sign-in.
+Report and card are a stranger's, so each value is looked up with care, and the card is read by the embedded Hub's
+renderer, which keeps raw HTML as text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from shlex import quote as shell
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 from markupsafe import Markup
@@ -17,48 +21,65 @@ from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.ancestry import ancestors_in
-from workflows.app.board_panels import (
+from localhub.card_html import card_html
+from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link
+from workflows.app.frame import LOADING, QUIET, html
+from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
+from workflows.app.lanes import ASKING, Lanes
+from workflows.app.merge_address import address_of
+from workflows.app.model_panels import (
+    found_rows,
     lineage_section,
     lineage_tree,
     model_head,
     score_sections,
+    scores_picture,
     statistics_section,
+    use_it,
+    verdict_panel,
+    ways_on,
 )
-from workflows.app.format import el, join, link, repo_link
-from workflows.app.lanes import ASKING, Lanes
-from workflows.app.model_panels import found_rows, scores_picture, use_it, verdict_panel, ways_on
-from workflows.app.model_tabs import TABS, card_tab, changed_tab, reproduce_tab, tab_links, unscored_tab
-from workflows.app.panels import facts_grid, notice, problems_panel, section
+from workflows.app.panels import facts_grid, notice, problems_panel, section, snippet, tabs
 from workflows.app.service import BoardSource, Published, Service, Visitor
-from workflows.app.session import visitor_of
+from workflows.app.session import for_visitor
 
+TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
+MOST_AGENTS = 32  # drawn
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
-    head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="model", elem_classes="hm-card")
-    body = gr.HTML("", js_on_load=None, visible=False, elem_id="model-tab", elem_classes="hm-card")
-    opening = lanes.asking(_opening(service, source), lambda error: _alone(problems_panel(error)))
-    demo.load(opening, None, [head, body], show_progress="hidden", api_visibility="private", **ASKING)
+    head = html(LOADING, "model", card=True)
+    body = html(name="model-tab", card=True, visible=False)
 
-
-def _alone(head: Markup) -> list[Any]:
-    return [head, gr.update(visible=False)]
-
-
-def _opening(service: Service, source: BoardSource | None) -> Callable[..., Any]:
-    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         query = request.query_params
         model = str(query.get("model") or "")[:300]
         sha = str(query.get("sha") or "")[:64] or None
         tab = str(query.get("tab") or "")
         if not model:
             return _alone(notice("info", "No model is named", el("p", link("merge", "Choose models to merge"))))
-        return _shown(service, source, visitor_of(profile, token), model, sha, tab if tab in TABS else "scores")
+        return _shown(service, source, visitor, model, sha, tab if tab in TABS else "scores")
 
-    return opening
+    opened = lanes.asking(for_visitor(opening), lambda error: _alone(problems_panel(error)))
+    demo.load(opened, None, [head, body], **QUIET, **ASKING)
+
+
+def _alone(head: Markup) -> list[Any]:
+    return [head, gr.update(visible=False)]
+
+
+def tab_links(model: str, sha: str | None, shown: str) -> Markup:
+    """The tabs as links, since each has its own address."""
+    address = model_href(model, sha or "")
+    ways = (
+        (title, address if key == "scores" else f"{address}&tab={key}", key == shown) for key, title in TABS.items()
+    )
+    return tabs("About this model", ways)
 
 
 def _shown(
@@ -80,13 +101,13 @@ def _shown(
             own = error
     if row is None and not isinstance(own, Published):
         return _alone(_missing(failure or own, model, service.endpoint))
-    tabs = tab_links(model, sha, tab)
+    links = tab_links(model, sha, tab)
     if row is not None:
         head = join(verdict_panel(row), model_head(row, service.endpoint), ways_on(row.model, _base_of(row)))
     else:
         assert isinstance(own, Published)
         head = _head(own, service.endpoint)
-    return [head, gr.update(value=join(tabs, _tab(tab, found, board, own, service.endpoint, failure)), visible=True)]
+    return [head, gr.update(value=join(links, _tab(tab, found, board, own, service.endpoint, failure)), visible=True)]
 
 
 def _published(service: Service, model: str, sha: str | None, visitor: Visitor | None) -> Published | None:
@@ -175,3 +196,82 @@ def _lineage(model: Published, board: Board) -> Markup | None:
         return None
     stated = ancestors_in(model.report.get("parents"))
     return section("Lineage", lineage_tree(model.id, model.sha, model.license, parents, board, stated))
+
+
+def changed_tab(report: Mapping[str, Any]) -> Markup:
+    """What each agent changed, where they meet, and how much of each layer."""
+    statistics = _mapping(report.get("statistics"))
+    total = _mapping(statistics.get("total"))
+    if not number_of(total, "elements"):
+        told = "It is told for merges that were made here: their hubmerge.json holds what was counted."
+        return notice("info", "What changed is not known", el("p", told))
+    return join(
+        section("What the agents changed", *statistics_parts(total)), _layers(_mapping(statistics.get("layers")))
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _layers(layers: Mapping[str, Any]) -> Markup | None:
+    """The shares of each layer that each agent changed, as a stranger's report states them."""
+    agents: dict[str, dict[str, float]] = {}
+    for depth in list(layers)[:MOST_LAYERS]:
+        rows = _mapping(layers[depth]).get("agents")
+        for row in rows[:MOST_AGENTS] if isinstance(rows, list) else ():
+            if isinstance(row, Mapping) and (share := number_of(row, "density")) is not None and 0 <= share <= 1:
+                agents.setdefault(str(row.get("agent", "")), {})[depth] = share
+    figure = layers_figure(agents)
+    return section("Changed, layer by layer", figure) if figure else None
+
+
+def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Markup:
+    """The recipe, the command that runs it, and the way to the merge page with it."""
+    if not recipe_text:
+        told = "It is told for merges that were made here: their recipe names every model by commit."
+        return notice("info", "How it was made is not known", el("p", told))
+    recipe = _recipe(recipe_text)
+    target = f"YOUR-NAME/{model.rpartition('/')[2]}"
+    query = address_of(recipe.to_dict()) if recipe else ""
+    opened = el("p", link(f"merge?{query}", "Open this recipe on the Merge page"), cls="hm-ways-on") if query else None
+    version = report.get("hubmerge")
+    with_version = f"It was made with hubmerge {version}. " if isinstance(version, str) and version else ""
+    return section(
+        "Make it again",
+        opened,
+        el("p", with_version + "Every model is named by its commit. Save the recipe as recipe.yaml and run:"),
+        snippet(f"hubmerge run recipe.yaml --to {shell(target)}"),
+        el("h3", "recipe.yaml"),
+        snippet(recipe_text),
+    )
+
+
+def _recipe(text: str) -> Recipe | None:
+    try:
+        return recipe_from_yaml(text)
+    except HubmergeError:
+        return None
+
+
+def card_tab(model: Published, endpoint: str) -> Markup:
+    """The card as the embedded Hub shows it. Pictures are the repo's own, where a browser may fetch them."""
+    if not model.card:
+        return notice("info", "It has no card", el("p", "Its repo on the Hub has no README.md."))
+
+    def address(path: str) -> str:
+        return f"{endpoint}/{quote(model.id)}/resolve/{model.sha}/{quote(path)}"
+
+    html = card_html(model.card, address, image_address=address if model.is_open else lambda path: None)
+    for wide in ("pre", "table"):  # they scroll sideways, also by keys
+        html = html.replace(f"<{wide}>", f'<{wide} tabindex="0">')
+    # the renderer escapes a stranger's text, and leads its links to the web or to files of the repo
+    return el("article", Markup(html), cls="hm-card-text", aria_label="Model card")  # noqa: S704
+
+
+def unscored_tab(model: Published) -> Markup:
+    """In place of scores: that there are none yet, and how to use the model all the same."""
+    told = "Its card, and what changed, stand in the other tabs."
+    ask = el("p", "Nobody has measured this model yet: ", link(evaluate_href(model.id), "ask for an evaluation"), ".")
+    use = use_it(model.id, ()) if is_hub_id(model.id) else None
+    return join(notice("info", "Not scored yet", ask if model.is_open else None, el("p", told)), use)

@@ -15,7 +15,7 @@ from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.methods import Method, registry
 from hubmerge.methods.varying import worded, written
-from hubmerge.output.plan_words import LABELS, Group, cost_of, fit_of, plan_summary
+from hubmerge.output.plan_words import LABELS, cost_of, fit_of, plan_summary
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
@@ -39,6 +39,24 @@ def notice(kind: str, title: str, *children: object) -> Markup:
     """A framed message; `kind`: info, good, warn or bad."""
     role = "alert" if kind == "bad" else "status"
     return el("div", el("strong", title), *children, cls=f"hm-notice hm-{kind}", role=role)
+
+
+def fold(title: object, *content: object, cls: str = "", **attributes: str) -> Markup:
+    """Content that unfolds below its title."""
+    return el("details", el("summary", title), *content, cls=cls, **attributes)
+
+
+def snippet(text: str) -> Markup:
+    """Code to read and copy."""
+    return el("pre", el("code", text), cls="hm-snippet", tabindex="0")
+
+
+def tabs(label: str, ways: Iterable[tuple[str, str, bool]]) -> Markup:
+    """Links beside each other; of each its title, its address, and whether it is the one that is shown."""
+    shown = (
+        el("a", title, cls="hm-tab", href=to, **({"aria_current": "page"} if here else {})) for title, to, here in ways
+    )
+    return el("nav", *shown, cls="hm-tabs", aria_label=label)
 
 
 def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") -> Markup:
@@ -102,16 +120,18 @@ def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts), cls="hm-facts")
 
 
-def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
-    """A table whose rows become cards on a narrow screen; a row's first cell is its header."""
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], *, wide: bool = False) -> Markup:
+    """A table; a row's first cell is its header. On a narrow screen rows become cards; a `wide` one scrolls."""
     titles = list(head)
     lines = []
     for row in rows:
         first, *rest = row
-        cells = (el("td", cell, data_label=str(title)) for title, cell in zip(titles[1:], rest, strict=True))
+        labels = ["" if wide else str(title) for title in titles[1:]]
+        cells = (el("td", cell, data_label=label) for label, cell in zip(labels, rest, strict=True))
         lines.append(el("tr", el("th", first, scope="row"), *cells))
     top = el("tr", *(el("th", title, scope="col") for title in titles))
-    return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table", tabindex="0")
+    cls = "hm-table hm-wide" if wide else "hm-table"
+    return el("div", el("table", el("thead", top), el("tbody", *lines)), cls=cls, tabindex="0")
 
 
 def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
@@ -134,22 +154,16 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
         access_panel(plan.models),
-        el(
-            "details",
-            el("summary", "All that the headers say"),
+        fold(
+            "All that the headers say",
             section("Models", table(("Model", "Role", "Weights", "License"), rows)),
-            _group(fit_of(facts)),
-            _group(cost),
+            *(section(group.title, facts_grid(group.rows)) for group in (fit_of(facts), cost)),
             cls="hm-section",
         ),
     )
 
 
 _FIRST = tuple(LABELS[key] for key in ("output_bytes", "download_bytes", "predicted_memory_bytes", "predicted_seconds"))
-
-
-def _group(group: Group) -> Markup:
-    return section(group.title, facts_grid(group.rows))
 
 
 def warnings_panel(warnings: Iterable[str]) -> Markup | None:
@@ -196,39 +210,24 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, b
     gated = _models_of(p for p in error.problems if p.code == GatedError.code)
     offers: list[Markup] = []
     if hidden and PRIVATE not in visitor.scopes:
-        offers.append(
-            notice(
-                "info",
-                "Is it a private model of yours?",
-                el(
-                    "p",
-                    "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not"
-                    f" there: {', '.join(hidden)}.",
-                ),
-                el("p", link(sign_in_link(back, private=True), "Allow hubmerge to read your private models")),
-                el(
-                    "p",
-                    "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then you come"
-                    " back to this page as it is. hubmerge goes on writing only to repos that it made.",
-                    cls="hm-dim",
-                ),
-            )
+        why = (
+            "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not there: "
+            f"{', '.join(hidden)}."
         )
+        then = (
+            "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then you come back to this "
+            "page as it is. hubmerge goes on writing only to repos that it made."
+        )
+        allow = link(sign_in_link(back, private=True), "Allow hubmerge to read your private models")
+        title = "Is it a private model of yours?"
+        offers.append(notice("info", title, el("p", why), el("p", allow), el("p", then, cls="hm-dim")))
     if gated and GATED not in visitor.scopes:
-        sentence = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
-        offers.append(
-            notice("info", "A gated model", el("p", sentence), el("p", link(sign_in_link(back), "Sign in again")))
-        )
+        why = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
+        offers.append(notice("info", "A gated model", el("p", why), el("p", link(sign_in_link(back), "Sign in again"))))
     elif gated:
-        pages = [el("li", repo_link(endpoint, name)) for name in gated]
-        offers.append(
-            notice(
-                "info",
-                "Its owner decides who may read it",
-                el("p", "Ask for access on its page, then inspect again:"),
-                el("ul", *pages),
-            )
-        )
+        ask = el("p", "Ask for access on its page, then inspect again:")
+        pages = el("ul", *(el("li", repo_link(endpoint, name)) for name in gated))
+        offers.append(notice("info", "Its owner decides who may read it", ask, pages))
     return join(*offers) if offers else None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -18,14 +17,14 @@ from hubmerge.errors import HubmergeError
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from workflows.app.format import bytes_text, el, join
+from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html
 from workflows.app.job_statistics import agents_table, share_bar
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import MergeForm
 from workflows.app.panels import notice, problems_panel
-from workflows.app.service import Service
-from workflows.app.session import visitor_of
+from workflows.app.service import Service, Visitor
+from workflows.app.session import for_visitor
 
-_PRIVATE = {"api_visibility": "private"}
 _LOOKING = '() => \'<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>\''
 _FORGOTTEN = '() => ["", {__type__: "update", visible: false}, ""]'
 # An answer about models that were replaced meanwhile.
@@ -47,7 +46,7 @@ class Look:
 def build_look() -> Look:
     """Make the components inside the current Blocks context."""
     button = gr.Button("Look into a few layers", size="sm", interactive=False, elem_id="look")
-    panel = gr.HTML("", js_on_load=None, elem_id="preview")
+    panel = html(name="preview")
     take = gr.Button("", size="sm", visible=False, elem_id="take")
     return Look(button, panel, take, gr.Textbox(value="", visible=False), gr.JSON(value=None, visible=False))
 
@@ -59,39 +58,32 @@ def wire_look(
 
     `chosen`: the event after which the models are other ones.
     """
+
+    def looking(tell: Tell) -> Callable[..., Any]:
+        def see(visitor: Visitor | None, *values: Any) -> list[Any]:
+            try:
+                wanted = recipe(values)
+                found = service.preview(wanted.to_dict(), visitor, tell)
+            except HubmergeError as error:
+                return [*_failed(error)[:3], list(values[:2])]
+            other = found.method in registry() and found.method != wanted.method
+            words = f"Take {registry()[found.method].title}" if other else ""
+            return [preview_panel(found), gr.update(value=words, visible=other), found.method, list(values[:2])]
+
+        return for_visitor(see)
+
+    def taken(method: str) -> list[Any]:
+        return [gr.update(value=method), gr.update(visible=False)]
+
     outputs = [look.panel, look.take, look.method]
-    look.button.click(None, None, look.panel, js=_LOOKING, queue=False, show_progress="hidden", **_PRIVATE).then(
-        lanes.telling(partial(_looking, service, recipe), _failed, _read_so_far),
-        form.recipe_inputs,
-        [*outputs, look.about],
-        show_progress="hidden",
-        trigger_mode="multiple",
-        **ASKING,
-        **_PRIVATE,
-    ).then(None, [look.about, form.base, form.agents], outputs, js=_STILL_SO, queue=False, **_PRIVATE)
-    look.take.click(
-        lambda method: [gr.update(value=method), gr.update(visible=False)],
-        [look.method],
-        [form.method, look.take],
-        queue=False,
-        **_PRIVATE,
+    telling = lanes.telling(looking, _failed, _read_so_far)
+    looked = look.button.click(None, None, look.panel, js=_LOOKING, **AT_ONCE).then(
+        telling, form.recipe_inputs, [*outputs, look.about], trigger_mode="multiple", **ASKING, **QUIET
     )
+    looked.then(None, [look.about, form.base, form.agents], outputs, js=_STILL_SO, queue=False, **PRIVATE)
+    look.take.click(taken, [look.method], [form.method, look.take], queue=False, **PRIVATE)
     # what was seen of other models says nothing; the script forgets it before the next click
-    chosen(None, None, outputs, js=_FORGOTTEN, queue=False, **_PRIVATE)
-
-
-def _looking(service: Service, recipe: Callable[[Any], Any], tell: Tell) -> Callable[..., Any]:
-    def look(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, *values: Any) -> list[Any]:
-        try:
-            wanted = recipe(values)
-            found = service.preview(wanted.to_dict(), visitor_of(profile, token), tell)
-        except HubmergeError as error:
-            return [*_failed(error)[:3], list(values[:2])]
-        other = found.method in registry() and found.method != wanted.method
-        words = f"Take {registry()[found.method].title}" if other else ""
-        return [preview_panel(found), gr.update(value=words, visible=other), found.method, list(values[:2])]
-
-    return look
+    chosen(None, None, outputs, js=_FORGOTTEN, queue=False, **PRIVATE)
 
 
 def _read_so_far(done: int, total: int) -> list[Any]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
+from hubmerge.recipe.recipe import MAX_AGENTS
+from workflows.app.frame import QUIET
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import Service, Visitor
-from workflows.app.session import visitor_of
-from workflows.app.typed_names import names_in
+from workflows.app.session import for_visitor
+from workflows.app.submission import names_in
 
 _FOUND = 10
 _CHOICES_KEPT = 100  # of one box
 _POPULAR = ("text-generation",)
+
+
+def model_box(name: str, label: str, info: str, *, several: bool = False, **more: Any) -> Any:
+    """A box for the name of a model, or of several; `suggest_models` fills its list."""
+    many = {"multiselect": True, "max_choices": MAX_AGENTS, "value": []} if several else {"value": None}
+    return gr.Dropdown(choices=[], allow_custom_value=True, label=label, info=info, elem_id=name, **many, **more)
 
 
 def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None) -> None:
@@ -27,39 +35,27 @@ def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None
     parent = gr.Textbox(value="", visible=False) if base is None else base
     # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
     read = f'(c, t, k, p) => [c, document.querySelector("#{box.elem_id} input").value, k, p]'
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    searching = lanes.asking(_searching(service), lambda _: [gr.skip(), gr.skip()])
+    searching = lanes.asking(for_visitor(partial(_search, service)), lambda _: [gr.skip(), gr.skip()])
+    boxes = [box, typed, known, parent]
     gr.on(
-        [box.focus, box.key_up],
-        searching,
-        [box, typed, known, parent],
-        [box, known],
-        js=read,
-        trigger_mode="always_last",
-        **ASKING,
-        **quiet,
+        [box.focus, box.key_up], searching, boxes, [box, known], js=read, trigger_mode="always_last", **ASKING, **QUIET
     )
 
 
-def _searching(service: Service) -> Callable[..., Any]:
-    def search(
-        current: Any, text: str, known: Any, base: Any, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None
-    ) -> list[Any]:
-        kept = current if isinstance(current, list) else [current] if current else []
-        named = names_in([str(text or "")], service.endpoint)
-        wanted = named[-1][:100] if named else ""
-        if wanted in kept:
-            wanted = ""  # the box shows what was chosen before
-        try:
-            found = _found(service, wanted, str(base or ""), visitor_of(profile, token))
-        except HubmergeError:
-            return [gr.skip(), gr.skip()]  # suggestions are only a help; any typed name can be inspected
-        before = [str(name) for name in known] if isinstance(known, list) else []
-        # an open list that became shorter would have gradio's script look for an entry that is gone
-        choices = list(dict.fromkeys([*found, *map(str, kept), *before]))[: max(len(before), _CHOICES_KEPT)]
-        return [gr.update(choices=choices), choices]
-
-    return search
+def _search(service: Service, visitor: Visitor | None, current: Any, text: str, known: Any, base: Any) -> list[Any]:
+    kept = current if isinstance(current, list) else [current] if current else []
+    named = names_in([str(text or "")], service.endpoint)
+    wanted = named[-1][:100] if named else ""
+    if wanted in kept:
+        wanted = ""  # the box shows what was chosen before
+    try:
+        found = _found(service, wanted, str(base or ""), visitor)
+    except HubmergeError:
+        return [gr.skip(), gr.skip()]  # suggestions are only a help; any typed name can be inspected
+    before = [str(name) for name in known] if isinstance(known, list) else []
+    # an open list that became shorter would have gradio's script look for an entry that is gone
+    choices = list(dict.fromkeys([*found, *map(str, kept), *before]))[: max(len(before), _CHOICES_KEPT)]
+    return [gr.update(choices=choices), choices]
 
 
 def _found(service: Service, text: str, base: str, visitor: Visitor | None) -> list[str]:

@@ -49,7 +49,7 @@ class Published:
     sha: str
     license: str | None
     card: str  # README.md, a stranger's text; empty: there is none
-    report: Mapping[str, Any]  # hubmerge.json, a stranger's JSON; empty: there is none
+    report: dict[str, Any]  # hubmerge.json, a stranger's JSON; empty: there is none
     is_open: bool  # neither private nor gated, so that a browser may fetch its pictures from the Hub
 
 
@@ -57,7 +57,7 @@ class Published:
 class MergeRequest:
     """One submission of the form."""
 
-    recipe: Mapping[str, Any]  # the recipe as users write it
+    recipe: dict[str, Any]  # the recipe as users write it
     target: str  # org/name
     private: bool
     license: str | None = None  # the user's choice where the inputs leave it open
@@ -101,14 +101,14 @@ class JobView:
     stage: str  # resolve, plan, download, probe, merge, card, publish; of evaluations: the runner's and record
     target: str
     private: bool
-    recipe: Mapping[str, Any]
+    recipe: dict[str, Any]
     attempt: int
     queue_position: int | None  # 1: next; None when not queued
-    progress: Mapping[str, Any] | None  # stage, done, total, unit, per_second
-    statistics: Mapping[str, Any] | None  # report.statistics["total"], as soon as it is known
+    progress: dict[str, Any] | None  # stage, done, total, unit, per_second
+    statistics: dict[str, Any] | None  # report.statistics["total"], as soon as it is known
     warnings: tuple[str, ...]
-    error: Mapping[str, Any] | None  # code, message, problems, retryable
-    result: Mapping[str, Any] | None  # repo, url, commit
+    error: dict[str, Any] | None  # code, message, problems, retryable
+    result: dict[str, Any] | None  # repo, url, commit
     created: str
     started: str | None
     finished: str | None
@@ -269,7 +269,7 @@ class WatcherView:
     own: bool = False  # the visitor's, who may pause it and let it look now
     rule: str = ""  # as YAML
     waiting: str = ""  # what it waits for
-    problem: Mapping[str, Any] | None = None  # code, message, problems, retryable
+    problem: dict[str, Any] | None = None  # code, message, problems, retryable
     events: tuple[WatcherEvent, ...] = ()  # newest first
 
 
@@ -283,7 +283,7 @@ class Trial:
     agents: tuple[str, ...] = ()  # id@sha, of that merge
     waiting: str = ""  # why there would be none
     left_out: tuple[WatcherEvent, ...] = ()
-    problem: Mapping[str, Any] | None = None  # why that merge is not possible
+    problem: dict[str, Any] | None = None  # why that merge is not possible
     anew: bool = True  # as a watcher that has merged nothing; its owner's trial knows what it has merged
 
 

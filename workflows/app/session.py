@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+
+import gradio as gr
 
 from hubmerge.errors import LoginError
 from workflows.app.service import Service, Visitor
 
 
-def visitor_of(profile: Any, token: Any) -> Visitor | None:
-    """The signed-in visitor without namespaces, None when anonymous; scopes and end are the Hub's answer. Asks nobody.
+def for_visitor(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`handler(visitor, …)`, or `handler(request, visitor, …)`, as gradio calls it: with the session's owner, whose
+    signature and end gradio has checked; None when anonymous."""
+    takes_request = next(iter(inspect.signature(handler).parameters)) == "request"
 
-    `profile` and `token` are the gr.OAuthProfile and gr.OAuthToken that gradio injects; it has checked the
-    session's signature and that the token is not past its time.
-    """
+    def called(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, *values: Any) -> Any:
+        visitor = visitor_of(profile, token)
+        return handler(request, visitor, *values) if takes_request else handler(visitor, *values)
+
+    return called
+
+
+def visitor_of(profile: Any, token: Any) -> Visitor | None:
+    """The signed-in visitor without namespaces, None when anonymous; scopes and end as the Hub told them then."""
     if profile is None or token is None:
         return None
     return Visitor(
@@ -53,20 +65,11 @@ def caller_of(service: Service, profile: Any, token: Any, request: Any) -> Visit
     return visitor_of(profile, token) if bearer is None else service.visitor(None, bearer)
 
 
-def writer_of(service: Service, profile: Any, token: Any, purpose: str = "start a merge") -> Visitor:
+def writer_of(service: Service, visitor: Visitor | None, purpose: str = "start a merge") -> Visitor:
     """The signed-in visitor as the Hub knows the token now, with namespaces; LoginError when anonymous."""
-    return with_namespaces(service, require_visitor(profile, token, purpose))
-
-
-def with_namespaces(service: Service, visitor: Visitor) -> Visitor:
-    """The visitor as the Hub knows the token now."""
+    visitor = signed_in(visitor, purpose)
     known = service.visitor(visitor.name, visitor.token)
     return replace(visitor, name=known.name, namespaces=known.namespaces)
-
-
-def require_visitor(profile: Any, token: Any, purpose: str) -> Visitor:
-    """The signed-in visitor; LoginError when there is none."""
-    return signed_in(visitor_of(profile, token), purpose)
 
 
 def signed_in(visitor: Visitor | None, purpose: str) -> Visitor:

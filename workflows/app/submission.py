@@ -1,20 +1,64 @@
-"""Checks that the form and the API both make before they call the service."""
+"""What people and programs submit: names of models as they are typed or pasted, and the checks before a job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
-from workflows.app.service import MergeRequest, Visitor
-from workflows.app.typed_names import names_in
+from workflows.app.service import MergeRequest, Service, Visitor
 
 _MOST_CHARACTERS = 400  # of a model's name and revision
 _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
+_HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
+_BETWEEN = re.compile(r"[\s,;]+")
+_REF = re.compile(r"refs/(?:pr|convert|heads|tags)/[^/]+")
+
+
+def names_in(typed: Iterable[str], endpoint: str) -> list[str]:
+    """The models that texts name, each once and in order; what names none stays as it is, for the checks to refuse.
+
+    `endpoint`: the Hub in use, whose addresses are understood like those of huggingface.co.
+    """
+    return list(dict.fromkeys(name for text in typed for name in _names(str(text).strip(), endpoint)))
+
+
+def _names(text: str, endpoint: str) -> list[str]:
+    parts = [part.strip("\"'<>[]()`") for part in _BETWEEN.split(text)]
+    names = [_name(part, endpoint) for part in parts if part]
+    if len(names) > 1 and not all(is_hub_id(name.partition("@")[0]) for name in names):
+        return [text]
+    return names
+
+
+def _name(text: str, endpoint: str) -> str:
+    """`org/name` or `org/name@revision` for an address of the Hub's, else the text itself."""
+    hosts = {*_HUBS, urlsplit(endpoint).netloc.lower()}
+    given = text if "://" in text else f"https://{text}"
+    try:
+        parts = urlsplit(given)
+    except ValueError:
+        return text
+    if parts.scheme not in ("http", "https") or parts.netloc.lower() not in hosts:
+        return text
+    pieces = [piece for piece in parts.path.split("/") if piece]
+    if len(pieces) > 2 and pieces[1] in _AT:  # of a model without an owner, such as gpt2
+        pieces.insert(0, "")
+    name = "/".join(piece for piece in pieces[:2] if piece)
+    if not is_hub_id(name) or pieces[0] in ("datasets", "spaces", "collections", "papers", "models"):
+        return text
+    if len(pieces) > 3 and pieces[2] in _AT:
+        rest = unquote("/".join(pieces[3:]))
+        found = _REF.match(rest)
+        revision = found.group() if found else unquote(pieces[3])
+        return name if revision == "main" else f"{name}@{revision}"
+    return name
 
 
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
@@ -104,8 +148,24 @@ def submission(
     return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None, suite or None)
 
 
+def chosen_target(
+    service: Service, writer: Visitor, recipe: Recipe, chosen: Sequence[Any], license_choice: str | None
+) -> dict[str, Any]:
+    """Where to, whether private and with which suite, for suite, owner, name and visibility as a form has them.
+
+    Left to itself the result is private if a parent is gated or private, which the Hub is asked.
+    """
+    suite, owner, name, visibility = chosen
+    private = visibility == "private"
+    if visibility not in ("public", "private"):
+        plan = service.inspect(recipe.to_dict(), writer, license_choice)
+        private = any(m.gated or m.private for m in plan.models)
+    target = f"{owner or writer.name}/{(name or '').strip()}"
+    return {"target": target, "private": private, "suite": "" if private else suite or ""}
+
+
 def sweep_requests(
-    sweep: Sweep, target: str, *, private: bool, license: str | None, visitor: Visitor, suite: str = ""
+    sweep: Sweep, *, target: str, private: bool, license: str | None, visitor: Visitor, suite: str = ""
 ) -> list[MergeRequest]:
     """A request for each variant, to a repo named after `target` and the variant; raises as `submission` does."""
     return [

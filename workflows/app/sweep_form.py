@@ -7,7 +7,6 @@ variants are those of a sweep (hubmerge/recipe/sweep.py), and each becomes a job
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +22,19 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
 from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
+from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT
-from workflows.app.panels import closed_models, method_title, notice, problems_panel
-from workflows.app.service import JobView, Service
-from workflows.app.session import visitor_of, writer_of
-from workflows.app.submission import checked_sweep, sweep_requests
+from workflows.app.panels import method_title, notice, problems_panel
+from workflows.app.service import JobView, Service, Visitor
+from workflows.app.session import for_visitor, writer_of
+from workflows.app.submission import checked_sweep, chosen_target, sweep_requests
 
 _SETTINGS = 2  # that may have several values at once
 _NAMED = 12  # variants that are named before they are started
 _LONGEST = 500  # characters of a field of values
-_PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}
 RecipeOf = Callable[[Any], dict[str, Any]]
 EMPTY = el("p", "Give a setting several values, or choose another method beside the one above.", cls="hm-dim")
 
@@ -92,9 +91,9 @@ def build_sweep(method: str) -> SweepForm:
                     elem_id=f"sweep-values-{number}",
                 )
             pairs.append((setting, values))
-        told = gr.HTML(EMPTY, js_on_load=None, elem_id="sweep-told", padding=True)
+        told = html(EMPTY, "sweep-told", padding=True)
         start = gr.Button("Start all variants", interactive=False, elem_id="sweep-start")
-        started = gr.HTML("", js_on_load=None, elem_id="sweep-started", padding=True)
+        started = html(name="sweep-started", padding=True)
     return SweepForm(methods, tuple(pairs), told, start, started, fold)
 
 
@@ -111,31 +110,65 @@ def wire_sweep(
 
     `inspected`: the event after which the form's models and settings are other ones, so that variants count anew.
     """
-    quiet = {"show_progress": "hidden", **_PRIVATE}
-    outputs = [sweep.told, sweep.start]
     count = len(sweep.inputs)
-    counting = lanes.asking(_counting(service, recipe, count), _not_counted)
+
+    def checked(values: Sequence[Any]) -> Sweep:
+        """The sweep of the form: `count` values of the sweep, then the recipe's."""
+        methods, *parts = values[:count]
+        pairs = [(str(parts[k] or ""), str(parts[k + 1] or "")) for k in range(0, len(parts), 2)]
+        return checked_sweep(sweep_of(recipe(values[count:]), methods or (), pairs))
+
+    def counting(visitor: Visitor | None, namespace: str | None, *values: Any) -> list[Any]:
+        methods, *parts = values[:count]
+        if not methods and not any(str(text or "").strip() for text in parts[1::2]):
+            return [EMPTY, gr.update(interactive=False)]  # nothing asks for a second variant
+        try:
+            variants = checked(values).variants
+            plan = service.inspect(variants[0][1].to_dict(), visitor)
+            seconds = {}
+            for _, variant in variants:
+                if variant.method not in seconds:
+                    predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
+                    seconds[variant.method] = float(predicted)
+        except HubmergeError as error:
+            return _not_counted(error)
+        total = sum(seconds[variant.method] for _, variant in variants)
+        return [
+            counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
+            gr.update(value=f"Start {len(variants)} merges", interactive=len(variants) > 1 and bool(namespace)),
+        ]
+
+    def starting(visitor: Visitor | None, *values: Any) -> Any:
+        *target, license_choice = values[:5]
+        jobs: list[JobView] = []
+        try:
+            writer, wanted = writer_of(service, visitor), checked(values[5:])
+            to = chosen_target(service, writer, wanted.variants[0][1], target, license_choice)
+            for request in sweep_requests(wanted, license=license_choice, visitor=writer, **to):
+                jobs.append(service.submit(request, writer))
+        except HubmergeError as error:
+            rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
+            return join(started_panel(jobs), problems_panel(error), rest if jobs else None)
+        return started_panel(jobs)
+
+    outputs = [sweep.told, sweep.start]
     counted = [form.namespace, *sweep.inputs, *form.recipe_inputs]
     settings, values = zip(*sweep.pairs, strict=True)
     changes = [box.input for box in (sweep.methods, *settings)]
     changes += [event for box in values for event in (box.submit, box.blur)]
     # one count at a time, and the last is of what stands there: an older answer must not come after a newer one
     count_again = gr.Button("Count the variants", visible="hidden", elem_id="count-variants")
-    count_again.click(counting, counted, outputs, trigger_mode="always_last", **ASKING, **quiet)
-    left = gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **_PRIVATE)
+    asked = lanes.asking(for_visitor(counting), _not_counted)
+    count_again.click(asked, counted, outputs, trigger_mode="always_last", **ASKING, **QUIET)
+    left = gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **PRIVATE)
     # another method has other settings
-    resettled = form.method.change(
-        *(_resettled, [form.method, *sweep.inputs], sweep.inputs[1:]), queue=False, trigger_mode="multiple", **quiet
-    )
+    methods = [form.method, *sweep.inputs]
+    resettled = form.method.change(_resettled, methods, sweep.inputs[1:], trigger_mode="multiple", **AT_ONCE)
     for event in (left, resettled, inspected):
-        event.then(None, None, None, js=COUNT, queue=False, **_PRIVATE)
-    sweep.start.click(
-        lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
-        [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],
-        [sweep.started],
-        **ASKING,
-        **_PRIVATE,
-    )
+        event.then(None, None, None, js=COUNT, queue=False, **PRIVATE)
+    start = lanes.asking(for_visitor(starting), problems_panel)
+    held = [*form.target_inputs, *sweep.inputs, *form.recipe_inputs]
+    sweep.start.click(start, held, [sweep.started], **ASKING, **PRIVATE)
 
 
 def opened_with(query: Any, method: str) -> list[Any]:
@@ -152,15 +185,9 @@ def opened_with(query: Any, method: str) -> list[Any]:
             pairs.append((name, text[:_LONGEST]))
         else:
             wrong.append(name)
-    told: Any = gr.skip()
     if wrong:
-        error = RecipeError(
-            "the address asks for variants of what is not there",
-            where="the address",
-            got=", ".join(wrong)[:100],
-            next_step="Choose it here.",
-        )
-        told = problems_panel(error)
+        what, got = "the address asks for variants of what is not there", ", ".join(wrong)[:100]
+        told = problems_panel(RecipeError(what, where="the address", got=got, next_step="Choose it here."))
     elif not methods and not pairs:  # nothing that was chosen meanwhile is taken away
         return [gr.skip(), *[_choices(listed), gr.skip()] * _SETTINGS, gr.skip(), gr.skip()]
     else:
@@ -209,44 +236,6 @@ def _values(name: str, text: str) -> list[Any]:
     return list(dict.fromkeys(values)) if all(isinstance(v, int | float | str | bool) for v in values) else values
 
 
-def _sweep(recipe: RecipeOf, values: Sequence[Any], count: int) -> Sweep:
-    """The checked sweep of the form: `count` values of the sweep, then the recipe's."""
-    methods, *parts = values[:count]
-    pairs = [(str(parts[k] or ""), str(parts[k + 1] or "")) for k in range(0, len(parts), 2)]
-    return checked_sweep(sweep_of(recipe(values[count:]), methods or (), pairs))
-
-
-def _counting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., Any]:
-    def counted(
-        profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, namespace: str | None, *values: Any
-    ) -> list[Any]:
-        if not _asks(values[:count]):
-            return [EMPTY, gr.update(interactive=False)]
-        try:
-            variants = _sweep(recipe, values, count).variants
-            plan = service.inspect(variants[0][1].to_dict(), visitor_of(profile, token))
-            seconds = {}
-            for _, variant in variants:
-                if variant.method not in seconds:
-                    predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
-                    seconds[variant.method] = float(predicted)
-        except HubmergeError as error:
-            return _not_counted(error)
-        total = sum(seconds[method] * n for method, n in Counter(v.method for _, v in variants).items())
-        return [
-            counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
-            gr.update(value=f"Start {len(variants)} merges", interactive=len(variants) > 1 and bool(namespace)),
-        ]
-
-    return counted
-
-
-def _asks(values: Sequence[Any]) -> bool:
-    """Whether any field of the sweep asks for a second variant."""
-    methods, *parts = values
-    return bool(methods) or any(str(text or "").strip() for text in parts[1::2])
-
-
 def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> Markup:
     """How many variants there are, their names, and how long they take one after the other."""
     if len(names) == 1:
@@ -286,40 +275,6 @@ def _resettled(method: str, *values: Any) -> list[Any]:
         updates.append(_choices(listed, value="") if lost else _choices(listed))
         updates.append("" if lost else gr.skip())
     return updates
-
-
-def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., Any]:
-    def start(
-        profile: gr.OAuthProfile | None,
-        token: gr.OAuthToken | None,
-        suite: str | None,
-        namespace: str | None,
-        name: str,
-        visibility: str,
-        license_choice: str | None,
-        *values: Any,
-    ) -> Any:
-        jobs: list[JobView] = []
-        try:
-            visitor = writer_of(service, profile, token)
-            sweep = _sweep(recipe, values, count)
-            private = visibility == "private"
-            if visibility not in ("public", "private"):
-                plan = service.inspect(sweep.variants[0][1].to_dict(), visitor, license_choice)
-                private = bool(closed_models(plan.models))
-            target = f"{namespace or visitor.name}/{(name or '').strip()}"
-            suite = "" if private else suite or ""
-            requests = sweep_requests(
-                sweep, target, private=private, license=license_choice, visitor=visitor, suite=suite
-            )
-            for request in requests:
-                jobs.append(service.submit(request, visitor))
-        except HubmergeError as error:
-            rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
-            return join(started_panel(jobs), problems_panel(error), rest if jobs else None)
-        return started_panel(jobs)
-
-    return start
 
 
 def started_panel(jobs: Sequence[JobView]) -> Markup | None:

@@ -26,10 +26,12 @@ from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from workflows.app.format import el
+from workflows.app.frame import html
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
 from workflows.app.merge_form import DEFAULT_METHOD
-from workflows.app.search import suggest_models
+from workflows.app.panels import fold
+from workflows.app.search import model_box, suggest_models
 from workflows.app.service import Service
 from workflows.watchers.rules import MAX_RULE_BYTES
 
@@ -60,50 +62,31 @@ class WatcherForm:
 
 def build_form(service: Service, lanes: Lanes) -> WatcherForm:
     """Make the components inside the current Blocks context."""
+
+    def title(text: str) -> None:
+        html(f"<h3>{text}</h3>", elem_classes="hm-card-title")
+
+    def text(name: str, label: str, info: str, placeholder: str, longest: int, **more: Any) -> Any:
+        shown = {"label": label, "info": info, "placeholder": placeholder, "max_length": longest, "min_width": 200}
+        return gr.Textbox(elem_id=f"watch-{name}", **{**shown, **more})
+
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>1 · Base</h3>", elem_classes="hm-card-title")
-        base = gr.Dropdown(
-            choices=[],
-            value=None,
-            allow_custom_value=True,
-            label="Base",
-            info="The model that every agent was trained from. Search, or paste its name or address.",
-            elem_id="watch-base",
-        )
+        title("1 · Base")
+        about = "The model that every agent was trained from. Search, or paste its name or address."
+        base = model_box("watch-base", "Base", about)
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>2 · Agents</h3>", elem_classes="hm-card-title")
+        title("2 · Agents")
         which = gr.Radio(choices=list(_WHICH), value=ALL, label="Which agents join a merge", elem_id="watch-which")
-        named = gr.Dropdown(
-            choices=[],
-            value=[],
-            multiselect=True,
-            allow_custom_value=True,
-            max_choices=MAX_AGENTS,
-            visible=False,
-            label="Agents by name",
-            info="Two or more. They are merged again whenever the weights of one of them change.",
-            elem_id="watch-named",
-        )
+        about = "Two or more. They are merged again whenever the weights of one of them change."
+        named = model_box("watch-named", "Agents by name", about, several=True, visible=False)
         best = gr.Number(
             value=3, precision=0, minimum=2, maximum=MAX_AGENTS, visible=False, label="How many", elem_id="watch-best"
         )
         with gr.Row():
-            authors = gr.Textbox(
-                label="Authors",
-                info="Users or organisations, any of them. Anybody can claim a base, so name whom you trust.",
-                placeholder="org, ada",
-                max_length=2000,
-                min_width=220,
-                elem_id="watch-authors",
-            )
-            tags = gr.Textbox(
-                label="Tags",
-                info="All of them, as the models' cards have them.",
-                placeholder="reinforcement-learning",
-                max_length=2000,
-                min_width=220,
-                elem_id="watch-tags",
-            )
+            about = "Users or organisations, any of them. Anybody can claim a base, so name whom you trust."
+            authors = text("authors", "Authors", about, "org, ada", 2000, min_width=220)
+            about = "All of them, as the models' cards have them."
+            tags = text("tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
         with gr.Row():
             lineage = gr.Radio(
                 choices=list(_LINEAGE),
@@ -124,7 +107,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 elem_id="watch-licenses",
             )
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>3 · Method</h3>", elem_classes="hm-card-title")
+        title("3 · Method")
         method = gr.Dropdown(
             choices=[(m.title, m.name) for m in registry().values()],
             value=DEFAULT_METHOD,
@@ -133,33 +116,13 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
             elem_id="watch-method",
         )
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>4 · Target</h3>", elem_classes="hm-card-title")
+        title("4 · Target")
         with gr.Row():
-            owner = gr.Textbox(
-                label="Owner",
-                info="The user whose account the watcher acts with.",
-                placeholder="your-name",
-                max_length=96,
-                min_width=200,
-                elem_id="watch-owner",
-            )
-            name = gr.Textbox(
-                label="Name of the watcher",
-                info="Small letters, digits and dashes.",
-                placeholder="my-watch",
-                max_length=40,
-                min_width=200,
-                elem_id="watch-name",
-            )
+            owner = text("owner", "Owner", "The user whose account the watcher acts with.", "your-name", 96)
+            name = text("name", "Name of the watcher", "Small letters, digits and dashes.", "my-watch", 40)
         with gr.Row():
-            target = gr.Textbox(
-                label="Name of each result",
-                info="{set} becomes different for every set of agents. Empty: owner/name-{set}.",
-                placeholder="your-name/my-watch-{set}",
-                max_length=200,
-                min_width=200,
-                elem_id="watch-target",
-            )
+            about = "{set} becomes different for every set of agents. Empty: owner/name-{set}."
+            target = text("target", "Name of each result", about, "your-name/my-watch-{set}", 200)
             suite = gr.Dropdown(
                 choices=[("Nothing", ""), *((title, name) for name, title in service.suites.items())],
                 value="",
@@ -170,13 +133,8 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 elem_id="watch-suite",
             )
         with gr.Row():
-            visibility = gr.Radio(
-                choices=["public", "private"],
-                value="public",
-                label="Visibility",
-                min_width=200,
-                elem_id="watch-visibility",
-            )
+            kinds = ["public", "private"]
+            visibility = gr.Radio(kinds, value="public", label="Visibility", min_width=200, elem_id="watch-visibility")
             budget = gr.Number(
                 value=_PER_DAY,
                 precision=0,
@@ -187,14 +145,8 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 elem_id="watch-budget",
             )
     with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
-        more = gr.Textbox(
-            label="As YAML",
-            info="What has no field here; docs/watchers.md lists everything.",
-            placeholder=_MORE,
-            lines=4,
-            max_length=MAX_RULE_BYTES,
-            elem_id="watch-more",
-        )
+        about = "What has no field here; docs/watchers.md lists everything."
+        more = text("more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
     suggest_models(base, service, lanes)
     suggest_models(named, service, lanes, base=base)
     return WatcherForm(
@@ -348,22 +300,14 @@ def _number(text: str) -> int | None:
 
 def where_it_belongs(name: str, owner: str) -> Markup:
     """What to do with the YAML."""
-    return el(
-        "details",
-        el("summary", "Where it belongs"),
-        el(
-            "p",
-            "A watcher acts with its owner's account, so its rule is a file that whoever keeps an app puts beside it: "
-            "save it as ",
-            el("code", f"{name}.yaml"),
-            " in the app's folder of rules (the setting HUBMERGE_RULES names the folder), and let the app have a token "
-            "of ",
-            el("b", owner),
-            " with write access (HF_TOKEN). The app's next look follows it.",
-        ),
-        el(
-            "p",
-            "Watchers that any visitor starts on this page come later; until then, duplicate this Space.",
-            cls="hm-dim",
-        ),
+    how = el(
+        "p",
+        "A watcher acts with its owner's account, so its rule is a file that whoever keeps an app puts beside it: save "
+        "it as ",
+        el("code", f"{name}.yaml"),
+        " in the app's folder of rules (the setting HUBMERGE_RULES names the folder), and let the app have a token of ",
+        el("b", owner),
+        " with write access (HF_TOKEN). The app's next look follows it.",
     )
+    later = "Watchers that any visitor starts on this page come later; until then, duplicate this Space."
+    return fold("Where it belongs", how, el("p", later, cls="hm-dim"))

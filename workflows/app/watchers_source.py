@@ -103,7 +103,7 @@ class WatcherBoard:
 
     def _view(self, rule: RuleHead, own: bool) -> WatcherView:
         state, paused = self._ledger.state(rule.name), self._ledger.is_paused(rule.name)
-        problem: Mapping[str, Any] | None = None
+        problem: dict[str, Any] | None = None
         if self._every_s is None:
             problem = _NOT_RUNNING.as_dict()
         elif state is not None and state.code is not None:

@@ -1,4 +1,4 @@
-"""What the page tests share by name: the OAuth client under test, signed sessions, and the running app."""
+"""What the page tests share by name: the OAuth client under test, signed sessions, the running app, and looking."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import itsdangerous
 from pages_fake import FakeService
@@ -14,6 +15,7 @@ from pages_fake import FakeService
 from workflows.app.app import RunningApp
 from workflows.app.signin import OAuthClient
 
+TARGET_NAME = "#target-name input, #target-name textarea"
 CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
 
 
@@ -46,3 +48,17 @@ class Pages:
     @property
     def url(self) -> str:
         return self.running.url
+
+
+def shown(page: Any, selector: str, text: str) -> Any:
+    """The first element of a selector with a text, once it is there."""
+    found = page.locator(selector).filter(has_text=text)
+    found.first.wait_for()
+    return found.first
+
+
+def errors_of(page: Any) -> list[str]:
+    """What the page's scripts raise from now on."""
+    found: list[str] = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found

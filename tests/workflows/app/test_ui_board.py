@@ -7,12 +7,12 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
 from pages_fake import FakeService
+from pages_session import shown
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
@@ -20,18 +20,11 @@ from hubmerge.errors import HubUnavailableError
 from hubmerge.settings import Settings
 from workflows.app.app import RunningApp, launch_app
 from workflows.app.board_chart import chart_table, score_chart
-from workflows.app.board_panels import (
-    comparison,
-    lineage_section,
-    model_head,
-    refused_panel,
-    score_sections,
-    statistics_section,
-)
 from workflows.app.board_query import ROWS_A_PAGE, BoardQuery, asked, matching
-from workflows.app.board_routes import MAX_LINES
 from workflows.app.board_table import VIEWS, columns, skills_text
-from workflows.app.board_view import board_view
+from workflows.app.board_view import board_view, comparison, refused_panel
+from workflows.app.leaderboard_page import MAX_LINES
+from workflows.app.model_panels import lineage_section, model_head, score_sections, statistics_section
 
 ENDPOINT = "http://127.0.0.1:9"
 
@@ -101,19 +94,13 @@ def shown_models(page: Any) -> list[str]:
     return [head.inner_text().split()[0] for head in page.locator("#board tbody th").all()]
 
 
-def wait_for(page: Any, selector: str, text: str) -> Any:
-    found = page.locator(selector).filter(has_text=text)
-    found.first.wait_for()
-    return found.first
-
-
 # --- in a browser ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.browser
 def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
-    wait_for(page, "#board tbody th", "org/merge")
+    shown(page, "#board tbody th", "org/merge")
     cells = page.locator("#board tbody tr").first.locator("td")
     assert cells.nth(1).inner_text() == "1"
     assert "61.0 ±" in cells.last.inner_text()
@@ -122,8 +109,8 @@ def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
     page.wait_for_function("document.querySelectorAll('#board tbody tr').length === 1")
     assert "q=grandchild" in page.url
     page.locator("#board tbody th a").click()
-    page.wait_for_url("**/model?model=bob%2Fgrandchild")
-    wait_for(page, "#model h1", "bob/grandchild")
+    page.wait_for_url("**/model?model=bob/grandchild")
+    shown(page, "#model h1", "bob/grandchild")
 
 
 @pytest.mark.browser
@@ -156,8 +143,8 @@ def test_the_keyboard_alone_sorts_says_so_and_keeps_its_place(url: str, open_pag
 def test_views_filters_and_chart_are_addresses(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
     page.locator("#view-skills").click()
-    wait_for(page, "#board thead th", "Synergy")
-    wait_for(page, "#board tbody td", "2 of 2 skills: 115 · 84%")
+    shown(page, "#board thead th", "Synergy")
+    shown(page, "#board tbody td", "2 of 2 skills: 115 · 84%")
     again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
     again.locator("#board tbody th").first.wait_for()
     assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]
@@ -172,7 +159,7 @@ def test_two_to_five_models_are_compared(url: str, open_page: Any) -> None:
     for wanted in ("org/merge", "org/math"):
         page.get_by_label(f"Compare {wanted}", exact=True).check()
     page.get_by_role("button", name="Compare the marked models").click()
-    row = wait_for(page, "#compared tbody tr", "math")
+    row = shown(page, "#compared tbody tr", "math")
     assert (page.url.count("compare="), page.url.count("cols=")) == (2, 0)  # the view's own columns are not named
     assert page.locator("#compared tr", has_text="Flags").count() == 0  # where nobody has one
     assert sorted(c.inner_text() for c in row.locator("td").all()) == ["60.0 (50.2 to 69.1)", "66.0 (56.3 to 74.5)"]
@@ -191,17 +178,17 @@ def test_an_embedded_board_has_no_navigation(url: str, open_page: Any) -> None:
 def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/model?model=bob/grandchild")
     page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
-    line = wait_for(page, "#model-tab .hm-wide tbody tr", "Instructions")
+    line = shown(page, "#model-tab .hm-wide tbody tr", "Instructions")
     assert "50.0 (40.4 to 59.6)" in line.inner_text()
     tree = page.locator("#model-tab .hm-tree").first
     assert tree.get_by_role("link", name="org/code").count() == 1
     hub = page.locator("#model").get_by_role("link", name="bob/grandchild")
     assert hub.get_attribute("href") == f"{ENDPOINT}/bob/grandchild/tree/{sha('1')}"
     page.get_by_role("link", name="Reproduce").click()
-    wait_for(page, "#model-tab pre", "method: linear")
+    shown(page, "#model-tab pre", "method: linear")
     page.get_by_role("link", name="Scores").click()
     tree.get_by_role("link", name="org/merge").click()
-    wait_for(page, "#model h1", "org/merge")
+    shown(page, "#model h1", "org/merge")
 
 
 @pytest.mark.browser
@@ -209,35 +196,27 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
     board = open_page(f"{url}/leaderboard")
     for view, sign in (("scores", "Overall"), ("skills", "Synergy"), ("merges", "License")):
         board.locator(f"#view-{view}").click()
-        wait_for(board, "#board thead th", sign)
+        shown(board, "#board thead th", sign)
     assert board.locator("#board").get_by_text(HOSTILE[:30]).count() > 0
     board.locator("#refused summary").click()
-    wait_for(board, "#refused", "<img src=x")
+    shown(board, "#refused", "<img src=x")
     page = open_page(f"{url}/model?model=org/odd")
-    wait_for(page, "#model dd", HOSTILE[:40])
+    shown(page, "#model dd", HOSTILE[:40])
     page.get_by_role("link", name="Reproduce").click()
-    wait_for(page, "#model-tab pre", "<img src=x")
+    shown(page, "#model-tab pre", "<img src=x")
     broken = open_page(f"{url}/model?model=org/broken")
-    wait_for(broken, "#model-tab", HOSTILE[:40])
+    shown(broken, "#model-tab", HOSTILE[:40])
     leaky = open_page(f"{url}/model?model=org/leaky")
-    wait_for(leaky, "#model", HOSTILE[:40])
+    shown(leaky, "#model", HOSTILE[:40])
     none = open_page(f"{url}/model?model={HOSTILE[:60]}")
-    wait_for(none, "#model", "<img src=x")
+    shown(none, "#model", "<img src=x")
     source.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
     down = open_page(f"{url}/leaderboard")
-    wait_for(down, "#leaderboard", "<img src=x")
-    for shown in (board, page, broken, leaky, none, down):
-        assert shown.evaluate("window.hacked") is None
-        assert shown.locator("img[src=x]").count() == 0
-        assert shown.locator("a[href^=javascript]").count() == 0
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("path", ["/leaderboard", "/model?model=bob/grandchild", "/model?model=org/odd"])
-def test_a_phone_shows_the_board_without_scrolling_the_page_sideways(url: str, open_page: Any, path: str) -> None:
-    page = open_page(f"{url}{path}", width=360)
-    page.locator("#board tbody tr, #model-tab .hm-tree").first.wait_for()
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    shown(down, "#leaderboard", "<img src=x")
+    for each in (board, page, broken, leaky, none, down):
+        assert each.evaluate("window.hacked") is None
+        assert each.locator("img[src=x]").count() == 0
+        assert each.locator("a[href^=javascript]").count() == 0
 
 
 @pytest.mark.browser
@@ -253,22 +232,11 @@ def test_a_phone_shows_the_scores_beside_their_names(url: str, open_page: Any) -
 
 
 @pytest.mark.browser
-def test_the_board_asks_no_other_host_for_anything(url: str, open_page: Any) -> None:
-    page = open_page("about:blank")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    for path, sign in (("/leaderboard", "#chart circle"), ("/model?model=org/merge", "#model-tab .hm-tree")):
-        page.goto(url + path, wait_until="domcontentloaded")
-        page.locator(sign).first.wait_for()
-    assert {urlsplit(u).netloc for u in asked if u.startswith("http")} == {urlsplit(url).netloc}
-
-
-@pytest.mark.browser
 def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
     source.content = Board()
-    wait_for(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
-    wait_for(open_page(f"{url}/model?model=org/none"), "#model", "This model cannot be shown")
-    wait_for(open_page(f"{url}/model"), "#model", "No model is named")
+    shown(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
+    shown(open_page(f"{url}/model?model=org/none"), "#model", "This model cannot be shown")
+    shown(open_page(f"{url}/model"), "#model", "No model is named")
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -508,9 +476,9 @@ def test_a_chart_and_a_list_of_refusals_show_as_many_as_a_page_holds() -> None:
     facts = {"method": "linear", "density": 0.5}
     merges = [result(f"org/m{k}", "a", {"math": 0.5}, facts=facts) for k in range(305)]
     assert score_chart(trio(build_board(merges))).count("<circle") == 300
-    shown = str(refused_panel([Refusal(f"results/{k}.json", "none") for k in range(55)]))
-    assert shown.count("results/") == 50
-    assert "And 5 more." in shown
+    told = str(refused_panel([Refusal(f"results/{k}.json", "none") for k in range(55)]))
+    assert told.count("results/") == 50
+    assert "And 5 more." in told
 
 
 def test_a_long_text_of_a_stranger_is_cut_in_its_column() -> None:

@@ -41,6 +41,7 @@ def test_every_call_names_the_address_that_the_page_was_opened_with(pages: Pages
     assert sum("http://127.0.0.1:7860" in call for call in calls_of_docs()) == 2
     page = open_page(f"{pages.url}/docs#programs")
     boxes = page.locator("#programs textarea")
+    boxes.first.wait_for()
     page.wait_for_function("!document.querySelector('#programs textarea').value.includes(':7860')")
     shown = [box.input_value() for box in boxes.all()]
     assert shown == [call.replace("http://127.0.0.1:7860", pages.url) for call in calls_of_docs()]

@@ -12,12 +12,10 @@ from starlette.datastructures import QueryParams
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.recipe import recipe_from_dict
-from workflows.app.advice import advise
-from workflows.app.inspection import inspect_form
-from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, address_of, read_address
-from workflows.app.recipe_texts import TEXTS, text_of
-from workflows.app.search import _CHOICES_KEPT, _searching
-from workflows.app.typed_names import names_in
+from workflows.app.inspection import advise, inspect_form
+from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
+from workflows.app.search import _CHOICES_KEPT, _search
+from workflows.app.submission import names_in
 
 HUB = "http://127.0.0.1:9"
 BASE, MATH, TOOL, MEM = CATALOGUE
@@ -84,10 +82,6 @@ def test_agents_propose_the_base_that_their_cards_name() -> None:
     assert advise("", (MEM,), FakeService(), None).choice is None  # its card names none
 
 
-def test_a_base_suggests_what_was_trained_from_it() -> None:
-    assert advise(BASE, (), FakeService(), None).suggested == (MATH, TOOL)
-
-
 def test_a_misspelled_name_is_said_before_anything_about_private_models() -> None:
     advice = advise(BASE, ("zoo/maht-agent", TOOL), FakeService(), None)
     assert "Did you mean zoo/math-agent?" in advice.why
@@ -114,19 +108,18 @@ def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
 
 
 def test_an_empty_box_offers_the_base_s_agents_or_popular_models() -> None:
-    search = _searching(FakeService())
-    assert search([], "", [], BASE, None, None)[1] == [MATH, TOOL]
-    assert BASE in search(None, "", [], "", None, None)[1]
-    assert search([], "https://hf.co/zoo/mem", [], BASE, None, None)[1] == [MEM]
+    service = FakeService()
+    assert _search(service, None, [], "", [], BASE)[1] == [MATH, TOOL]
+    assert BASE in _search(service, None, None, "", [], "")[1]
+    assert _search(service, None, [], "https://hf.co/zoo/mem", [], BASE)[1] == [MEM]
 
 
 def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> None:
     service = FakeService()
-    search = _searching(service)
     known: list[str] = []
     for k in range(30):
         service.models |= {name: model(name, "a") for name in (f"org/m{k}-{n}" for n in range(10))}
-        _, after = search([], f"m{k}-", known, "", None, None)
+        _, after = _search(service, None, [], f"m{k}-", known, "")
         assert len(known) <= len(after) <= _CHOICES_KEPT
         assert after[0] == f"org/m{k}-0"
         known = after

@@ -8,31 +8,16 @@ from urllib.parse import urlsplit
 
 import pytest
 from pages_fake import CATALOGUE, job_view
-from pages_session import Pages
+from pages_session import TARGET_NAME, Pages, errors_of, shown
 
 pytestmark = pytest.mark.browser
 BASE, MATH, TOOL, MEM = CATALOGUE
 JOB = "1" * 64
 FILLED = f"/merge?base={BASE}&agent={MATH}&agent={TOOL}"
-_SHIFTS = """window.shifts = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())
-  if (!entry.hadRecentInput) window.shifts.push([entry.value, entry.sources.map((s) => s.node?.closest?.(
-    ".hm-merge")?.className || "")]); }).observe({type: "layout-shift", buffered: true})"""
 
 _OPENED_START = """window.opened = false; new MutationObserver(() => {
   window.opened ||= !document.querySelector("#start").disabled;
 }).observe(document.body, {subtree: true, childList: true, attributes: true})"""
-
-
-def shown(page: Any, selector: str, text: str) -> Any:
-    found = page.locator(selector).filter(has_text=text)
-    found.first.wait_for()
-    return found.first
-
-
-def errors_of(page: Any) -> list[str]:
-    found: list[str] = []
-    page.on("pageerror", lambda error: found.append(str(error)))
-    return found
 
 
 def tokens(page: Any) -> list[str]:
@@ -46,7 +31,7 @@ def test_a_filled_form_is_checked_by_itself_and_its_address_follows(pages: Pages
     page.get_by_label("RAM+ (recommended)").check()
     page.wait_for_function("location.search.includes('method=ram_plus')")
     page.wait_for_function("!location.search.includes('density')")
-    assert page.locator("#target-name input, #target-name textarea").first.input_value() == "mine"
+    assert page.locator(TARGET_NAME).first.input_value() == "mine"
     page.reload(wait_until="domcontentloaded")
     shown(page, "#verdict", "These models fit")
     assert page.get_by_label("RAM+ (recommended)").is_checked()
@@ -89,14 +74,6 @@ def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages:
     page.keyboard.press("Escape")
     shown(page, "#verdict", "These models fit")
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
-    for _ in range(10):  # on a busy machine the last answers come late
-        asked.clear()
-        page.wait_for_timeout(2000)
-        if not asked:
-            break
-    assert asked == []  # nothing goes round between the boxes
     page.locator("#start").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
@@ -185,7 +162,7 @@ def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> Non
 def test_the_start_is_shut_with_the_reason_beside_it_while_the_models_do_not_fit(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}{FILLED}&agent=other/wide-agent", "ada")
     told = shown(page, "#verdict", "This cannot be merged yet")
-    assert "another vocabulary size, and" in told.inner_text()
+    assert "another vocabulary size, with rows of which nothing tells …, and 1 more" in told.inner_text()
     page.locator("#start[disabled]").wait_for()
     page.locator("#agents .token").filter(has_text="wide-agent").locator(".token-remove").click()
     shown(page, "#verdict", "These models fit")
@@ -251,15 +228,6 @@ def test_a_swap_is_offered_and_done_with_one_click(pages: Pages, open_page: Any)
     page.locator("#accept").wait_for(state="hidden")
 
 
-def test_a_misspelled_agent_is_corrected_with_one_click(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={BASE}&agent=zoo/maht-agent&agent={TOOL}", "ada")
-    shown(page, "#why", f"Did you mean {MATH}?")
-    assert "private model of yours" not in page.locator("#outcome").inner_text()
-    page.locator("#accept").click()
-    shown(page, "#verdict", "These models fit")
-    assert tokens(page) == [MATH, TOOL]
-
-
 def test_agents_of_the_base_are_offered_to_tick(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={BASE}")
     page.get_by_label(MATH).check()
@@ -309,26 +277,14 @@ def test_a_finished_job_s_recipe_keeps_owner_name_visibility_and_license_for_its
     pages.service.put([done])
     page = open_page(f"{pages.url}/merge?job={JOB}", "ada")
     shown(page, "#agents", MEM)
-    field = "#target-name input, #target-name textarea"
-    assert page.locator(field).first.input_value() == "kept"
+    assert page.locator(TARGET_NAME).first.input_value() == "kept"
     assert page.locator("#namespace input").input_value() == "zoo"
     assert page.get_by_label("public", exact=True).is_checked()
     page.locator("#license input").wait_for()
     assert page.locator("#license input").input_value() == "mit"
     stranger = open_page(f"{pages.url}/merge?job={JOB}", "bob")
     shown(stranger, "#agents", MEM)
-    assert stranger.locator("#namespace input").input_value() == "bob"
-
-
-@pytest.mark.parametrize("width", [1440, 1024, 390])
-def test_the_form_does_not_move_under_the_reader(pages: Pages, open_page: Any, width: int) -> None:
-    page = open_page("about:blank", width=width)
-    page.add_init_script(_SHIFTS)
-    page.goto(f"{pages.url}{FILLED}", wait_until="domcontentloaded")
-    shown(page, "#verdict", "These models fit")
-    page.wait_for_timeout(500)
-    of_the_form = [value for value, places in page.evaluate("window.shifts") if any("hm-merge" in p for p in places)]
-    assert sum(of_the_form) < 0.05
+    stranger.wait_for_function("document.querySelector('#namespace input').value === 'bob'")
 
 
 def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, open_page: Any) -> None:
@@ -350,17 +306,6 @@ def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages
     page.wait_for_timeout(300)
     assert page.evaluate("window.scrollY") > 300
     assert 0 <= page.locator("#start").bounding_box()["y"] < 300
-
-
-def test_every_field_has_a_label(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada")
-    shown(page, "#verdict", "These models fit")
-    without = page.evaluate(
-        """[...document.querySelectorAll('.hm-merge input, .hm-merge textarea, .hm-merge button')].filter((e) =>
-        e.offsetParent && !e.labels?.length && !e.ariaLabel && !e.title && !e.textContent.trim()).map((e) =>
-        e.outerHTML.slice(0, 160))"""
-    )
-    assert without == []
 
 
 def test_a_look_into_a_few_layers_recommends_a_method_with_its_reason(pages: Pages, open_page: Any) -> None:

@@ -20,9 +20,8 @@ from hubmerge.evaluation.result import ParentFacts
 from workflows.app.board_table import task_title
 from workflows.app.job_page import _shown as job_shown
 from workflows.app.jobs_page import _listing as activity
-from workflows.app.model_page import _lineage, _shown, parents_of
+from workflows.app.model_page import _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
 from workflows.app.model_panels import verdict_panel
-from workflows.app.model_tabs import card_tab, changed_tab, reproduce_tab
 from workflows.app.service import Published, Scoring, Visitor
 
 SHA = "7" * 40

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
-from pages_session import CLIENT, Pages
+from pages_session import CLIENT, TARGET_NAME, Pages, shown
 
-from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError, SourceNotFoundError
+from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
@@ -39,12 +39,6 @@ def choose_models(page: Any, *agents: str) -> None:
     for agent in agents:
         choose(page, "agents", agent, agent)
     page.keyboard.press("Escape")
-
-
-def shown(page: Any, selector: str, text: str) -> Any:
-    found = page.locator(selector).filter(has_text=text)
-    found.first.wait_for()
-    return found.first
 
 
 @pytest.mark.quick
@@ -85,16 +79,6 @@ def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_w
         page.wait_for_url("**/job?id=*")
         request, _ = pages.service.requests[-1]
         assert (request.private, request.suite) == (visibility == "private", suite)
-
-
-def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
-    shown(page, "#agents", CATALOGUE[2])
-    page.locator("#inspect").click()
-    shown(page, "#verdict", "These models fit")
-    shown(page, "#hint", "The form is kept while you sign in")
-    assert page.get_by_role("button", name="Sign in to start").is_enabled()
-    assert not page.locator("#start").is_visible()
 
 
 def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
@@ -160,7 +144,7 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
         "document.querySelector('#calibration input[type=text], #calibration textarea').value === ''"
     )
     card.get_by_label("Dataset").fill("org/tools")
-    page.locator("#target-name textarea, #target-name input").first.fill("weighed")
+    page.locator(TARGET_NAME).first.fill("weighed")
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
     recipe = recipe_from_dict(pages.service.requests[0][0].recipe)
@@ -174,19 +158,12 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
     assert own == [None, ("org/tools", "answer")]
 
 
-def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
-    shown(page, "#said", "Did you mean ties?")
-    shown(page, "#agents", CATALOGUE[2])
-    assert page.get_by_label("RAM+ (recommended)").is_checked()
-
-
 def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
     base, *agents = CATALOGUE[:3]
     page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
-    field = page.locator("#target-name textarea, #target-name input").first
+    field = page.locator(TARGET_NAME).first
     for name, what in (("my merge!", "no repo can have this name"), ("", "the result needs a name")):
         field.fill(name)
         field.blur()
@@ -212,7 +189,7 @@ def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
 def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     choose_models(page, "math-agent", "tool-agent")
-    page.locator("#target-name textarea, #target-name input").first.fill("kept")
+    page.locator(TARGET_NAME).first.fill("kept")
     page.wait_for_function("localStorage.getItem('hubmerge-form').includes('\"kept\"')")
     page.reload(wait_until="domcontentloaded")
     shown(page, "#agents", "zoo/tool-agent")
@@ -229,7 +206,7 @@ def test_a_page_that_is_left_before_its_form_is_filled_leaves_the_kept_one_as_it
     whole = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram_plus"
     page = open_page(whole)
     shown(page, "#verdict", "These models fit")
-    page.locator("#target-name textarea, #target-name input").first.fill("kept")
+    page.locator(TARGET_NAME).first.fill("kept")
     page.wait_for_function("localStorage.getItem('hubmerge-form').includes('\"kept\"')")
     page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
     page.goto(whole, wait_until="domcontentloaded")
@@ -252,9 +229,9 @@ def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages
         route.continue_()
     page.route("**/gradio_api/run/**", lambda route: route.continue_())
     page.wait_for_function("document.querySelector('.hm-form')?.inert === false")
-    page.locator("#target-name textarea, #target-name input").first.fill("typed-at-once")
+    page.locator(TARGET_NAME).first.fill("typed-at-once")
     shown(page, "#verdict", "These models fit")
-    assert page.locator("#target-name textarea, #target-name input").first.input_value() == "typed-at-once"
+    assert page.locator(TARGET_NAME).first.input_value() == "typed-at-once"
 
 
 def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(pages: Pages, open_page: Any) -> None:
@@ -307,14 +284,6 @@ def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
     with page.expect_request("**/robots.txt"):  # the test's own, behind any that the timer made
         page.evaluate("fetch('robots.txt')")
     assert [url.rsplit("/", 1)[1] for url in asked] == ["robots.txt"]
-
-
-def test_a_failed_job_tells_what_to_do_next(pages: Pages, open_page: Any) -> None:
-    error = SourceNotFoundError("a source is gone", where="zoo/math-agent", next_step="Pin another one.").as_dict()
-    pages.service.put([job_view(JOB, state="failed", stage="download", error=error)])
-    page = open_page(f"{pages.url}/job?id={JOB}")
-    shown(page, "#job", "Pin another one.")
-    shown(page, "#job .hm-broken", "Download")
 
 
 def test_the_owner_cancels_and_nobody_else_sees_the_button(pages: Pages, open_page: Any) -> None:
@@ -405,25 +374,3 @@ def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: 
     for page in (job, jobs, again, inspected):
         assert page.evaluate("window.hacked") is None
         assert page.locator("img[src=x]").count() == 0
-
-
-@pytest.mark.parametrize("path", ["/", "/merge", "/activity", f"/job?id={JOB}"])
-def test_a_phone_shows_every_page_without_scrolling_sideways(pages: Pages, open_page: Any, path: str) -> None:
-    pages.service.put([job_view(JOB, **RUNNING, warnings=("zoo/mem-agent: " + "x" * 80,))])
-    page = open_page(f"{pages.url}{path}", "ada", width=360)
-    shown(page, "button", "Sign out (ada)")
-    there = {"/": "h1", "/merge": "#inspect", "/activity": "#jobs tbody"}.get(path, "#statistics table")
-    page.locator(there).first.wait_for()
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
-
-
-def test_no_page_asks_another_host_for_anything(pages: Pages, open_page: Any) -> None:
-    pages.service.put([job_view(JOB, **RUNNING)])
-    page = open_page("about:blank", "ada")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    for path in ("/", "/merge", "/activity", f"/job?id={JOB}"):
-        page.goto(pages.url + path, wait_until="domcontentloaded")
-        shown(page, "button", "Sign out (ada)")
-    hosts = {urlsplit(url).netloc for url in asked if urlsplit(url).scheme in ("http", "https")}
-    assert hosts == {urlsplit(pages.url).netloc}

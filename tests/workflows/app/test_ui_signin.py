@@ -43,6 +43,12 @@ def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubPro
         yield hub
 
 
+def signing_in_at(hub: LocalHubProcess) -> dict[str, Any]:
+    """How an app is built whose visitors sign in at this Hub."""
+    client = OAuthClient(hub.endpoint, hub.oauth["client_id"], hub.oauth["client_secret"])
+    return {"settings": Settings(endpoint=hub.endpoint), "oauth": client}
+
+
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
 def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
     with pytest.raises(LoginError):
@@ -72,9 +78,7 @@ def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:
 @pytest.mark.browser
 @pytest.mark.usefixtures("gradio_oauth")
 def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubProcess, open_page: Any) -> None:
-    service = FakeService(local_hub.endpoint)
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
         page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()  # and it keeps them over the sign-in
         page.wait_for_function("(localStorage.getItem('hubmerge-form') || '').includes('zoo/tool-agent')")
@@ -118,9 +122,7 @@ def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gradio_oauth")
 def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, open_page: Any) -> None:
-    service = FakeService(local_hub.endpoint)
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
         page = open_page(f"{running.url}/merge?{form}&also=ram&vary=density:0.2,0.5")
         page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
@@ -137,9 +139,7 @@ def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, op
 @pytest.mark.slow
 @pytest.mark.usefixtures("gradio_oauth")
 def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: LocalHubProcess, open_page: Any) -> None:
-    service = FakeService(local_hub.endpoint)
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         page = open_page(f"{running.url}/")
         page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
         page.goto(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
@@ -156,8 +156,7 @@ def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: Lo
 def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     local_hub: LocalHubProcess, more: int
 ) -> None:
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    app = build_web_app(FakeService(), **signing_in_at(local_hub))
     own = "base=a/b&agent=c%20d&agent=%7B"
     own += "&agent=" + "%2B" * ((BACK_MAX_CHARACTERS - len(own) - 7) // 3)
     own += "x" * (BACK_MAX_CHARACTERS - len(own) + more)
@@ -172,8 +171,7 @@ def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
 
 @pytest.mark.usefixtures("gradio_oauth")
 def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    with launch_app(FakeService(), Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+    with launch_app(FakeService(), **signing_in_at(local_hub), port=0) as running:
 
         def asked(path: str) -> dict[str, list[str]]:
             answer = get_session().get(running.url + path, follow_redirects=False)
@@ -207,8 +205,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
 def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
     local_hub: LocalHubProcess, target: str, page: str
 ) -> None:
-    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
-    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    app = build_web_app(FakeService(), **signing_in_at(local_hub))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
         answer = client.get("/login/callback", params=refused, follow_redirects=False)
@@ -227,8 +224,7 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
 def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
     faulty_hub: LocalHubProcess, path: str, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    oauth = OAuthClient(faulty_hub.endpoint, faulty_hub.oauth["client_id"], faulty_hub.oauth["client_secret"])
-    app = build_web_app(FakeService(), Settings(endpoint=faulty_hub.endpoint), oauth=oauth)
+    app = build_web_app(FakeService(), **signing_in_at(faulty_hub))
     ada = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}"}
 
     def sign_in(client: TestClient) -> Any:

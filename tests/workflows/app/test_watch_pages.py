@@ -15,7 +15,7 @@ from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDenied
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
-from workflows.app.watchers_panels import trial_panel, watchers_panel
+from workflows.app.watchers_page import trial_panel, watchers_panel
 
 ENDPOINT = "http://127.0.0.1:9"
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -1,0 +1,96 @@
+"""One site in memory where every state of a page is there at once, and its addresses by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pages_fake import CATALOGUE, STATISTICS, FakeService, job_view
+from pages_session import CLIENT
+from report_helpers import DATA, report_data
+from test_ui_board import FakeBoard, full_board
+from test_watch_pages import Source
+
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
+from workflows.app.service import JobView, LogLine, Published, Scoring
+
+RUNS, WAITS, DONE, FAILED, SCORED = ("1" * 64, "2" * 64, "3" * 64, "4" * 64, "5" * 64)
+FORM = "merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&agent=zoo/mem-agent"
+ADDRESSES = {
+    "home": "",
+    "merge": "merge",
+    "merge-filled": FORM,
+    # everything but Calibration is folded at first, and so are the variants where the address has none
+    "merge-sar": f"{FORM}&method=sar",
+    "merge-variants": f"{FORM}&method=ties&also=ram_plus&vary=density:0.2,0.5,0.8",
+    "merge-refused": f"{FORM}&agent=other/wide-agent",
+    "leaderboard": "leaderboard",
+    "evaluate": "evaluate?model=zoo/math-agent",
+    "activity": "activity",
+    "activity-public": "activity?show=all",
+    "watchers": "watchers",
+    "watchers-filled": "watchers?base=zoo/base&author=zoo&license=mit",
+    "docs": "docs",
+    "diff": "diff?base=zoo/base&agent=zoo/math-agent",
+    "model": "model?model=org/merge",
+    **{f"model-{tab}": f"model?model=org/merge&tab={tab}" for tab in ("changed", "reproduce", "card")},
+    "model-of-merges": "model?model=bob/grandchild",
+    "model-unscored": "model?model=zoo/base",
+    "model-unknown": "model?model=nobody/nothing",
+    "job-running": f"job?id={RUNS}",
+    "job-waiting": f"job?id={WAITS}",
+    "job-done": f"job?id={DONE}",
+    "job-failed": f"job?id={FAILED}",
+    "job-evaluation": f"job?id={SCORED}",
+    "missing": "no/such/page",
+}
+
+
+def jobs() -> list[JobView]:
+    """A job in every state."""
+    now = datetime.now(UTC)
+
+    def at(seconds: float) -> str:
+        return (now - timedelta(seconds=seconds)).isoformat()
+
+    ended: dict[str, Any] = {"queue_position": None, "started": at(4000), "finished": at(3900), "created": at(4100)}
+    error = {"code": "E_SHAPE", "what": "a tensor has another shape", "where": "model.norm.weight", "got": "[128]"}
+    log = (LogLine(at(80), "submitted"), LogLine(at(75), "claimed"), LogLine(at(20), "stage", "merge"))
+    runs = {
+        "state": "running",
+        "stage": "merge",
+        "queue_position": None,
+        "started": at(75),
+        "progress": {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 4e6, "at": at(1)},
+        "statistics": STATISTICS,
+        "warnings": ("zoo/mem-agent: " + "x" * 80,),
+    }
+    scored = tuple(
+        Scoring(name, "0" * 40, role, SCORED, "done" if role != "agent" else "running")
+        for name, role in (("org/merge", "merge"), ("zoo/base", "base"), ("zoo/math-agent", "agent"))
+    )
+    published = {"repo": "org/merge", "commit": "e" * 40, "run": {"seconds": 41.2, "peak_rss_bytes": 412e6}}
+    done = {"result": published, "evaluations": scored, "statistics": STATISTICS}
+    return [
+        job_view(RUNS, log=log, after_s=12.0, ticket=5, created=at(80), **runs),
+        job_view(WAITS, created=at(30), queue_position=2, typical_s=95.0, target="ada/next-in-line", ticket=6),
+        job_view(DONE, state="done", stage="publish", ticket=3, **done, **ended),
+        job_view(FAILED, state="failed", stage="plan", error={"problems": [error]}, ticket=2, **ended),
+        job_view(SCORED, kind="evaluate", suite="math", recipe={}, state="done", target="org/merge", ticket=4,
+                 result={"scores": {"math": 0.858, "tool": 0.982}}, **ended),
+    ]  # fmt: skip
+
+
+@contextmanager
+def whole_site() -> Iterator[str]:
+    """The site's address."""
+    service, card = FakeService(), (DATA / "card.md").read_text("utf-8")
+    service.put(jobs())
+    for name in ("org/merge", CATALOGUE[0]):
+        service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=False)
+    settings, board = Settings(endpoint=service.endpoint), FakeBoard(full_board())
+    with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
+        yield app.url
