@@ -112,7 +112,7 @@ def passes(code: str, tests: dict[str, Any]) -> bool:
         "assert outcome and all(passed is True for passed in outcome), outcome\n"
     )
     wall_s = (_TEST_S + 1) * len(tests["inputs"]) + _SLACK_S
-    return run_python(f"{grader()}\n{_ANSWERING}", check, timeout_s=wall_s).passed
+    return run_python(f"{grader()}\n{_ANSWERING}", check, timeout_s=wall_s)
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,12 +26,11 @@ def model_facts(hub: Hub, model: Model) -> ModelFacts:
     """The facts of an opened model."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
-        "author": author,
         "license": model.license,
         "parameters": sum(tensor.entry.elements for tensor in model.tensors.values()),
         "size_bytes": model.weight_bytes,
     }
-    return _validated({**known, **_of_report(_report(hub, model), model)}) or ModelFacts(author=author)
+    return _without_malformed({**known, **_of_report(_report(hub, model))}, author)
 
 
 def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
@@ -62,10 +62,8 @@ def _is_of(report: Mapping[str, Any], model: Model) -> bool:
     )
 
 
-def _of_report(report: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def _of_report(report: Mapping[str, Any]) -> dict[str, Any]:
     """Fields in the form of ModelFacts; not validated yet."""
-    if not report:
-        return {}
     method = _table(report.get("method"))
     found: dict[str, Any] = {
         "created": report.get("created"),
@@ -98,19 +96,14 @@ def _overlap(shares: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _validated(values: dict[str, Any]) -> ModelFacts | None:
-    """The facts without the fields that are malformed; None when even the rest is refused."""
-    for _ in range(len(values)):
-        try:
-            return ModelFacts.model_validate(values)
-        except ValidationError as error:
-            wrong = {str(e["loc"][0]) for e in error.errors(include_url=False, include_input=False) if e["loc"]}
-            if not wrong & set(values):
-                return None
-            values = {name: value for name, value in values.items() if name not in wrong}
-        except RecursionError:
-            return None
-    return None
+def _without_malformed(values: Mapping[str, Any], author: str) -> ModelFacts:
+    """The facts of those fields that can be read."""
+    kept: dict[str, Any] = {"author": author}
+    for name, value in values.items():
+        with suppress(ValidationError, RecursionError):
+            ModelFacts.model_validate({**kept, name: value})
+            kept[name] = value
+    return ModelFacts.model_validate(kept)
 
 
 def _table(value: Any) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Runs generated Python code, confined and within limits, and judges from another process whether it passes its tests.
 
-    run_python(solution, tests, timeout_s=10).passed
+    passed = run_python(solution, tests, timeout_s=10)
 
 There are two processes (`sandbox_child`), each with an empty folder as its working directory, an empty environment, no
 input, its own session, and the rules of `sandbox_rules`. They see the standard library and no installed package. One
@@ -22,7 +22,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import select
 import signal
 import subprocess
@@ -31,14 +30,14 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
 from typing import IO
 
 from hubmerge.errors import EvaluationError
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.child import how_ended
+from hubmerge.isolation.child import plain
 from hubmerge.isolation.confinement import Limits
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -46,27 +45,16 @@ _START_S = 60.0  # until the process is confined; a machine under load may need 
 _VERDICT_BYTES = 4096
 _TAIL_BYTES = 500
 _READY = b"ready\n"
-_LOST = b"lost"  # the tests' process heard the end of the solution's
-_END_S = 2.0
-_CONTROL = re.compile(r"[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
 
 # cpu_s follows the wall limit where it is not given; file_bytes is the most that can be printed
 DEFAULT_LIMITS = Limits(memory_bytes=1 << 30, file_bytes=16 << 20, open_files=64)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a program ended."""
-
-    passed: bool
-    reason: str  # "passed", an exception, or what stopped it; foreign text
-
-
 def run_python(
     program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0, limits: Limits = DEFAULT_LIMITS
-) -> Outcome:
-    """Run `program` (one unit or several) in one module, then `tests` on it; passed if both came to their end.
+) -> bool:
+    """Run `program` (one unit or several) in one module, then `tests` on it: whether both came to their end.
 
     EvaluationError where this machine cannot confine the processes: that says nothing about the program.
     """
@@ -79,32 +67,23 @@ def run_python(
         verdict_end, verdict_in = _pipe(stack)
         asked_end, asked_in = _pipe(stack)
         answered_end, answered_in = _pipe(stack)
-        solution = stack.enter_context(_child("solution", units, limits, output, asked_end, answered_in))
-        judge = stack.enter_context(_child("tests", [tests], limits, output, answered_end, asked_in, verdict_in))
-        verdict, in_time = _listen(verdict_end.fileno(), timeout_s)
-        # the solution's end may still be on its way; nobody else speaks to it now
-        code = _ended(solution) if verdict == _READY + _LOST else None
-        _kill(judge)
-        _kill(solution)
-        code = solution.wait() if code is None else code
-        tail = _tail(output)
-    if not verdict.startswith(_READY):
-        raise EvaluationError(
-            "the processes for generated code did not start",
-            expected="processes that say when they are confined",
-            got=tail.strip() or f"exit code {code}",
-            next_step="Nothing was run and nothing is scored.",
-        )
-    verdict = verdict.removeprefix(_READY)
-    if verdict == b"passed":
-        return Outcome(True, "passed")
-    return Outcome(False, _reason(verdict, code, in_time, timeout_s))
+        stack.enter_context(_child("solution", units, limits, output, asked_end, answered_in))
+        stack.enter_context(_child("tests", [tests], limits, output, answered_end, asked_in, verdict_in))
+        verdict = _listen(verdict_end.fileno(), timeout_s)
+        if not verdict.startswith(_READY):
+            raise EvaluationError(
+                "the processes for generated code did not start",
+                expected="processes that say when they are confined",
+                got=_tail(output) or "nothing",
+                next_step="Nothing was run and nothing is scored.",
+            )
+    return verdict == _READY + b"passed"
 
 
 @contextlib.contextmanager
 def _child(
     role: str, units: list[str], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[None]:
     """One of the two processes. Only it keeps its ends of the pipes, and it has ended when the context ends."""
     ends = [reading, writing, *others]
     job = {
@@ -134,24 +113,12 @@ def _child(
         for end in ends:
             end.close()
         try:
-            yield process
+            yield
         finally:
-            _kill(process)
+            # the whole group, whose number the kernel gives to no other until the process is waited for
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the whole group. The kernel gives its number to no other until the process is waited for."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        return None  # it closed its pipes and stayed
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
@@ -166,8 +133,8 @@ def _readable() -> list[str]:
     return [*folders, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/null", "/dev/urandom"]
 
 
-def _listen(said: int, timeout_s: float) -> tuple[bytes, bool]:
-    """The process's output until it closes the pipe, and whether it did so in time."""
+def _listen(said: int, timeout_s: float) -> bytes:
+    """What the tests' process says until it closes the pipe, or until the time is over."""
     heard, ready = b"", False
     poll = select.poll()
     poll.register(said, select.POLLIN)
@@ -175,34 +142,17 @@ def _listen(said: int, timeout_s: float) -> tuple[bytes, bool]:
     while len(heard) <= _VERDICT_BYTES:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            return heard, False
+            break
         more = os.read(said, _VERDICT_BYTES)
         if not more:
             break
         heard += more
         if not ready and heard.startswith(_READY):
             ready, deadline = True, time.monotonic() + timeout_s
-    return heard, True
-
-
-def _reason(verdict: bytes, code: int, in_time: bool, timeout_s: float) -> str:
-    if verdict.startswith(b"failed "):
-        return _plain(verdict.removeprefix(b"failed "))
-    if not in_time:
-        return f"stopped at the wall limit of {timeout_s:g} s"
-    if code == -signal.SIGXCPU:
-        return "stopped at the limit of processor time"
-    if code < 0:
-        return how_ended(code)
-    return f"ended before its tests did, with exit code {code}"
+    return heard
 
 
 def _tail(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
-    return _plain(output.read(_TAIL_BYTES))
-
-
-def _plain(text: bytes) -> str:
-    """Foreign bytes as text without control and direction-changing characters."""
-    return _CONTROL.sub("\ufffd", text.decode("utf-8", "replace"))
+    return plain(output.read(_TAIL_BYTES).decode("utf-8", "replace"))

@@ -19,8 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.dataset_content import content_digest, dataset_digest
-from hubmerge.evaluation.pins import Pins, own_pins
+from hubmerge.evaluation.pins import Pins, content_digest, dataset_digest, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.wording import did_you_mean

@@ -1,4 +1,4 @@
-"""LiveCodeBench's tests and programs, which come from strangers; and a network of one's own."""
+"""LiveCodeBench's tests and programs, which come from strangers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import base64
 import json
 import os
 import pickle
-import subprocess
-import sys
 import zlib
 from typing import Any
 
@@ -53,11 +51,7 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch: pytest.Mo
         ("import socket\nsocket.socket()\nprint(3)", ADD, False),
         ('"""\' + open("/etc/passwd").read() #', ADD, False),
         ("import builtins\nbuiltins.exec = lambda *a, **k: None", ADD, False),
-        (
-            "class Equal:\n    __eq__ = lambda s, o: True\nclass Solution:\n    add = lambda s, *a: Equal()",
-            METHOD,
-            False,
-        ),
+        ("class E:\n    __eq__ = lambda s, o: True\nclass Solution:\n    add = lambda s, *a: E()", METHOD, False),
         ("import sys\nsys.modules['__main__'].get_stripped_lines = lambda v: ['3']\nprint('x')", ADD, False),
     ],
 )
@@ -68,21 +62,3 @@ def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], pa
 def test_a_program_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtin, "_TEST_S", 1)
     assert builtin.passes("while True: pass", ADD) is False
-
-
-def test_an_own_network_holds_loopback_and_nothing_else() -> None:
-    script = (
-        "import socket\n"
-        "from hubmerge.errors import EvaluationError\n"
-        "from hubmerge.isolation.confinement import take_own_network\n"
-        "try:\n    take_own_network()\n"
-        "except EvaluationError as error:\n    print('impossible', error)\n    raise SystemExit\n"
-        "server = socket.create_server(('127.0.0.1', 0))\n"
-        "socket.create_connection(server.getsockname(), timeout=5)\n"
-        "try:\n    socket.create_connection(('192.0.2.1', 80), timeout=5)\n"
-        "except OSError as error:\n    print('unreachable', [n for _, n in socket.if_nameindex()][:1])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    if done.stdout.startswith("impossible"):
-        pytest.skip(f"this machine allows no namespaces: {done.stdout[:200]}")
-    assert done.stdout == "unreachable ['lo']\n"

@@ -15,8 +15,7 @@ from huggingface_hub import HfApi
 from hubmerge.cli.main import main
 from hubmerge.errors import EvaluationError, SourceChangedError, SourceNotFoundError
 from hubmerge.evaluation import suites
-from hubmerge.evaluation.dataset_content import content_digest
-from hubmerge.evaluation.pins import PINS, DatasetPin, own_pins, read_pins, write_pins
+from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, own_pins, read_pins, write_pins
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
 from hubmerge.evaluation.tasks import registry

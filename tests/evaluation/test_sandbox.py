@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,19 +21,23 @@ from hubmerge.isolation.confinement import Limits
 LIMITS = Limits(memory_bytes=1 << 29, file_bytes=1 << 20, open_files=32)
 
 
-def reason(program: str, tests: str = "", *, timeout_s: float = 10.0) -> str:
-    """Why it failed; it must not pass."""
-    outcome = run_python(program, tests, timeout_s=timeout_s, limits=LIMITS)
-    assert not outcome.passed
-    return outcome.reason
+def passes(program: str, tests: str = "", *, timeout_s: float = 10.0) -> bool:
+    return run_python(program, tests, timeout_s=timeout_s, limits=LIMITS)
+
+
+def raises(program: str, error: str) -> bool:
+    """Whether the program ends with this error, its name and the beginning of its text."""
+    caught = f"try: exec({program!r})\nexcept BaseException as error: said = f'{{type(error).__name__}}: {{error}}'"
+    return passes(caught, f"assert said.startswith({error!r}), said")
 
 
 def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
     good = "def double(n):\n    return 2 * n\n"
-    assert run_python(good, "assert double(4) == 8").passed
-    assert reason(good, "assert double(4) == 9, 'eight'") == "AssertionError: eight"
-    assert reason("def double(n:", "pass").startswith("SyntaxError")
-    assert reason("raise KeyError('x')") == "KeyError: 'x'"
+    assert passes(good, "assert double(4) == 8")
+    assert not passes(good, "assert double(4) == 9")
+    assert not passes("def double(n:", "pass")
+    assert not passes("raise KeyError('x')")
+    assert not passes("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
     ],
 )
 def test_ending_early_is_no_pass(program: str) -> None:
-    reason(program, "assert False")
+    assert not passes(program, "assert False")
 
 
 FORGED = {
@@ -96,8 +102,8 @@ FORGED = {
 @pytest.mark.parametrize("kind", FORGED)
 def test_nothing_that_a_solution_does_to_python_passes_its_tests(kind: str) -> None:
     tests = "assert abs(answer() - 42) < 1e-6 if not isinstance(answer(), str) else answer() == '42'"
-    assert run_python("answer = lambda: 42", tests, limits=LIMITS).passed
-    reason(FORGED[kind], tests)
+    assert passes("answer = lambda: 42", tests)
+    assert not passes(FORGED[kind], tests)
 
 
 def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> None:
@@ -139,8 +145,7 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         "except NameError: pass\n"
         "else: assert False\n"
     )
-    outcome = run_python((program, setup), tests)
-    assert outcome.passed, outcome
+    assert run_python((program, setup), tests)
 
 
 @pytest.mark.parametrize(
@@ -174,33 +179,36 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("x = bytearray(1 << 32)", "MemoryError"),
         ("import os; [os.dup(1) for _ in range(99)]", "OSError: [Errno 24]"),
         ("while True: print('x' * 99999)", "OSError: [Errno 27]"),
-        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
-        ("import os; os.kill(os.getpid(), 40)", "killed by signal 40"),
         ("import numpy", "ModuleNotFoundError"),
         ("import hubmerge", "ModuleNotFoundError"),
         ("def f(): f()\nf()", "RecursionError"),
-        ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E", "E"),
     ],
 )
 def test_harm_is_refused(program: str, says: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("as it was")
     before = victim.stat()
-    assert reason(program.replace("VICTIM", str(victim))).startswith(says)
+    assert raises(program.replace("VICTIM", str(victim)), says)
     assert victim.read_text() == "as it was"
     assert (victim.stat().st_mode, victim.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
     assert list(tmp_path.iterdir()) == [victim]
 
 
-def test_an_endless_loop_ends_at_the_wall_limit() -> None:
-    assert reason("while True: pass", timeout_s=0.5) == "stopped at the wall limit of 0.5 s"
-    assert reason("import signal\nsignal.pause()", timeout_s=0.5) == "stopped at the wall limit of 0.5 s"
-    busy = run_python("while True: pass", timeout_s=30, limits=Limits(cpu_s=1))
-    assert (busy.passed, busy.reason) == (False, "killed by SIGKILL") or busy.reason.startswith("stopped at the limit")
-
-
-def test_an_endless_output_or_a_closed_pipe_ends_it_too() -> None:
-    assert "killed" in reason("import os, time\nos.closerange(3, 4096)\ntime.sleep(600)", timeout_s=300.0)
+@pytest.mark.parametrize(
+    ("program", "timeout_s"),
+    [
+        ("while True: pass", 0.5),
+        ("import signal; signal.pause()", 0.5),
+        ("import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", 250.0),  # a second each
+        ("import os, time\nos.closerange(3, 4096)\ntime.sleep(600)", 250.0),
+        ("import ctypes; ctypes.string_at(0)", 250.0),
+        ("import os; os.kill(os.getpid(), 40)", 250.0),
+    ],
+)
+def test_a_program_that_does_not_end_by_itself_is_ended(program: str, timeout_s: float) -> None:
+    began = time.monotonic()
+    assert not run_python(program, timeout_s=timeout_s, limits=replace(LIMITS, cpu_s=1))
+    assert time.monotonic() - began < 200
 
 
 def test_it_sees_an_empty_folder_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,14 +221,13 @@ def test_it_sees_an_empty_folder_and_no_environment(monkeypatch: pytest.MonkeyPa
         "assert seen == [['LC_ALL', 'MALLOC_ARENA_MAX', 'PYTHONHASHSEED'], '', ['solution.py'], 'solution'], seen\n"
         f"assert packages == [] and folder.startswith({tempfile.gettempdir()!r}), folder"
     )
-    outcome = run_python(program, tests)
-    assert outcome.passed, outcome
+    assert passes(program, tests)
 
 
 @pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/{parent}/environ", __file__])
 def test_it_reads_no_file_outside_of_the_library(path: str) -> None:
-    assert reason(f"print(open({path.format(parent=os.getpid())!r}).read())").startswith("PermissionError")
+    assert raises(f"print(open({path.format(parent=os.getpid())!r}).read())", "PermissionError")
 
 
 def test_the_standard_library_threads_and_asyncio_work() -> None:
@@ -234,24 +241,21 @@ def test_the_standard_library_threads_and_asyncio_work() -> None:
         "@dataclasses.dataclass\nclass P:\n    x: 'typing.ClassVar[int]' = 1\n"
         "secrets.token_hex()\n"
     )
-    outcome = run_python(program, "assert found == [1, 2]")
-    assert outcome.passed, outcome
+    assert run_python(program, "assert found == [1, 2]")
 
 
 def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
-    assert len({reason("raise KeyError(list({'a', 'b', 'c', 'd', 'e', 'f'}))") for _ in range(3)}) == 1
-
-
-def test_the_reason_of_a_failure_is_cut_and_made_harmless() -> None:
-    said = reason("raise ValueError('\\x1b[2J\\u202e' + 'y' * 9000)")
-    assert said.startswith("ValueError: \ufffd[2J\ufffdyyy")
-    assert len(said) == 500
+    program = "order = list({'a', 'b', 'c', 'd', 'e', 'f'})"
+    told = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(order)"], env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True
+    )
+    assert passes(program, f"assert order == {told.stdout}")
 
 
 def test_a_value_larger_than_a_message_fails_the_tests() -> None:
     program = "def f(n): return 'x' * (n << 20)"
-    assert run_python(program, "assert len(f(1)) == 1 << 20").passed
-    assert not run_python(program, "f(64)", timeout_s=60).passed
+    assert run_python(program, "assert len(f(1)) == 1 << 20")
+    assert not run_python(program, "f(64)", timeout_s=60)
 
 
 def test_a_process_that_cannot_be_confined_is_an_error_and_no_score(
@@ -277,7 +281,7 @@ def test_it_runs_inside_a_confined_process() -> None:
     code = (
         "from hubmerge.isolation.confinement import Limits, confine\n"
         "confine(Limits(cpu_s=60, open_files=99), network=False)\n"
-        "from hubmerge.evaluation.sandbox import run_python\nprint(run_python('x = 1', 'assert x').passed)"
+        "from hubmerge.evaluation.sandbox import run_python\nprint(run_python('x = 1', 'assert x'))"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

@@ -58,9 +58,7 @@ def test_a_child_and_a_running_thread_inherit_the_ban() -> None:
     """
     assert child(code) == ["refused"]
     early = """
-    import socket, sys, threading
-    sys.path.insert(0, ".")
-    from hubmerge.isolation.confinement import Limits, confine
+    import socket, threading
     go = threading.Event()
     def probe():
         go.wait()
@@ -75,8 +73,7 @@ def test_a_child_and_a_running_thread_inherit_the_ban() -> None:
     go.set()
     thread.join()
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(early)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["refused"], done.stderr
+    assert child(early, network=True) == ["refused"]
 
 
 def test_with_the_network_a_socket_opens_and_privileges_are_given_up() -> None:
@@ -98,6 +95,29 @@ def test_the_ways_around_a_socket_ban_are_closed() -> None:
         print(name if result != -1 or ctypes.get_errno() != errno.EPERM else "refused")
     """
     assert set(child(code)) == {"refused"}
+
+
+def test_an_own_network_holds_loopback_and_nothing_else() -> None:
+    code = """
+    import socket
+    from hubmerge.errors import EvaluationError
+    from hubmerge.isolation.confinement import take_own_network
+    try:
+        take_own_network()
+    except EvaluationError:
+        print("impossible")
+        raise SystemExit
+    server = socket.create_server(("127.0.0.1", 0))
+    socket.create_connection(server.getsockname(), timeout=5)
+    try:
+        socket.create_connection(("192.0.2.1", 80), timeout=5)
+    except OSError:
+        print("unreachable", *[name for _, name in socket.if_nameindex()][:1])
+    """
+    found = child(code, network=True)
+    if found == ["impossible"]:
+        pytest.skip("this machine allows no namespaces")
+    assert found == ["unreachable", "lo"]
 
 
 def test_multiprocessing_and_asyncio_still_work() -> None:

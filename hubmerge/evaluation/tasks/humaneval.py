@@ -32,7 +32,7 @@ def _score(answer: str, reference: Any) -> float:
     # helpers of the prompt that tests call are the prompt's own there, whatever the answer made of them
     given = before_definition(reference["prompt"], reference["entry_point"])
     tests = f"{given}\n\n{reference['test']}\n\ncheck({reference['entry_point']})\n"
-    return float(run_python(program, tests, timeout_s=TIMEOUT_S).passed)
+    return float(run_python(program, tests, timeout_s=TIMEOUT_S))
 
 
 TASKS = (

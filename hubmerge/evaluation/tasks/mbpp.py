@@ -32,7 +32,7 @@ def _reference(row: Row) -> dict[str, Any]:
 
 def _score(answer: str, reference: Any) -> float:
     program = (whole_program(answer), reference["setup"])  # setup builds objects of the solution's classes
-    return float(run_python(program, "\n".join(reference["tests"]), timeout_s=TIMEOUT_S).passed)
+    return float(run_python(program, "\n".join(reference["tests"]), timeout_s=TIMEOUT_S))
 
 
 def _task(name: str, title: str, subset: str) -> Task:
