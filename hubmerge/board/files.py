@@ -110,28 +110,32 @@ def _refusal(path: str, reason: str) -> Refusal:
     return Refusal(path.encode("utf-8", "replace").decode(), reason)
 
 
+def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
+    """The files to read of those that there are (path → bytes), the keepers' first, and what is refused unread."""
+    paths: list[str] = []
+    refused: list[Refusal] = []
+    for path in sorted(sizes, key=lambda path: (path not in KEEPERS_FILES, path)):
+        limit = MAX_FLAGS_BYTES if path in KEEPERS_FILES else MAX_RESULT_BYTES
+        if not (path in KEEPERS_FILES or is_result_path(path)):
+            continue
+        if sizes[path] > limit:
+            refused.append(_refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))
+        elif len(paths) == MAX_FILES:
+            refused.append(Refusal(RESULTS, f"more than {MAX_FILES} files"))
+            break
+        else:
+            paths.append(path)
+    return paths, refused
+
+
 def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
     """The results and flags below a local folder; links are not followed."""
-    refused: list[Refusal] = []
-    files: list[tuple[str, bytes]] = []
     if not folder.is_dir():
         raise ResultError("no such folder of results", where=str(folder), next_step="Name a folder or a dataset.")
-    for root, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(root) / name
-            relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not (relative in KEEPERS_FILES or is_result_path(relative)):
-                continue
-            limit = MAX_FLAGS_BYTES if relative in KEEPERS_FILES else MAX_RESULT_BYTES
-            if (size := path.stat().st_size) > limit:
-                refused.append(_refusal(relative, f"{size} bytes, at most {limit} are read"))
-                continue
-            if len(files) >= MAX_FILES:
-                refused.append(Refusal(relative, f"more than {MAX_FILES} files"))
-                continue
-            files.append((relative, path.read_bytes()))
-    parsed = parse_files(files, trusted)
+    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if not path.is_symlink()}
+    paths, refused = readable(sizes)
+    parsed = parse_files(((path, (folder / path).read_bytes()) for path in paths), trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))
 
 

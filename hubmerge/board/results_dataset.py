@@ -24,16 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hubmerge.board.files import (
-    KEEPERS_FILES,
-    MAX_FILES,
-    MAX_FLAGS_BYTES,
-    RESULTS,
-    ResultFiles,
-    is_result_path,
-    parse_files,
-    renamed,
-)
+from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable, renamed
 from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.standing import Committed, Committers
@@ -227,17 +218,10 @@ class ResultsDataset:
 
     def _load_at(self, sha: str) -> LoadedResults:
         tree = self._hub.tree(self.repo, sha)
-        paths = [p for p in sorted(tree) if is_result_path(p)]
-        refused = [Refusal(RESULTS, f"more than {MAX_FILES} files")] if len(paths) > MAX_FILES else []
-        wanted: dict[str, TreeFile] = {}
-        for path in paths[:MAX_FILES]:
-            if tree[path].size > MAX_RESULT_BYTES:
-                refused.append(Refusal(path, f"{tree[path].size} bytes, at most {MAX_RESULT_BYTES} are read"))
-            else:
-                wanted[path] = tree[path]
-        contents = self._contents(sha, tree, wanted, refused)
+        paths, refused = readable({path: file.size for path, file in tree.items()})
+        contents = self._contents(sha, tree, [tree[p] for p in paths if p not in KEEPERS_FILES], refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        kept = [path for path in KEEPERS_FILES if path in tree]
+        kept = [path for path in paths if path in KEEPERS_FILES]
         files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
         published = self._published(sha, tree, refused)
         trusted = self._trust.of(published)
@@ -274,11 +258,11 @@ class ResultsDataset:
             return ()
 
     def _contents(
-        self, sha: str, tree: Mapping[str, TreeFile], wanted: Mapping[str, TreeFile], refused: list[Refusal]
+        self, sha: str, tree: Mapping[str, TreeFile], wanted: Sequence[TreeFile], refused: list[Refusal]
     ) -> dict[str, tuple[str, bytes]]:
         """Every result file's bytes, each from the nearest place that has them."""
         known = dict(self._loaded.contents.values()) if self._loaded else {}
-        missing = [f for f in wanted.values() if f.oid not in known]
+        missing = [f for f in wanted if f.oid not in known]
         if len(missing) >= _WORTH_THE_TABLE and RESULTS_TABLE in tree:
             known |= self._from_table(sha, {f.oid for f in missing})
             missing = [f for f in missing if f.oid not in known]
@@ -288,7 +272,7 @@ class ResultsDataset:
                 raise HubUnavailableError(
                     "the Hub sends another file than it lists", where=f"{file.path} in {self.repo}@{sha[:12]}"
                 )
-        return {path: (file.oid, data) for path, file in wanted.items() if (data := known[file.oid])}
+        return {file.path: (file.oid, data) for file in wanted if (data := known[file.oid])}
 
     def _from_table(self, sha: str, oids: set[str]) -> dict[str, bytes]:
         try:

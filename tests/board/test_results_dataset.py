@@ -255,7 +255,7 @@ def test_of_more_files_than_are_read_the_first_count_and_that_is_said(
     dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.publish(family())
-    monkeypatch.setattr("hubmerge.board.results_dataset.MAX_FILES", 2)
+    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
     loaded = opened(local_hub, repo).load()
     assert len(loaded.results) == 2
     assert [r.reason for r in loaded.refused] == ["more than 2 files"]
