@@ -40,7 +40,7 @@ can succeed later without a change by the user.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 
@@ -74,14 +74,7 @@ class Problem:
         return printable(f"{self.code}: {text}")
 
     def as_dict(self) -> dict[str, str]:
-        return {
-            "code": self.code,
-            "what": self.what,
-            "where": self.where,
-            "expected": self.expected,
-            "got": self.got,
-            "next_step": self.next_step,
-        }
+        return asdict(self)
 
 
 class MisnamedError(ValueError):

@@ -43,8 +43,8 @@ from hubmerge.output.finished import finished_report, publish_folder, write_fold
 from hubmerge.output.publish import Published, Target, check_target, withdrawn_if_refused
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
+from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
-from hubmerge.plan.equal_weights import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
@@ -310,7 +310,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
     statistics = merged[0].statistics
-    refuse_equal_to_base(plan, statistics)
+    refuse_equal_to_base(plan.agents, statistics)
     bridge.statistics({**summarize(statistics.total, plan.labels), "layers": statistics.layer_densities()})
     bridge.stage("card")
     return {

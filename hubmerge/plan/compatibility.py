@@ -1,18 +1,22 @@
 """Problems that forbid a merge of some models, and warnings that do not, from headers and configs alone.
 
-Every function returns all that it finds, in the recipe's order; none raises.
+These functions return all that they find, in the recipe's order, and raise nothing. Two others, `refuse_…`, find models
+of the same weights where only their bytes show it: folders state no hashes, and equal values may be stored as different
+bytes.
 """
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
-from hubmerge.errors import Problem
+from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
 from hubmerge.sources.tying import Tensors, is_embedding
+from hubmerge.statistics.statistics import Statistics
 from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
 _SHAPING_KEYS = (
@@ -94,6 +98,40 @@ def _same_weights(a: Model, b: Model) -> str | None:
     if None not in hashes_a and hashes_a == hashes_b and a.adapter == b.adapter:
         return f"shards with the same sha256 as {a.ref}"
     return None
+
+
+def refuse_equal_folders(models: Sequence[Model]) -> None:
+    """Refuse equal local folders. Their bytes are compared up to the first difference."""
+    problems = []
+    local = [m for m in models if m.ref.kind == "local"]
+    for i, a in enumerate(local):
+        for b in local[i + 1 :]:
+            if (a.shards, a.adapter) == (b.shards, b.adapter) and all(
+                a.files[s].size == b.files[s].size and filecmp.cmp(a.ref.path / s, b.ref.path / s, shallow=False)
+                for s in a.shards
+            ):
+                what = "an agent is the base itself" if a is models[0] else "the same agent stands twice"
+                got = f"the bytes of {a.ref}"
+                problems.append(incompatible(what, where=str(b.ref), got=got, next_step="Remove it."))
+    if problems:
+        raise IncompatibleError("these models cannot be merged", problems=problems)
+
+
+def refuse_equal_to_base(agents: Sequence[Model], statistics: Statistics) -> None:
+    """Refuse agents that turned out equal to the base when they were read."""
+    total = statistics.total
+    problems = [
+        incompatible(
+            "an agent changed none of the merged tensors",
+            where=str(agent.ref),
+            got="the base's value in every element",
+            next_step="Remove it.",
+        )
+        for k, agent in enumerate(agents)
+        if total.elements and total.identical[k] == total.elements
+    ]
+    if problems:
+        raise IncompatibleError("these models cannot be merged", problems=problems)
 
 
 def agent_problems(

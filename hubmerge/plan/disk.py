@@ -173,14 +173,9 @@ def used_bytes(folders: Iterable[Path], counts: Callable[[str], bool] = lambda p
     """
     sizes: dict[str, int] = {}
     for folder in folders:
-        for path in _files(folder):
-            if counts(path):
-                with suppress(FileNotFoundError):
-                    sizes[path] = os.lstat(path).st_blocks * 512
+        for parent, _, names in os.walk(folder.absolute()):
+            for path in (os.path.join(parent, name) for name in names):
+                if counts(path):
+                    with suppress(FileNotFoundError):
+                        sizes[path] = os.lstat(path).st_blocks * 512
     return sum(sizes.values())
-
-
-def _files(folder: Path) -> Iterator[str]:
-    for parent, _, names in os.walk(folder.absolute()):
-        for name in names:
-            yield os.path.join(parent, name)

@@ -20,10 +20,10 @@ from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.companions import ReadFile, read_companions
 from hubmerge.sources.config import merged_config
+from hubmerge.sources.open import INDEX
 from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
 from hubmerge.wording import json_file
 
-INDEX = "model.safetensors.index.json"
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"
 

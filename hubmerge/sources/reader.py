@@ -25,7 +25,7 @@ from hubmerge.dtypes import STORAGE, Float32, decode
 from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
-from hubmerge.sources.files import OpenFiles
+from hubmerge.sources.files import ShardFiles
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 
@@ -93,7 +93,7 @@ class WholeFiles:
 
     def __init__(self) -> None:
         self._paths: dict[ShardKey, Path] = {}
-        self._files = OpenFiles()
+        self._files = ShardFiles()
 
     def path(self, model: Model, shard: str) -> Path:
         """A local file with the verified bytes of `shard`."""
@@ -120,7 +120,6 @@ class WholeFiles:
 
     def close(self) -> None:
         self._paths.clear()
-        self._files.close()
 
 
 class LocalOrFetched(WholeFiles):

@@ -245,7 +245,6 @@ class ShardCache(WholeFiles):
         """Break off what is being fetched; returns when no thread is left."""
         self.abandon()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._files.close()
 
     # --- reading -----------------------------------------------------------------------------------------
 
@@ -443,7 +442,6 @@ class ShardCache(WholeFiles):
 
     def _delete(self, shard: _Shard) -> None:
         self._deleting()
-        self._files.forget(shard.path)
         shard.path.unlink(missing_ok=True)
         shard.partial.unlink(missing_ok=True)
         shard.state = "absent"

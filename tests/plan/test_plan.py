@@ -12,6 +12,7 @@ from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, m
 
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.names import FileInfo
+from hubmerge.plan.compatibility import refuse_equal_folders
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -245,6 +246,21 @@ def test_agents_of_one_name_get_labels_that_differ():
     assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
     labels = plan(BASE, first, second, tagged).labels
     assert labels == ("org/agent", f"lab/agent@{second.ref.sha[:12]}", "lab/agent@ffffffffffff")
+
+
+def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
+    base = random_base(0)
+    weights = (base, sparse_agent(base, 0.2, 1), base, sparse_agent(base, 0.2, 1))
+    folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate(weights)]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"})
+    opened, agents = open_models(recipe, NOWHERE, allow_local=True)
+    with pytest.raises(IncompatibleError) as caught:
+        refuse_equal_folders((opened, *agents))
+    assert [(p.what, p.where) for p in caught.value.problems] == [
+        ("an agent is the base itself", str(agents[1].ref)),
+        ("the same agent stands twice", str(agents[2].ref)),
+    ]
+    refuse_equal_folders((opened, agents[0]))
 
 
 def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):

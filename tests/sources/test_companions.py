@@ -17,7 +17,7 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from plan_helpers import model
 
 from hubmerge.engine.prediction import Machine, predict
-from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, SourceNotFoundError
+from hubmerge.errors import HubmergeError, IncompatibleError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.line import Request, prepare
@@ -103,23 +103,18 @@ def test_every_file_that_a_class_of_transformers_loads_goes_along():
     assert {n for n in tokenizers if not is_of_tokenizer(n)} <= {"chat_template.jinja", "config.json"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("tokenizer.4.0.0.json", "tokenizer.model.v3", "tokenizer.mm.model.v7m1", "tekken.json", "tekken_240718.json"),
-        *("tiktoken.model", "vocab-src.json", "target_vocab.json", "source.spm", "vocab.txt", "ice_text.model"),
-    ],
+MAKE_TOKENIZERS = (
+    *("tokenizer.4.0.0.json", "tokenizer.model.v3", "tokenizer.mm.model.v7m1", "tekken.json", "tekken_240718.json"),
+    *("tiktoken.model", "vocab-src.json", "target_vocab.json", "source.spm", "vocab.txt", "ice_text.model"),
 )
-def test_what_makes_a_tokenizer_is_known(name: str):
+BELONG_TO_TOKENIZERS = ("added_tokens.json", "merges.txt", "normalizer.json", "emoji.json", "qwen.tiktoken")
+
+
+@pytest.mark.parametrize("name", [*MAKE_TOKENIZERS, *BELONG_TO_TOKENIZERS])
+def test_what_belongs_to_a_tokenizer_is_known_and_what_makes_one_alone(name: str):
     assert kind_of(name) is not None
-    assert makes_tokenizer(name)
     assert is_of_tokenizer(name)
-
-
-@pytest.mark.parametrize("name", ["added_tokens.json", "merges.txt", "normalizer.json", "emoji.json", "qwen.tiktoken"])
-def test_what_belongs_to_a_tokenizer_makes_none_alone(name: str):
-    assert is_of_tokenizer(name)
-    assert not makes_tokenizer(name)
+    assert makes_tokenizer(name) == (name in MAKE_TOKENIZERS)
 
 
 SENTENCE_TRANSFORMERS = {
@@ -192,17 +187,23 @@ def test_code_in_a_processors_or_tokenizers_settings_goes_and_is_told(tmp_path: 
     assert "auto_map" in notes[0]
 
 
-@pytest.mark.parametrize("start", [b"\x80\x04\x95", b"PK\x03\x04", b"\x7fELF", b"#!/bin/sh"])
-def test_a_pickle_or_program_under_a_tokenizers_name_stays_behind(tmp_path: Path, start: bytes):
-    files, notes = files_of(plan_of(tmp_path, {"spiece.model": start + b"x" * 20}))
-    assert "spiece.model" not in files
-    assert notes == ["spiece.model: left out (a program, archive or pickle under another name)"]
+NO_DATA = "a program, archive or pickle under another name"
 
 
-def test_a_template_that_is_no_text_stays_behind(tmp_path: Path):
-    files, notes = files_of(plan_of(tmp_path, {"chat_template.jinja": b"\xff\xfe{{ x }}"}))
-    assert "chat_template.jinja" not in files
-    assert notes == ["chat_template.jinja: left out (not text)"]
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        *(
+            ("spiece.model", start + b"x" * 20, NO_DATA)
+            for start in (b"\x80\x04\x95", b"PK\x03\x04", b"\x7fELF", b"#!/bin/sh")
+        ),
+        ("chat_template.jinja", b"\xff\xfe{{ x }}", "not text"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_stays_behind(tmp_path: Path, name: str, content: bytes, why: str):
+    files, notes = files_of(plan_of(tmp_path, {name: content}))
+    assert name not in files
+    assert notes == [f"{name}: left out ({why})"]
 
 
 def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
@@ -241,20 +242,26 @@ def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
     assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")
 
 
-def test_an_agents_other_processor_is_warned_of(tmp_path: Path):
-    theirs = {**RICH, "preprocessor_config.json": b"{}", "spiece.model": b"another"}
-    plan = plan_of(tmp_path, RICH, RICH, theirs)
-    assert plan.warnings == (
-        f"{tmp_path / 'b'}: preprocessor_config.json, spiece.model differ from the base's; the merge keeps the base's",
-    )
-    assert files_of(plan)[0]["preprocessor_config.json"] == RICH["preprocessor_config.json"]
-
-
-def test_what_only_an_agent_has_is_named(tmp_path: Path):
-    plan = plan_of(tmp_path, {}, {}, {"processor_config.json": b"{}", "chat_template.jinja": b"x"})
-    assert plan.warnings == (
-        f"{tmp_path / 'b'}: chat_template.jinja, processor_config.json, which the base does not have, are left out",
-    )
+@pytest.mark.parametrize(
+    ("base", "theirs", "said"),
+    [
+        (
+            RICH,
+            {**RICH, "preprocessor_config.json": b"{}", "spiece.model": b"another"},
+            "preprocessor_config.json, spiece.model differ from the base's; the merge keeps the base's",
+        ),
+        (
+            {},
+            {"processor_config.json": b"{}", "chat_template.jinja": b"x"},
+            "chat_template.jinja, processor_config.json, which the base does not have, are left out",
+        ),
+    ],
+    ids=["other files", "more files"],
+)
+def test_an_agent_s_other_files_are_named(tmp_path: Path, base: dict[str, bytes], theirs: dict[str, bytes], said: str):
+    plan = plan_of(tmp_path, base, base, theirs)
+    assert plan.warnings == (f"{tmp_path / 'b'}: {said}",)
+    assert {name: files_of(plan)[0][name] for name in base} == base
 
 
 # --- refused -----------------------------------------------------------------------------------------------------
@@ -304,15 +311,6 @@ def test_a_license_of_more_than_a_megabyte_is_named_and_left_out():
     found = select_companions(sized({"LICENSE": 1_000_001, "NOTICE": 1_000_000}), (), ())
     assert [f.source for f in found.files] == ["NOTICE"]
     assert "org/base: LICENSE is too large to be copied; see it there" in found.warnings
-
-
-def test_eight_hundred_licenses_of_an_agent_are_too_big_with_nothing_read(tmp_path: Path):
-    many = {f"LICENSE-{n}": b"x" * 25_000 for n in range(800)}
-    error = refused(tmp_path, {}, many)
-    assert isinstance(error, MemoryLimitError)
-    assert error.code == "E_TOO_BIG"
-    assert str(tmp_path / "a") in str(error)
-    assert "license files that are too large together" in str(error)
 
 
 def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: Path):

@@ -12,7 +12,7 @@ from builders import llama_shapes, random_base, write_model
 from hub_helpers import opened
 
 from hubmerge.sources import files
-from hubmerge.sources.files import OpenFiles
+from hubmerge.sources.files import ShardFiles
 
 COUNT = 300_000  # bytes of a chunk: two requests and a part
 
@@ -48,9 +48,8 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, offset: 
     model = opened(write_model(folder, random_base(0, sizes=sizes)))
     path = folder / model.shards[0]
     monkeypatch.setattr(files, "os", kernel)
-    shards, out = OpenFiles(), bytearray(count)
-    shards.read_into(path, model, model.shards[0], offset, memoryview(out))
-    shards.close()
+    out = bytearray(count)
+    ShardFiles().read_into(path, model, model.shards[0], offset, memoryview(out))
     assert bytes(out) == path.read_bytes()[offset : offset + count]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import Any
 
 import pytest
 from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model, read_all, reads_of
-from line import threads_left
 
 from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model
-from hubmerge.sources.files import OpenFiles
+from hubmerge.sources.files import ShardFiles
 from hubmerge.sources.shard_cache import ShardCache
 
 SHARD = 8 * KB
@@ -36,16 +34,6 @@ def file_of(folder: Path, model: Model, name: str) -> Path:
     cache: Any = ShardCache(FolderHub(), folder, [model], 0)  # type: ignore[arg-type]
     cache.close()
     return next(s.path for s in cache._shards.values() if s.name == name)
-
-
-def open_files(folder: Path) -> list[str]:
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:  # the listing's own
-            continue
-    return [Path(path).name for path in found if path.startswith(str(folder))]
 
 
 def content(cache: ShardCache, model: Model, name: str) -> bytes:
@@ -84,13 +72,13 @@ def reader_that_waits(cache: Any, model: Model, name: str) -> Reader:
 def while_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What is done while a shard's file is being read, by the shard's name; once."""
     to_do: dict[str, Any] = {}
-    read_into = OpenFiles.read_into
+    read_into = ShardFiles.read_into
 
-    def watched(files: OpenFiles, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
+    def watched(files: ShardFiles, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
         to_do.pop(shard, lambda: None)()
         read_into(files, path, model, shard, offset, out)
 
-    monkeypatch.setattr(OpenFiles, "read_into", watched)
+    monkeypatch.setattr(ShardFiles, "read_into", watched)
     yield to_do
     assert not to_do
 
@@ -218,19 +206,6 @@ def test_a_deletion_is_told_before_it_happens(hub: FolderHub, model: Model, tmp_
     read_all(cache, hub, [model], ["a", "b", "c"], again=False)
     cache.close()
     assert seen == [["0.safetensors"], ["1.safetensors"], ["2.safetensors"]]
-
-
-def test_a_deleted_shard_is_not_kept_open_and_a_closed_cache_keeps_nothing_open(
-    hub: FolderHub, model: Model, tmp_path: Path
-) -> None:
-    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
-    read_all(cache, hub, [model], ["a", "b"], again=True)
-    cache.expect(reads_of([model], ["b"]), again=False)
-    assert content(cache, model, "1.safetensors") == hub.contents["org/m", "1.safetensors"]
-    assert files_below(tmp_path) == open_files(tmp_path) == ["1.safetensors"]
-    cache.close()
-    assert open_files(tmp_path) == []
-    assert threads_left() == []
 
 
 def test_readings_of_one_tensor_may_overlap(hub: FolderHub, model: Model, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +11,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model, write_shard
-from plan_helpers import NOWHERE, plan_of, refused
+from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
+from hub_helpers import opened, refuse_folder
+from plan_helpers import plan_of, refused
+from source_helpers import lora, pair
+from source_helpers import write_adapter as adapter
 
 from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.plan.plan import make_plan
-from hubmerge.recipe.model_name import ModelName, ModelRef
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.derived import fp8_values
-from hubmerge.sources.open import open_model
 
 Q = "model.layers.0.self_attn.q_proj"
 BASE = random_base(0)
@@ -73,7 +74,7 @@ def test_fp8_that_is_not_understood_is_refused_with_its_names(name: str, tmp_pat
     extra, words = BAD_FP8[name]
     agent = fp8_agent(tmp_path / "agent", extra)
     listed = refused(base, agent, other)
-    pin = str(open_model(ModelName.parse(str(agent)), NOWHERE, allow_local=True).ref)
+    pin = str(opened(agent).ref)
     assert any(words.format(pin) in text for text in listed), listed
 
 
@@ -121,26 +122,8 @@ def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path: Path, ot
 # --- adapters ----------------------------------------------------------------------------------------------------
 
 
-def factors(module: str = Q, rank: int = 4, rows: int = 16, columns: int = 16, seed: int = 0) -> dict[str, T]:
-    rng = np.random.default_rng(seed)
-    return {
-        f"base_model.model.{module}.lora_A.weight": tensor(rng.normal(0, 1, (rank, columns)), "F32"),
-        f"base_model.model.{module}.lora_B.weight": tensor(rng.normal(0, 1, (rows, rank)), "F32"),
-    }
-
-
-def adapter(folder: Path, tensors: Mapping[str, T], **config: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    content = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, **config}
-    (folder / "adapter_config.json").write_text(json.dumps(content))
-    write_shard(folder / "adapter_model.safetensors", tensors)
-    return folder
-
-
-def format_error(path: Path) -> str:
-    with pytest.raises(FormatError) as caught:
-        open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True)
-    return str(caught.value)
+def factors(module: str = Q, rank: int = 4, rows: int = 16, columns: int = 16) -> dict[str, T]:
+    return pair(module, *lora((rows, columns), rank))
 
 
 BAD_SETTINGS: dict[str, dict[str, Any]] = {
@@ -175,13 +158,13 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("words", BAD_SETTINGS)
 def test_an_adapter_that_is_not_plain_lora_is_refused_with_its_settings(tmp_path: Path, words: str):
     expected = "init_lora_weights: [1]" if words == "init_lora_weights: 1" else words
-    assert expected in format_error(adapter(tmp_path / "a", factors(), **BAD_SETTINGS[words]))
+    assert expected in refuse_folder(FormatError, adapter(tmp_path / "a", factors(), **BAD_SETTINGS[words]))
 
 
 def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path: Path):
     folder = adapter(tmp_path / "a", factors())
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    text = format_error(folder)
+    text = refuse_folder(FormatError, folder)
     assert text.startswith("E_FORMAT")
     assert "expected adapter_model.safetensors, got adapter_model.bin" in text
 
@@ -271,9 +254,13 @@ def test_full_weights_go_before_an_adapter_beside_them(tmp_path: Path, base: Pat
 
 def on_hub(path: Path, name: str, sha: str) -> Any:
     """A folder's model as if it lay on the Hub under `name`."""
-    return replace(
-        open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True), ref=ModelRef("hub", name, sha * 40)
-    )
+    return replace(opened(path), ref=ModelRef("hub", name, sha * 40))
+
+
+def plan_on_hub(base: Path, adapter: Path, other: Path) -> Plan:
+    models = on_hub(base, "org/base", "1"), on_hub(adapter, "org/a", "2"), on_hub(other, "org/b", "3")
+    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
+    return make_plan(recipe, models[0], models[1:])
 
 
 @pytest.mark.parametrize(
@@ -286,34 +273,21 @@ def on_hub(path: Path, name: str, sha: str) -> Any:
     ],
 )
 def test_the_adapters_word_for_its_base_is_a_hint(tmp_path: Path, base: Path, other: Path, hint: Any, words: Any):
-    folder = adapter(tmp_path / "a", factors(), base_model_name_or_path=hint)
-    models = on_hub(base, "org/base", "1"), on_hub(folder, "org/a", "2"), on_hub(other, "org/b", "3")
-    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
-    plan = make_plan(recipe, models[0], models[1:])
-    assert [w for w in plan.warnings if "org/a" in w] == (
-        [] if words is None else [w for w in plan.warnings if words in w]
-    )
-    assert words is None or any(words in w for w in plan.warnings)
+    plan = plan_on_hub(base, adapter(tmp_path / "a", factors(), base_model_name_or_path=hint), other)
+    told = [w for w in plan.warnings if "org/a" in w]
+    assert [words in w for w in told] == ([] if words is None else [True])
 
 
 def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path: Path, base: Path, other: Path):
     folder = adapter(tmp_path / "a", factors(), base_model_name_or_path="org/instruct")
-    models = on_hub(base, "org/base", "1"), on_hub(folder, "org/a", "2"), on_hub(other, "org/b", "3")
-    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
-    with pytest.raises(IncompatibleError) as caught:
-        make_plan(recipe, models[0], models[1:])
-    assert "an adapter of another model in org/a@222222222222: expected org/base, got org/instruct" in str(caught.value)
+    words = "an adapter of another model in org/a@222222222222: expected org/base, got org/instruct"
+    with pytest.raises(IncompatibleError, match=words):
+        plan_on_hub(base, folder, other)
 
 
 def test_a_local_adapter_is_pinned_by_its_config_too(tmp_path: Path):
-    def pin(path: Path) -> str:
-        return open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True).ref.sha
-
-    folder = adapter(tmp_path / "a", factors())
-    first = pin(folder)
-    config = json.loads((folder / "adapter_config.json").read_text()) | {"lora_alpha": 9}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    assert pin(folder) != first
+    first = opened(adapter(tmp_path / "a", factors())).ref.sha
+    assert opened(adapter(tmp_path / "a", factors(), lora_alpha=9)).ref.sha != first
 
 
 # --- prefixes ----------------------------------------------------------------------------------------------------
@@ -351,14 +325,18 @@ def test_other_prefixes_are_refused_with_the_names(tmp_path: Path, base: Path, o
     assert any("does not have" in t and f"{prefix}model.embed_tokens.weight" in t for t in listed)
 
 
-def test_a_prefix_does_not_hide_a_missing_tensor(tmp_path: Path, base: Path, other: Path):
-    short = {n: t for n, t in BASE.items() if n != "model.norm.weight"}
-    agent = write_model(tmp_path / "a", renamed(short, "", "module."), config=llama_config(BASE))
-    assert any("missing tensors" in t for t in refused(base, agent, other))
+NORM = "model.norm.weight"
+PREFIXED = renamed(BASE, "", "module.")
+NOT_ALIGNED = {
+    "a tensor is missing": {n: t for n, t in PREFIXED.items() if n != f"module.{NORM}"},
+    "two names would be one": {**PREFIXED, NORM: BASE[NORM]},
+}
 
 
-def test_a_prefix_that_would_make_two_names_one_is_not_taken_off(tmp_path: Path, base: Path, other: Path):
-    agent = {**renamed(BASE, "", "module."), "model.norm.weight": BASE["model.norm.weight"]}
+@pytest.mark.parametrize("agent", NOT_ALIGNED.values(), ids=NOT_ALIGNED)
+def test_a_prefix_is_not_taken_off_where_that_does_not_give_the_base_s_names(
+    tmp_path: Path, base: Path, other: Path, agent: dict[str, T]
+):
     folder = write_model(tmp_path / "a", agent, config=llama_config(BASE))
     assert any("missing tensors" in t for t in refused(base, folder, other))
 
@@ -370,5 +348,5 @@ def test_an_adapter_trained_on_a_wrapped_model_finds_its_tensors(tmp_path: Path,
 
 
 def test_what_was_opened_tells_its_kind(tmp_path: Path):
-    model = open_model(ModelName.parse(str(adapter(tmp_path / "a", factors()))), NOWHERE, allow_local=True)
+    model = opened(adapter(tmp_path / "a", factors()))
     assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
