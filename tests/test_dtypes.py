@@ -90,12 +90,6 @@ def test_nearest_is_the_references_rounding_bit_for_bit(dtype: str):
     assert np.isnan(decode(ours[nan], dtype)).all()
 
 
-def test_ties_go_to_the_even_neighbour():
-    # 1 + 1/256 lies halfway between bf16 1 (even) and 1 + 1/128 (odd); 1 + 3/256 between odd and even
-    values = np.array([1 + 1 / 256, 1 + 3 / 256, -1 - 1 / 256], dtype=np.float32)
-    assert decode(encode(values, "BF16", "nearest", None), "BF16").tolist() == [1.0, 1 + 4 / 256, -1.0]
-
-
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 def test_only_the_two_neighbours_can_come_out(dtype: str):
     values = awkward_floats(200_000, 2)
@@ -133,17 +127,6 @@ def test_stochastic_rounding_is_unbiased(dtype: str, value: float):
     assert set(np.unique(out)) <= {low, high}
 
 
-def test_a_mean_of_many_different_values_keeps_its_sum():
-    rng = np.random.default_rng(3)
-    values = rng.normal(0, 0.02, 2**20).astype(np.float32)
-    for dtype in ("BF16", "F16"):
-        out = decode(encode(values, dtype, "stochastic", draws(KEY, 0, values.size)), dtype)
-        error = out.astype(np.float64) - values.astype(np.float64)
-        gap = np.abs(error).max()
-        assert abs(error.sum()) < 5 * gap * values.size**0.5
-        assert np.abs(error).sum() > 0
-
-
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_minus_zero_and_infinities_keep_their_sign_and_nan_stays_nan(dtype: str, rounding: Any):
@@ -164,15 +147,6 @@ def test_what_float16_cannot_hold_becomes_infinite_instead_of_its_largest_value(
         assert out.tolist() == [65504, 65504, np.inf, np.inf, np.inf, -65504, -np.inf, -np.inf]
 
 
-def test_float16_subnormals_are_rounded_to_their_own_grid():
-    step = 2.0**-24
-    count = 100_000
-    values = np.full(count, 2.25 * step, dtype=np.float32)
-    out = decode(encode(values, "F16", "stochastic", draws(KEY, 0, count)), "F16") / np.float32(step)
-    assert set(np.unique(out)) == {2.0, 3.0}
-    assert abs(float((out == 3.0).mean()) - 0.25) < 5 * (0.25 * 0.75 / count) ** 0.5
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**20), st.lists(st.integers(1, 99), min_size=1, max_size=4), st.sampled_from(["BF16", "F16"]))
 def test_the_result_is_the_same_for_any_chunking(start: int, cuts: list[int], dtype: str):
@@ -185,14 +159,3 @@ def test_the_result_is_the_same_for_any_chunking(start: int, cuts: list[int], dt
         for a, b in itertools.pairwise(edges)
     ]
     assert np.concatenate(parts).tobytes() == whole.tobytes()
-
-
-def test_seed_tensor_and_index_each_change_the_rounding():
-    values = np.full(1000, 1.0 + 2**-9, dtype=np.float32)
-
-    def rounded(seed: int, name: str, start: int) -> bytes:
-        return encode(values, "BF16", "stochastic", draws(make_key(seed, "rounding", name), start, 1000)).tobytes()
-
-    outcomes = [rounded(0, "w", 0), rounded(1, "w", 0), rounded(0, "v", 0), rounded(0, "w", 1)]
-    assert len(set(outcomes)) == 4
-    assert rounded(0, "w", 0) == outcomes[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,29 +51,39 @@ class DerivedTensor(StoredTensor, ABC):
 
 
 @dataclass(frozen=True)
-class BorrowedTensor(DerivedTensor):
-    """A tensor of the model `owner`, seen as part of another one."""
+class _ChangedTensor(DerivedTensor):
+    """A tensor made of a model's `own` one, whose place and dtype it has in an output."""
 
-    tensor: StoredTensor
-    owner: int
+    own: StoredTensor
+
+    @classmethod
+    def _of(cls, own: StoredTensor, *fields: Any, **entry: Any) -> Self:
+        """A tensor with these `fields`, described as its own one but for what `entry` says."""
+        return cls(own.shard, replace(own.entry, **entry), own, *fields)
 
     @property
     def kept_dtype(self) -> str:
-        return self.tensor.kept_dtype
-
-    @classmethod
-    def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
-        return cls(tensor.shard, tensor.entry, tensor, owner)
-
-    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
-        return elements.raw(self.owner, self.tensor, start, count)
+        return self.own.kept_dtype
 
 
 @dataclass(frozen=True)
-class ScaledTensor(DerivedTensor):
+class BorrowedTensor(_ChangedTensor):
+    """A tensor of the model `owner`, seen as part of another one."""
+
+    owner: int
+
+    @classmethod
+    def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
+        return cls._of(tensor, owner)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
+        return elements.raw(self.owner, self.own, start, count)
+
+
+@dataclass(frozen=True)
+class ScaledTensor(_ChangedTensor):
     """fp8 elements times scales [⌈r/block rows⌉, ⌈c/block columns⌉]; no block: one scale for the whole tensor."""
 
-    stored: StoredTensor
     scale: StoredTensor
     block: tuple[int, int] | None  # rows, columns
 
@@ -83,10 +93,10 @@ class ScaledTensor(DerivedTensor):
 
     @classmethod
     def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> ScaledTensor:
-        return cls(stored.shard, replace(stored.entry, dtype="F32"), stored, scale, block)
+        return cls._of(stored, scale, block, dtype="F32")
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
-        decoded = fp8_values(elements.raw(model, self.stored, start, count), self.stored.entry.dtype)
+        decoded = fp8_values(elements.raw(model, self.own, start, count), self.own.entry.dtype)
         if count == 0:
             return decoded
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
@@ -107,27 +117,22 @@ class ScaledTensor(DerivedTensor):
 
 
 @dataclass(frozen=True)
-class AdaptedTensor(DerivedTensor):
-    """W + s·B·A, float32; the rank dimension is summed in order, so that no range sees another sum."""
+class AdaptedTensor(_ChangedTensor):
+    """W + s·B·A, float32, W being `own`; the rank dimension is summed in order, so that no range sees another sum."""
 
-    weight: StoredTensor  # W
     a: StoredTensor  # [rank, in]
     b: StoredTensor  # [out, rank]
     scale: float
     transposed: bool  # W is stored [in, out]: an embedding, or fan_in_fan_out
 
-    @property
-    def kept_dtype(self) -> str:
-        return self.weight.kept_dtype
-
     @classmethod
     def of(
         cls, weight: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float, *, transposed: bool
     ) -> AdaptedTensor:
-        return cls(weight.shard, replace(weight.entry, dtype="F32"), weight, a, b, scale, transposed)
+        return cls._of(weight, a, b, scale, transposed, dtype="F32")
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
-        weight = elements.values(model, self.weight, start, count)
+        weight = elements.values(model, self.own, start, count)
         if count == 0:
             return weight
         a, b = elements.whole(model, self.a), elements.whole(model, self.b)
@@ -141,19 +146,14 @@ class AdaptedTensor(DerivedTensor):
 
 
 @dataclass(frozen=True)
-class ExtendedTensor(DerivedTensor):
+class ExtendedTensor(_ChangedTensor):
     """The rows of `own`, then those of `added` beyond them."""
 
-    own: StoredTensor
     added: StoredTensor
-
-    @property
-    def kept_dtype(self) -> str:
-        return self.own.kept_dtype
 
     @classmethod
     def of(cls, own: StoredTensor, added: StoredTensor) -> ExtendedTensor:
-        return cls(own.shard, replace(own.entry, dtype="F32", shape=added.entry.shape), own, added)
+        return cls._of(own, added, dtype="F32", shape=added.entry.shape)
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         end = self.own.entry.elements
@@ -167,17 +167,12 @@ class ExtendedTensor(DerivedTensor):
 
 
 @dataclass(frozen=True)
-class UnitedTensor(DerivedTensor):
+class UnitedTensor(_ChangedTensor):
     """The rows of `own`, but from row `first` on the means of rows that others have for the same token."""
 
-    own: StoredTensor
     others: tuple[BorrowedTensor, ...]
     first: int
     means: tuple[tuple[tuple[int, int], ...], ...]  # of each of these rows: which of `others`, which row of it
-
-    @property
-    def kept_dtype(self) -> str:
-        return self.own.kept_dtype
 
     @classmethod
     def of(
@@ -188,8 +183,7 @@ class UnitedTensor(DerivedTensor):
         means: tuple[tuple[tuple[int, int], ...], ...],
         rows: int,
     ) -> UnitedTensor:
-        shape = (rows, *own.entry.shape[1:])
-        return cls(own.shard, replace(own.entry, dtype="F32", shape=shape), own, others, first, means)
+        return cls._of(own, others, first, means, dtype="F32", shape=(rows, *own.entry.shape[1:]))
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         width = self.entry.shape[1]

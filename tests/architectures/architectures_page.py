@@ -80,8 +80,8 @@ def page(rows: dict[str, tuple[str, str]], version: str) -> str:
 
 def main(only: list[str]) -> None:
     import transformers
-    from families import FAMILIES, NOT_BUILT
-    from sweep import swept
+    from sweep import FAMILIES, swept
+    from tiny_exceptions import NOT_BUILT
 
     rows = {f: (FAMILIES[f].name, why) for f, why in NOT_BUILT.items()}
     if only:

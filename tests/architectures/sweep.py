@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import tiny_config
+from tiny import families, tiny_config
+from tiny_exceptions import CHANGES, CLASSES, IGNORED
 from tiny_inputs import candidates
 
 from hubmerge.engine.stream import StreamOptions
@@ -35,6 +36,13 @@ class Kind:
     task: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()
+
+
+# transformers' folders, each with the class that it is known by
+FAMILIES = {
+    family: Kind(model_type, CLASSES.get(family, name), task, CHANGES.get(family, {}), IGNORED.get(family, ()))
+    for family, (model_type, name, task) in families().items()
+}
 
 
 def built(kind: Kind) -> Any:

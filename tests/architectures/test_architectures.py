@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from architectures_page import PAGE, as_row, page, recorded
-from families import FAMILIES, NOT_BUILT
-from sweep import Kind, built, swept
+from sweep import FAMILIES, Kind, built, swept
+from tiny_exceptions import NOT_BUILT
 from transformers import LlavaForConditionalGeneration
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 from pathlib import Path
 
 import pytest
 from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model, read_all, reads_of
 from line import threads_left
 
-from hubmerge.errors import CancelledError, CorruptError, HubUnavailableError
+from hubmerge.errors import CorruptError, HubUnavailableError
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import FETCHED_AT_ONCE
 
@@ -203,61 +202,6 @@ def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub: Folder
     with pytest.raises(HubUnavailableError, match=r"2\.safetensors"):
         read_all(cache, hub, models, [*model.tensors], again=False, threads=3)
     cache.close()
-    assert threads_left() == []
-
-
-def test_readers_that_wait_are_let_go_when_the_pass_is_broken_off(hub: FolderHub, tmp_path: Path) -> None:
-    """The second tensor's shard has no room before the first one is read, which never happens."""
-    [model] = models = [in_shards(hub, "org/m", 2)]
-    cache = cache_of(hub, tmp_path, models, SHARD)
-    cache.expect(reads_of(models, [*model.tensors]), again=False)
-    errors: list[BaseException] = []
-
-    def wait_for_it() -> None:
-        try:
-            cache.read_into(model, "1.safetensors", 0, memoryview(bytearray(1)))
-        except CancelledError as error:
-            errors.append(error)
-
-    held = threading.Event()
-    hub.before = lambda repo, path: (held.wait(), None)[1]  # whatever is fetched from here on hangs
-    reader = threading.Thread(target=wait_for_it)
-    reader.start()
-    while not cache._waiting:
-        pass
-    cache.abandon()
-    reader.join()
-    held.set()
-    cache.close()
-    assert len(errors) == 1
-    assert threads_left() == []
-
-
-def test_closing_in_the_middle_of_a_download_leaves_a_part_to_go_on_with_and_no_thread(
-    hub: FolderHub, tmp_path: Path
-) -> None:
-    models = [in_shards(hub, "org/m", 2)]
-    begun, closing = threading.Event(), threading.Event()
-    told: list[int] = []
-
-    def starting(done: int, total: int) -> None:
-        told.append(done)
-        begun.wait()
-        raise CancelledError("by the user")
-
-    def slow(repo: str, path: str) -> None:
-        begun.set()
-        closing.wait()
-
-    hub.before = slow
-    cache = cache_of(hub, tmp_path, models, 4 * SHARD, starting=starting)
-    with pytest.raises(CancelledError, match="by the user"):
-        cache.expect(reads_of(models, [*models[0].tensors]), again=False)
-    cache.abandon()
-    closing.set()
-    cache.close()
-    assert told == [0]
-    assert {Path(name).suffix for name in files_below(tmp_path)} == {".partial"}
     assert threads_left() == []
 
 
