@@ -30,12 +30,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localhub.access import TYPES, find_repo
 from localhub.fault_rules import (
     ADMIN_PATH,
     Delay,
@@ -52,21 +50,13 @@ from localhub.fault_rules import (
     WholeFile,
     WrongByte,
 )
-from localhub.protocol import Hub
-from localhub.tree import MAIN
+from localhub.tree import COMMITS_BACK
 
 _MAX_BODY_BYTES = 1024 * 1024
 _MAX_RULES = 1000
 _FLUSH_TIMEOUT_S = 5.0  # a peer that does not read is cut off anyway
 _CONNECTION = "localhub.connection"  # uvicorn's object, in the scope of a request
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 s: closing sends RST
-_ON_MAIN = re.compile(
-    r"(?P<before>/api/(?P<T>models|datasets|spaces)/(?P<id>[^/]+/[^/]+))"
-    r"(?:(?P<verb>/(?:revision|tree|paths-info|commits)/main)(?P<rest>|/.*))?"
-)
-_FILE_ON_MAIN = re.compile(
-    r"(?P<before>/(?:(?P<T>datasets|spaces)/)?(?!api/)(?P<id>[^/]+/[^/]+))(?P<verb>/resolve/main)(?P<rest>/.*)"
-)
 
 
 async def _reset(scope: Scope) -> None:
@@ -93,10 +83,9 @@ def _unacknowledged(connection: Any) -> int:
 
 
 class Faults:
-    """The switches of one Hub and the wrapper that applies them. Runs on the event loop only."""
+    """The switches of a Hub and the wrapper that applies them. Runs on the event loop only."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self) -> None:
         self._rules: list[RuleState] = []
         self._numbers = itertools.count(1)
 
@@ -148,7 +137,8 @@ class Faults:
 
     # --- the faults --------------------------------------------------------------------------------------
 
-    def _wrap(self, state: RuleState, app: ASGIApp) -> ASGIApp:
+    @staticmethod
+    def _wrap(state: RuleState, app: ASGIApp) -> ASGIApp:
         """`app` struck by the fault of one rule."""
         fault = state.rule.fault
         match fault:
@@ -171,24 +161,15 @@ class Faults:
             case WrongByte():
                 return partial(_flipped, app, fault)
             case StaleHead():
-                return partial(self._stale, app, fault)
+                return partial(_stale, app, fault)
 
-    async def _stale(self, app: ASGIApp, fault: StaleHead, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["raw_path"].decode("ascii", "replace").partition("?")[0]
-        found = _ON_MAIN.fullmatch(path) or _FILE_ON_MAIN.fullmatch(path)
-        sha = await run_in_threadpool(self._earlier, found, fault.commits) if found else None
-        if found and sha:
-            verb = (found["verb"] or "/revision/main").replace("main", sha)
-            scope = {**scope, "raw_path": f"{found['before']}{verb}{found['rest'] or ''}".encode()}
+
+async def _stale(app: ASGIApp, fault: StaleHead, scope: Scope, receive: Receive, send: Send) -> None:
+    before = COMMITS_BACK.set(fault.commits)
+    try:
         await app(scope, receive, send)
-
-    def _earlier(self, found: re.Match[str], commits: int) -> str | None:
-        """The head of main as of so many commits ago."""
-        repo = find_repo(self._hub.store, TYPES[found["T"] or "models"], unquote(found["id"]))
-        head = self._hub.trees.head(repo.id, MAIN) if repo else None
-        if repo is None or head is None:
-            return None
-        return self._hub.trees.history(repo.id, head, limit=commits + 1)[-1].sha
+    finally:
+        COMMITS_BACK.reset(before)
 
 
 async def _hangs_up(scope: Scope, seconds: float) -> bool:

@@ -139,7 +139,7 @@ def serve(
         "tokens": known.first_tokens(),
         "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
     }
-    faults = Faults(hub) if with_faults else None
+    faults = Faults() if with_faults else None
     config = uvicorn.Config(
         app_of(hub, faults),
         log_level="warning",

@@ -151,14 +151,13 @@ class Hub(HubWriting):
             )
 
         def ask() -> Identity:
-            with translated("the token"):
-                answer = self._api.whoami()
-                roles = (None, "admin", "write", "contributor")
-                orgs = [o for o in answer.get("orgs", []) if o.get("roleInOrg") in roles]
-                role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
-                return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)), role != "read")
+            answer = self._api.whoami()
+            roles = (None, "admin", "write", "contributor")
+            orgs = [o for o in answer.get("orgs", []) if o.get("roleInOrg") in roles]
+            role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
+            return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)), role != "read")
 
-        return self.patience.repeat(ask)
+        return self._ask("the token", ask)
 
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
@@ -168,10 +167,9 @@ class Hub(HubWriting):
             return self._cache.state(repo_id, revision)
 
         def ask() -> Any:
-            with translated(where, pinned=pinned):
-                return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
+            return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
 
-        info = self.patience.repeat(ask)
+        info = self._ask(where, ask, pinned=pinned)
         if not is_sha(info.sha) or not is_hub_id(info.id):
             raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
         if pinned and info.sha != revision:
@@ -207,12 +205,7 @@ class Hub(HubWriting):
 
     def head(self, repo_id: str) -> str:
         """The commit that main stands at, and nothing else of the repo."""
-
-        def ask() -> Any:
-            with translated(repo_id):
-                return self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")
-
-        sha = self.patience.repeat(ask).sha
+        sha = self._ask(repo_id, lambda: self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")).sha
         if not is_sha(sha):
             raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
         return str(sha)
@@ -221,13 +214,12 @@ class Hub(HubWriting):
         """Every file of a commit by path; for repos of many small files, which `repo_state` lists slowly."""
 
         def ask() -> Any:
-            with translated(f"{repo_id}@{sha}", pinned=True):
-                found = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
-                return [entry for entry in found if hasattr(entry, "blob_id")]
+            found = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
+            return [entry for entry in found if hasattr(entry, "blob_id")]
 
         return {
             f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None)
-            for f in self.patience.repeat(ask)
+            for f in self._ask(f"{repo_id}@{sha}", ask, pinned=True)
         }
 
     def exists(self, repo_id: str) -> bool:
@@ -242,33 +234,24 @@ class Hub(HubWriting):
     def search_models(self, text: str, limit: int = 10, *, tags: Sequence[str] = ()) -> list[RepoSummary]:
         """Models whose id holds `text` and that carry all `tags`, most downloaded first."""
 
-        def ask() -> Any:
-            with translated("the search"):
-                found = self._api.list_models(
-                    search=text or None, filter=list(tags) or None, sort="downloads", limit=limit
-                )
-                return list(found)
-
         return [
             RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))
-            for m in self.patience.repeat(ask)
+            for m in self._models(search=text or None, filter=list(tags) or None, sort="downloads", limit=limit)
         ]
+
+    def _models(self, **query: Any) -> list[Any]:
+        return self._ask("the search", lambda: list(self._api.list_models(**query)))
 
     def find_models(self, *, tags: Sequence[str] = (), author: str | None = None, limit: int = 1000) -> list[Candidate]:
         """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
 
-        def ask() -> Any:
-            with translated("the search"):
-                return list(
-                    self._api.list_models(
-                        filter=list(tags) or None,
-                        author=author,
-                        sort="last_modified",
-                        limit=limit,
-                        expand=["sha", "lastModified", "tags", "private", "gated", "author"],
-                    )
-                )
-
+        found = self._models(
+            filter=list(tags) or None,
+            author=author,
+            sort="last_modified",
+            limit=limit,
+            expand=["sha", "lastModified", "tags", "private", "gated", "author"],
+        )
         return [
             Candidate(
                 id=m.id,
@@ -279,7 +262,7 @@ class Hub(HubWriting):
                 private=bool(m.private),
                 gated=bool(m.gated),
             )
-            for m in self.patience.repeat(ask)
+            for m in found
             if is_hub_id(m.id)
         ]
 
@@ -320,13 +303,10 @@ class Hub(HubWriting):
         """The sha of the newest commit on main whose title holds `needle`."""
 
         def ask() -> str | None:
-            with translated(repo_id):
-                for commit in self._api.list_repo_commits(repo_id, repo_type=self.repo_type):
-                    if needle in commit.title:
-                        return str(commit.commit_id)
-            return None
+            commits = self._api.list_repo_commits(repo_id, repo_type=self.repo_type)
+            return next((str(commit.commit_id) for commit in commits if needle in commit.title), None)
 
-        return self.patience.repeat(ask)
+        return self._ask(repo_id, ask)
 
     def committers(self, repo_id: str, sha: str, paths: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """The accounts that wrote the last commit of each file at `sha`, as the history says; nobody vouches for it.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.errors import Patience, TooLateError, translated
@@ -21,6 +21,9 @@ from hubmerge.hub.transfer import BreakableFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+
+Answer = TypeVar("Answer")
 
 
 class HubWriting:
@@ -32,6 +35,15 @@ class HubWriting:
     _api: HfApi
     _token: str | bool
 
+    def _ask(self, where: str, request: Callable[[], Answer], *, writing: bool = False, pinned: bool = False) -> Answer:
+        """The answer to a request of the client, with errors in our words, repeated while they may pass."""
+
+        def ask() -> Answer:
+            with translated(where, writing=writing, pinned=pinned):
+                return request()
+
+        return self.patience.repeat(ask)
+
     def create_repo(self, repo_id: str, *, private: bool) -> bool:
         """Create the repo unless it exists; an existing repo keeps its visibility.
 
@@ -40,18 +52,17 @@ class HubWriting:
         from huggingface_hub.errors import HfHubHTTPError
 
         def ask() -> bool:
-            with translated(repo_id, writing=True):
-                try:
-                    self._api.create_repo(repo_id, private=private, repo_type=self.repo_type)
-                except HfHubHTTPError as error:
-                    status = error.response.status_code
-                    # a token that may not create repos can be one that may write to those that are there
-                    if status == 409 or (status in (401, 402, 403) and self._is_there(repo_id)):
-                        return False
-                    raise
-                return True
+            try:
+                self._api.create_repo(repo_id, private=private, repo_type=self.repo_type)
+            except HfHubHTTPError as error:
+                status = error.response.status_code
+                # a token that may not create repos can be one that may write to those that are there
+                if status == 409 or (status in (401, 402, 403) and self._is_there(repo_id)):
+                    return False
+                raise
+            return True
 
-        return self.patience.repeat(ask)
+        return self._ask(repo_id, ask, writing=True)
 
     def _is_there(self, repo_id: str) -> bool:
         from huggingface_hub.errors import HfHubHTTPError
@@ -66,18 +77,17 @@ class HubWriting:
         """Whether nothing has happened to a repo since its initial commit `head`: no commit, no other ref, no word."""
 
         def ask() -> bool:
-            with translated(repo_id):
-                refs = self._api.list_repo_refs(repo_id, repo_type=self.repo_type, include_pull_requests=True)
-                if [(b.name, b.target_commit) for b in refs.branches] != [("main", head)]:
-                    return False
-                if refs.tags or refs.converts or refs.pull_requests:
-                    return False
-                if any(True for _ in self._api.get_repo_discussions(repo_id, repo_type=self.repo_type)):
-                    return False
-                commits = self._api.list_repo_commits(repo_id, repo_type=self.repo_type)
-                return [c.commit_id for c in commits] == [head]
+            refs = self._api.list_repo_refs(repo_id, repo_type=self.repo_type, include_pull_requests=True)
+            if [(b.name, b.target_commit) for b in refs.branches] != [("main", head)]:
+                return False
+            if refs.tags or refs.converts or refs.pull_requests:
+                return False
+            if any(True for _ in self._api.get_repo_discussions(repo_id, repo_type=self.repo_type)):
+                return False
+            commits = self._api.list_repo_commits(repo_id, repo_type=self.repo_type)
+            return [c.commit_id for c in commits] == [head]
 
-        return self.patience.repeat(ask)
+        return self._ask(repo_id, ask)
 
     def delete_repo(self, repo_id: str) -> None:
         """Delete the repo with everything in it; not repeated when the Hub does not answer."""
@@ -164,19 +174,13 @@ class HubWriting:
         infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
 
         def ask() -> set[str]:
-            with translated(repo_id, writing=True):
-                known, refused, _ = post_lfs_batch_info(
-                    infos,
-                    self._token if isinstance(self._token, str) else None,
-                    self.repo_type,
-                    repo_id,
-                    endpoint=self.endpoint,
-                )
+            token = self._token if isinstance(self._token, str) else None
+            known, refused, _ = post_lfs_batch_info(infos, token, self.repo_type, repo_id, endpoint=self.endpoint)
             # the Hub answers with what to do about an object: nothing, when it is there
             return {a["oid"] for a in known if a.get("actions")} | {r["oid"] for r in refused}
 
         try:
-            return self.patience.repeat(ask) if infos else set()
+            return self._ask(repo_id, ask, writing=True) if infos else set()
         except SourceNotFoundError:
             return {sha256 for sha256, _ in files}
 
