@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
+from hubmerge.errors import FormatError, HubUnavailableError, LoginError
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha
@@ -221,15 +221,6 @@ class Hub(HubWriting):
             f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None)
             for f in self._ask(f"{repo_id}@{sha}", ask, pinned=True)
         }
-
-    def exists(self, repo_id: str) -> bool:
-        try:
-            self.repo_state(repo_id)
-        except GatedError:
-            return True
-        except SourceNotFoundError:
-            return False
-        return True
 
     def search_models(self, text: str, limit: int = 10, *, tags: Sequence[str] = ()) -> list[RepoSummary]:
         """Models whose id holds `text` and that carry all `tags`, most downloaded first."""

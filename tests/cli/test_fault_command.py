@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
@@ -198,7 +199,7 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
     monkeypatch.setenv("HF_TOKEN", faulty_hub.tokens["ada"])
     assert main(["publish", str(out), name]) == 1
     assert "E_CORRUPT" in capsys.readouterr().err
-    assert not Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"]).exists(name)
+    assert not HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"]).repo_exists(name)
     shard.write_bytes(whole)
     assert main(["publish", str(out), name]) == 0
 

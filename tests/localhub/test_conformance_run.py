@@ -23,14 +23,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def report(folder: Path, *, passed: int, failed: int = 0, errors: int = 0, skipped: int = 0) -> Path:
-    suite = ElementTree.Element("testsuite")
-    outcomes = [None] * passed + ["failure"] * failed + ["error"] * errors + ["skipped"] * skipped
-    for number, outcome in enumerate(outcomes):
-        case = ElementTree.SubElement(suite, "testcase", classname="tests.test_x", name=f"test_{number}")
-        if outcome:
-            ElementTree.SubElement(case, outcome)
+    """As pytest writes it."""
+    counts = {"tests": passed + failed + errors + skipped, "failures": failed, "errors": errors, "skipped": skipped}
+    suites = ElementTree.Element("testsuites")
+    ElementTree.SubElement(suites, "testsuite", {name: str(count) for name, count in counts.items()})
     path = folder / "report.xml"
-    ElementTree.ElementTree(suite).write(path)
+    ElementTree.ElementTree(suites).write(path)
     return path
 
 

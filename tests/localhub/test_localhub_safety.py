@@ -174,32 +174,34 @@ def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path
 # what strangers upload
 
 
+def weights(folder: Path, shape: object, header_bytes: int = 0) -> Path:
+    """A safetensors file that states this shape of a tensor, in a header of so many bytes or as many as it takes."""
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape}}).encode().ljust(header_bytes)
+    (folder / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder / "m.safetensors"
+
+
 @pytest.mark.parametrize(
     "shape",
     [["x", 10**7], [[0], 10**7], [1.5], [True], [-1], [2**53], [1] * 17, 3, {"a": 1}, None, [None], "12"],
 )
 def test_a_header_whose_shape_is_no_list_of_lengths_counts_nothing(tmp_path: Path, shape: object) -> None:
-    header = json.dumps({"a": {"dtype": "F32", "shape": shape}}).encode()
-    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert count_parameters(tmp_path / "m.safetensors") == {}
+    assert count_parameters(weights(tmp_path, shape)) == {}
 
 
 def test_a_header_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"dtype": "F32", "shape": ["x", 10**8]}}).encode()  # Python multiplies a text, too
-    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    path = weights(tmp_path, ["x", 10**8])  # Python multiplies a text, too
     tracemalloc.start()
     try:
-        assert count_parameters(tmp_path / "m.safetensors") == {}
+        assert count_parameters(path) == {}
         assert tracemalloc.get_traced_memory()[1] < 10**7
     finally:
         tracemalloc.stop()
 
 
 def test_a_header_without_measure_is_not_counted(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2]}}).encode()
     for size, counted in ((1000, {"F32": 2}), (25 * 1024 * 1024 + 1, {})):
-        (tmp_path / "m.safetensors").write_bytes(size.to_bytes(8, "little") + header.ljust(size))
-        assert count_parameters(tmp_path / "m.safetensors") == counted
+        assert count_parameters(weights(tmp_path, [2], size)) == counted
 
 
 def test_large_files_and_long_differences_are_left_out(tmp_path: Path) -> None:
@@ -211,13 +213,6 @@ def test_large_files_and_long_differences_are_left_out(tmp_path: Path) -> None:
     assert "\n+xxx" in change(1000)
     assert "Binary files" in change(1024 * 1024 + 1)
     assert change(600_000, count=2).endswith("… the rest is left out\n")
-
-
-def test_a_header_s_parameters_are_counted(tmp_path: Path) -> None:
-    tensors = {"a": {"dtype": "F32", "shape": [2, 3]}, "b": {"dtype": "F8_E4M3", "shape": []}, "__metadata__": {}}
-    header = json.dumps(tensors).encode()
-    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert count_parameters(tmp_path / "m.safetensors") == {"F32": 6, "F8_E4M3": 1}
 
 
 def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import lfs
+from huggingface_hub import HfApi, lfs
 from publishing import IDENTITY, Publication, Watched
 
 from hubmerge.engine.progress import Unobserved
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, TargetExistsError
-from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError, TransientHubError
 from hubmerge.output.publish import Published
 from localhub.process import LocalHubProcess
@@ -129,7 +128,7 @@ def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouche
 def test_a_private_merge_is_made_in_a_private_repo(job: Publication, local_hub: LocalHubProcess):
     job.publish(private=True)
     assert job.api.model_info(job.name).private
-    assert not Hub(local_hub.endpoint, local_hub.tokens["bob"]).exists(job.name)
+    assert not HfApi(local_hub.endpoint, token=local_hub.tokens["bob"]).repo_exists(job.name)
 
 
 def test_private_stays_private(job: Publication):
@@ -162,7 +161,7 @@ def test_a_namespace_of_someone_else_is_refused_before_anything_is_sent(job: Pub
         job.publish(name=target)
     assert caught.value.code == "E_PERMISSION"
     assert job.hub.commits == 0
-    assert not job.hub.exists("bob/merge")
+    assert not job.api.repo_exists("bob/merge")
 
 
 def test_an_organisation_that_one_may_write_to_is_a_namespace(job: Publication):
@@ -195,7 +194,7 @@ def test_a_repo_deleted_in_the_middle_is_not_made_anew(job: Publication):
     with pytest.raises(TransientHubError):
         job.publish()
     assert job.hub.commits == 1
-    assert not job.hub.exists(job.name)
+    assert not job.api.repo_exists(job.name)
 
 
 def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch: pytest.MonkeyPatch):
@@ -242,7 +241,7 @@ def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_i
         job.shards[1].write_bytes(b"\0" + job.shards[1].read_bytes()[1:])
     with pytest.raises(CorruptError, match=job.shards[1].name):
         job.publish()
-    assert not job.hub.exists(job.name)
+    assert not job.api.repo_exists(job.name)
     assert job.hub.commits == 0
 
 
