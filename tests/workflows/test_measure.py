@@ -146,61 +146,41 @@ def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_fail
     assert site.service.request_evaluation("zoo/base", "zoo", bob).outcome == "failed"
 
 
-def _private(api: HfApi) -> str:
-    api.create_repo("ada/secret", private=True, exist_ok=True)
-    return "ada/secret"
-
-
 @pytest.mark.parametrize(
-    ("model", "suite", "error", "told"),
+    ("model", "suite", "visitor", "error", "told"),
     [
-        ("zoo/none", "zoo", SourceNotFoundError, "zoo/none"),
-        ("zoo/base", "nonsense", EvaluationError, "there is no such suite"),
-        ("./folder", "zoo", RecipeError, "a folder"),
+        ("zoo/none", "zoo", "bob", SourceNotFoundError, "zoo/none"),
+        ("zoo/base", "nonsense", "bob", EvaluationError, "there is no such suite"),
+        ("./folder", "zoo", "bob", RecipeError, "a folder"),
+        ("ada/gated", "zoo", "bob", GatedError, "a gated model"),
+        ("ada/secret", "zoo", "ada", PermissionDeniedError, "would become public"),
+        # the bot, which is ada, could read it
+        ("ada/secret", "zoo", "bob", SourceNotFoundError, "no such repo"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_words(
-    site: Site, model: str, suite: str, error: type[HubmergeError], told: str
+    site: Site, model: str, suite: str, visitor: str, error: type[HubmergeError], told: str
 ) -> None:
+    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    api.create_repo("ada/secret", private=True, exist_ok=True)
+    api.create_repo("ada/gated", exist_ok=True)
+    api.update_repo_settings("ada/gated", gated="auto")
     with pytest.raises(error, match=told):
-        site.service.request_evaluation(model, suite, site.visitor("bob"))
+        site.service.request_evaluation(model, suite, site.visitor(visitor))
     assert site.store.list_jobs() == ()
 
 
-def test_a_private_model_is_refused_to_its_owner_and_unknown_to_everybody_else(site: Site) -> None:
-    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
-    name = _private(api)
-    with pytest.raises(PermissionDeniedError, match="would become public"):
-        site.service.request_evaluation(name, "zoo", site.visitor("ada"))
-    # the bot, which is ada, could read it
-    with pytest.raises(SourceNotFoundError, match="no such repo"):
-        site.service.request_evaluation(name, "zoo", site.visitor("bob"))
-
-
-def test_a_gated_model_is_refused(site: Site) -> None:
-    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
-    api.create_repo("ada/gated", exist_ok=True)
-    api.update_repo_settings("ada/gated", gated="auto")
-    with pytest.raises(GatedError):
-        site.service.request_evaluation("ada/gated", "zoo", site.visitor("bob"))
-
-
 def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU evaluates, its memory counts and not the host's."""
     monkeypatch.setattr("hubmerge.machine.memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
         site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
-
-
-def test_where_a_gpu_evaluates_its_memory_counts_and_not_the_host_s(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("hubmerge.evaluation.runner._device", lambda asked: "cuda")
-    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 1000)
-    with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
-        site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
-    monkeypatch.setattr("hubmerge.machine.memory_bytes", lambda: 1000)
     monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 10**12)
     assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob")).outcome == "queued"
+    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 1000)
+    with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
+        site.service.request_evaluation("zoo/tool-agent", "zoo", site.visitor("bob"))
 
 
 @pytest.mark.parametrize("bot", ["no account", "no results dataset"])

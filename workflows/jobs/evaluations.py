@@ -90,7 +90,6 @@ class EvaluationRequests:
         self._store = store
         self._account = account
         self.scoring = scoring
-        self._scored: set[ScoreKey] = set()  # a score that was there stays
 
     def key(self, model: str, sha: str, suite: str) -> ScoreKey:
         """The key of the score under the suite's present version; EvaluationError where there is no such suite."""
@@ -105,10 +104,9 @@ class EvaluationRequests:
         query = select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, ~failed_long_ago)
         with self._store.reading() as connection:
             asked = set(connection.execute(query).scalars())
-        left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
-        if left:
-            self._scored |= set(self.scoring.known_scores())
-        return [key for key in left if key not in self._scored]
+        left = [key for key in keys if evaluation_id(key) not in asked]
+        scored = set(self.scoring.known_scores()) if left else set()
+        return [key for key in left if key not in scored]
 
     def request(self, key: ScoreKey, priority: int, *, private: bool = False, asked_by: str = "") -> Job:
         """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago.
