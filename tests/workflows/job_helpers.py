@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.settings import Settings
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
 from workflows.jobs.jobs import Job, JobError, NewJob
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.store import Store
 from workflows.jobs.supervision import Timing
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
+from workflows.service import MergeService
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -69,6 +72,16 @@ def job_id(name: str) -> str:
 
 def new_job(name: str, user: str = "ann", **changes: Any) -> NewJob:
     return NewJob(**{"id": job_id(name), "user": user, "payload": {"name": name}, **changes})
+
+
+def visitor(hub: LocalHubProcess, name: str, **more: Any) -> Visitor:
+    return Visitor(name, hub.tokens[name], (name,), **more)
+
+
+def service_of(endpoint: str, store: Store, **settings: Any) -> MergeService:
+    """The service of an app whose secret is "test secret"."""
+    configured = Settings(endpoint=endpoint, secret="test secret", **settings)
+    return MergeService(configured, store, TokenVault.from_settings(configured))
 
 
 def claim(store: Store, owner: str = "w1") -> Job:

@@ -10,35 +10,33 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, claim, make_worker, new_job, running, until
+from job_helpers import FINAL, claim, make_worker, new_job, running, service_of, until, visitor
 from pydantic import SecretStr
 
 from hubmerge.engine.preview import PREVIEW_BYTES
 from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError
 from hubmerge.methods import registry
-from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.app.service import MergeRequest, Visitor
 from workflows.jobs.jobs import JobNotFoundError, State, iso
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
-from workflows.service import MergeService
 
+VAULT = TokenVault([b"test secret"])
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
 
 
 def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_there_is_not(
     zoo_hub: LocalHubProcess, store: Store
 ) -> None:
-    token = zoo_hub.tokens["ada"]
-    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
-    ada = Visitor("ada", token, ("ada",))
+    service = service_of(zoo_hub.endpoint, store)
+    ada = visitor(zoo_hub, "ada")
     request = MergeRequest(RECIPE, "ada/made-again", private=False)
     first = service.submit(request, ada)
     claimed = store.claim("worker")
     store.finish(claimed.id, claimed.fence, {"repo": "ada/made-again"})
 
-    api = HfApi(zoo_hub.endpoint, token)
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     api.create_repo("ada/made-again")
     manifest = json.dumps({"identity": claimed.id}).encode()
     api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id="ada/made-again")
@@ -53,11 +51,10 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
 def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(
     zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
 ) -> None:
-    settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
-    service = MergeService(settings, live, TokenVault.from_settings(settings))
+    service = service_of(zoo_hub.endpoint, live)
     request = MergeRequest(RECIPE, "ada/later", private=False)
     end = datetime.now(UTC) + timedelta(seconds=2)
-    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",), expires_at=end)
+    ada = visitor(zoo_hub, "ada", expires_at=end)
 
     queued = service.submit(request, ada)
     assert queued.signed_in_until == service.jobs(ada)[0].signed_in_until == iso(end)
@@ -87,8 +84,8 @@ def test_models_without_a_license_are_inspected_and_started_once_the_form_states
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         content = Path(api.hf_hub_download("zoo/tool-agent", name)).read_bytes()
         api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="zoo/open-agent")
-    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
-    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",))
+    service = service_of(zoo_hub.endpoint, store)
+    ada = visitor(zoo_hub, "ada")
     recipe = {**RECIPE, "agents": agents}
     for license in (None, "", "apache-2.0", "other"):  # as the form does, before and after something was chosen
         assert service.inspect(recipe, ada, license).agents[1].license is None
@@ -103,9 +100,8 @@ def test_models_without_a_license_are_inspected_and_started_once_the_form_states
 def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in(
     zoo_hub: LocalHubProcess, store: Store
 ) -> None:
-    vault = TokenVault([b"s" * 40])
-    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, vault)
-    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    service = service_of(zoo_hub.endpoint, store)
+    ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.submit(MergeRequest(RECIPE, "ada/tried", private=False), ada)
     claimed = store.claim("worker")
     store.fail(claimed.id, claimed.fence, FINAL)
@@ -116,13 +112,13 @@ def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in
     assert (again.state, again.error) == ("queued", None)
     sealed = store.sealed_token(job.id)
     assert sealed is not None
-    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+    assert VAULT.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
     assert service.retry(job.id, ada).state == "queued"  # one that waits already stays as it is
-    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+    assert VAULT.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
 
 
 def test_everybody_may_know_how_many_public_jobs_are_under_way(store: Store) -> None:
-    service = MergeService(Settings(endpoint="http://127.0.0.1:9"), store, TokenVault([b"a secret"]))
+    service = service_of("http://127.0.0.1:9", store)
     assert service.under_way() == (0, 0, 0)
     store.submit(new_job("one", "ada"))
     store.submit(new_job("two", "ada", kind="evaluate"))
@@ -140,8 +136,7 @@ def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
     store: Store, kind: str, more: dict[str, str]
 ) -> None:
     """A sign-in writes to no repo that it has not made, such as the results dataset."""
-    vault = TokenVault([b"a secret"])
-    service = MergeService(Settings(endpoint="http://127.0.0.1:9", token=SecretStr("the bot's")), store, vault)
+    service = service_of("http://127.0.0.1:9", store, token=SecretStr("the bot's"))
     ada = Visitor("ada", "a sign-in's", ("ada",))
 
     def token_after_a_retry(name: str, **payload: str) -> str:
@@ -152,7 +147,7 @@ def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
         sealed = store.sealed_token(job.id)
         assert sealed
         store.request_cancel(job.id, "ada")
-        return vault.open(job.id, sealed, store.clock.now()).get_secret_value()
+        return VAULT.open(job.id, sealed, store.clock.now()).get_secret_value()
 
     assert token_after_a_retry("its own", **more) == "the bot's"
     if kind == "merge":
@@ -160,8 +155,8 @@ def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
 
 
 def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
-    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
-    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    service = service_of(zoo_hub.endpoint, store)
+    ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.submit(MergeRequest(RECIPE, "ada/hidden", private=True), ada)
     for ask in (service.job, service.cancel, service.retry):
         answers = []
@@ -176,7 +171,7 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: 
 def test_a_look_into_a_few_layers_reads_ranges_and_needs_the_right_to_read_the_models(
     zoo_hub: LocalHubProcess, store: Store
 ) -> None:
-    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    service = service_of(zoo_hub.endpoint, store)
     found = service.preview(RECIPE, None)
     assert found.method in registry()
     assert sum(found.statistics["overlap_share"]) == pytest.approx(1)

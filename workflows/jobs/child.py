@@ -120,16 +120,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--guard-seconds",
         type=float,
+        default=300.0,
         metavar="S",
-        help="stdin stays open and brings a heartbeat at least every S seconds, or the job is killed",
+        help="stdin stays open and brings a heartbeat at least every S seconds (300), or the job is killed",
     )
     options = parser.parse_args(argv)
     die_with_parent(os.getppid())
     limit_resources(Limits())  # no core file, which would hold the token
     commands, descriptor = own_pipes()
-    guarded = options.guard_seconds is not None
     with open(commands, "rb", closefd=False) as document:
-        spec = JobSpec.model_validate_json(document.readline() if guarded else document.read())
+        spec = JobSpec.model_validate_json(document.readline())
     spec.workdir.mkdir(parents=True, exist_ok=True)
     scrubber = Scrubber(spec.token)
     cancellation = Cancellation()
@@ -142,8 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             busy = InternalError("an earlier attempt still works in the job's folder", where=str(spec.workdir))
             events.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
             return 1
-        if guarded:
-            start_guardian(commands, options.guard_seconds, close=(descriptor,))
+        start_guardian(commands, options.guard_seconds, close=(descriptor,))
         give_way()
         set_up_logging()
         code = run_job(spec, options.pipeline, events, scrubber)

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
-from job_helpers import QUICK, job_spec, running, until
+from job_helpers import QUICK, job_spec, running, service_of, until, visitor
 from pydantic import SecretStr
 
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.output.diff import Diff
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.app.service import Visitor
 from workflows.jobs import comparisons
 from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
 from workflows.jobs.jobs import JobNotFoundError
@@ -25,16 +24,6 @@ from workflows.jobs.protocol import Progress, Result, StageStarted
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
-from workflows.service import MergeService
-
-
-def service_of(hub: LocalHubProcess, store: Store, data: Path) -> tuple[MergeService, Settings]:
-    settings = Settings(endpoint=hub.endpoint, data_dir=data, secret=SecretStr("test secret"))
-    return MergeService(settings, store, TokenVault.from_settings(settings)), settings
-
-
-def visitor(hub: LocalHubProcess, name: str) -> Visitor:
-    return Visitor(name, hub.tokens[name], (name,))
 
 
 def upload(hub: LocalHubProcess, folder: Path, repo: str, *, private: bool) -> None:
@@ -46,7 +35,8 @@ def upload(hub: LocalHubProcess, folder: Path, repo: str, *, private: bool) -> N
 def test_a_worker_compares_two_models_and_everybody_finds_the_result(
     zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
 ) -> None:
-    service, settings = service_of(zoo_hub, live, tmp_path)
+    service = service_of(zoo_hub.endpoint, live)
+    settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
     assert service.comparison("zoo/base", "zoo/math-agent", None).job is None
     queued = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "ada")).job
     assert (queued.kind, queued.state, queued.private) == ("diff", "queued", False)
@@ -70,7 +60,7 @@ def test_a_worker_compares_two_models_and_everybody_finds_the_result(
 def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they(
     zoo_hub: LocalHubProcess, store: Store, tmp_path: Path
 ) -> None:
-    service, _ = service_of(zoo_hub, store, tmp_path)
+    service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     first = service.compare("zoo/base", "zoo/tool-agent", ada).job
     sealed = store.sealed_token(first.id)
@@ -90,7 +80,7 @@ def test_of_private_models_nobody_else_learns(zoo_hub: LocalHubProcess, store: S
     base = random_base(0)
     upload(zoo_hub, write_model(tmp_path / "one", base), "ada/secret-base", private=True)
     upload(zoo_hub, write_model(tmp_path / "two", sparse_agent(base, 0.1, 1)), "ada/secret-agent", private=True)
-    service, _ = service_of(zoo_hub, store, tmp_path)
+    service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.compare("ada/secret-base", "ada/secret-agent", ada).job
     assert job.private
@@ -109,7 +99,7 @@ def test_of_private_models_nobody_else_learns(zoo_hub: LocalHubProcess, store: S
 
 def test_comparisons_count_among_a_users_jobs(zoo_hub: LocalHubProcess, tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs", jobs_per_user=2)
-    service, _ = service_of(zoo_hub, store, tmp_path)
+    service = service_of(zoo_hub.endpoint, store)
     ada = visitor(zoo_hub, "ada")
     for agent in ("math", "tool"):
         service.compare("zoo/base", f"zoo/{agent}-agent", ada)
@@ -122,7 +112,7 @@ def test_comparisons_count_among_a_users_jobs(zoo_hub: LocalHubProcess, tmp_path
 def test_folders_of_the_server_are_no_models(
     zoo_hub: LocalHubProcess, store: Store, tmp_path: Path, names: tuple[str, str]
 ) -> None:
-    service, _ = service_of(zoo_hub, store, tmp_path)
+    service = service_of(zoo_hub.endpoint, store)
     with pytest.raises(HubmergeError, match="local folders cannot be used here"):
         service.compare(*names, visitor(zoo_hub, "ada"))
 

@@ -42,6 +42,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return runs
 
 
+@pytest.fixture
+def hub(zoo_hub: LocalHubProcess) -> Hub:
+    return Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+
+
 def spec(zoo_hub: LocalHubProcess, tmp_path: Path, model: str, results: str | None = "ada/job-results") -> JobSpec:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     payload = {"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"}
@@ -50,7 +55,7 @@ def spec(zoo_hub: LocalHubProcess, tmp_path: Path, model: str, results: str | No
 
 
 def test_a_score_is_recorded_once_and_the_second_job_finds_it(
-    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, hub: Hub, made: list[str], tmp_path: Path
 ) -> None:
     events: list[Event] = []
     job = spec(zoo_hub, tmp_path, "zoo/base")
@@ -60,23 +65,20 @@ def test_a_score_is_recorded_once_and_the_second_job_finds_it(
     answers = [e.values for e in events if isinstance(e, Result)]
     assert len(answers) == 2
     assert answers[0]["scores"] == {"math": 0.75}
-    scores = RecordedScores(
-        Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]),
-        ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/job-results"),
-    )
+    scores = RecordedScores(hub, ResultsDataset(hub, "ada/job-results"))
     key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
     assert key in scores.known_scores()
     assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
 
 
 def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
-    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, hub: Hub, made: list[str], tmp_path: Path
 ) -> None:
     HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"]).create_repo("ada/broken-model")
     job = spec(zoo_hub, tmp_path, "ada/broken-model", "ada/failed-results")
     with pytest.raises(EvaluationError, match="it generates nothing"):
         evaluation_pipeline.run(job, lambda event: None)
-    [recorded] = ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/failed-results").load().results
+    [recorded] = ResultsDataset(hub, "ada/failed-results").load().results
     assert (recorded.status, recorded.tasks) == ("failed", ())
 
 
@@ -97,43 +99,34 @@ def test_without_a_results_dataset_nothing_is_evaluated(
     assert made == []
 
 
-def test_on_other_data_than_it_was_asked_for_a_job_waits_and_measures_nothing(
+def test_on_other_data_than_it_was_asked_for_a_job_waits_for_four_attempts_and_then_measures_what_there_is(
     zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
 ) -> None:
-    """A Hub that lags behind shows the dataset's earlier commit as its head."""
-    job = spec(zoo_hub, tmp_path, "zoo/base")
-    asked = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
+    """A Hub that lags behind shows the dataset's earlier commit as its head; or it lagged when the job was queued."""
+    job = spec(zoo_hub, tmp_path, "zoo/base", "ada/late-results")
+    other = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
+    said: list[Event] = []
     with pytest.raises(EvaluationError, match="of-another-commit") as error:
-        evaluation_pipeline.run(asked, lambda event: None)
+        evaluation_pipeline.run(other.model_copy(update={"attempt": 4}), said.append)
     assert error.value.retryable
     assert made == []
-
-
-def test_data_that_stay_others_than_was_asked_for_are_measured_as_they_are(
-    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
-) -> None:
-    """The Hub lagged when the job was queued, so that it asks for data that no head will show again."""
-    job = spec(zoo_hub, tmp_path, "zoo/base", "ada/late-results")
-    late = {"payload": {**job.payload, "suite_version": "of-an-earlier-commit"}, "attempt": 5}
-    said: list[Event] = []
-    evaluation_pipeline.run(job.model_copy(update=late), said.append)
+    evaluation_pipeline.run(other.model_copy(update={"attempt": 5}), said.append)
     assert made == ["zoo/base"]
     assert any("other data than when this was asked for" in getattr(event, "message", "") for event in said)
     [result] = [event for event in said if isinstance(event, Result)]
-    assert "of-an-earlier-commit" not in result.values["path"]
+    assert "of-another-commit" not in result.values["path"]
 
 
-def test_nothing_recorded_yet_is_no_error(zoo_hub: LocalHubProcess) -> None:
-    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+def test_nothing_recorded_yet_is_no_error(hub: Hub) -> None:
     scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
     assert scores.known_scores() == frozenset()
 
 
 def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merged_from_them(
-    zoo_hub: LocalHubProcess,
+    zoo_hub: LocalHubProcess, hub: Hub
 ) -> None:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
-    dataset = ResultsDataset(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), "ada/flagged-results")
+    dataset = ResultsDataset(hub, "ada/flagged-results")
     dataset.publish(family())
     flags = [
         {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
@@ -145,7 +138,7 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
         repo_id=dataset.repo,
         repo_type="dataset",
     )
-    scores = RecordedScores(Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"]), dataset)
+    scores = RecordedScores(hub, dataset)
     nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
     new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)
     assert scores.flagged([*nodes.values(), new, newer]) == {
@@ -156,14 +149,13 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
 
 
 def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(
-    zoo_hub: LocalHubProcess, made: list[str], tmp_path: Path
+    zoo_hub: LocalHubProcess, hub: Hub, made: list[str], tmp_path: Path
 ) -> None:
     repo = "ada/signed-results"
     keys = results_keys(Settings(data_dir=tmp_path, secret=SecretStr("a long random string")))
     job = spec(zoo_hub, tmp_path, "zoo/base", repo).model_copy(
         update={"signing_key": SecretStr(keys.seed.hex()), "trusted_keys": tuple(keys.trust.keys)}
     )
-    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     version = RecordedScores(hub, ResultsDataset(hub, repo)).suite_version("zoo")
     forged = result("zoo/base", "a", {"math": 1.0}, suite="zoo", suite_version=version)
     ResultsDataset(hub, repo).publish([forged.model_copy(update={"sha": job.payload["sha"]})])

@@ -24,8 +24,8 @@ def spec(workdir: Path, **payload: Any) -> JobSpec:
     return job_spec(workdir.parent, payload=payload, **given)
 
 
-def start(function: str, *arguments: str, document: JobSpec | None = None) -> subprocess.Popen[bytes]:
-    """A child, which gets its document and no more; without one its input stays open."""
+def start(function: str, document: bytes, *arguments: str) -> subprocess.Popen[bytes]:
+    """A child that was told its job; its input stays open."""
     command = [sys.executable, "-m", "workflows.jobs.child", "--pipeline", f"job_pipelines:{function}", *arguments]
     child = subprocess.Popen(
         command,
@@ -36,16 +36,14 @@ def start(function: str, *arguments: str, document: JobSpec | None = None) -> su
         cwd=ROOT,
         start_new_session=True,
     )
-    if document is not None:
-        child.stdin.write(document.to_line())
-        child.stdin.close()
-        child.stdin = None
+    child.stdin.write(document)
+    child.stdin.flush()
     return child
 
 
 def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path) -> None:
-    child = start("steps")
-    out, err = child.communicate(spec(tmp_path).to_line().replace(b'"fence": 1', b'"fence": "one"'))
+    child = start("steps", spec(tmp_path).to_line().replace(b'"fence": 1', b'"fence": "one"'))
+    out, err = child.communicate()
     assert child.returncode == 1
     assert out == b""
     assert b"fence" in err
@@ -53,17 +51,17 @@ def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path
 
 
 def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
-    child = start("cancelled_after_result")
-    out, _ = child.communicate(spec(tmp_path / "w").to_line())
-    assert (child.returncode, json.loads(out)) == (0, {"type": "result", "values": {"commit": "abc"}})
+    child = start("cancelled_after_result", spec(tmp_path / "w").to_line())
+    assert json.loads(child.stdout.readline()) == {"type": "result", "values": {"commit": "abc"}}
+    assert child.wait() == 0
+    child.communicate()
 
 
 @pytest.mark.parametrize("end", ["the pipe closes", "the heartbeat stops", "the child is killed"])
 def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) -> None:
     pids = tmp_path / "pids"
-    child = start("helper_process", "--guard-seconds", "0.5" if end == "the heartbeat stops" else "600")
-    child.stdin.write(spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line())
-    child.stdin.flush()
+    document = spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line()
+    child = start("helper_process", document, "--guard-seconds", "0.5" if end == "the heartbeat stops" else "600")
     main, helper = map(int, until(lambda: pids.exists() and pids.read_text()).split())
     if end == "the pipe closes":
         child.stdin.close()
@@ -75,41 +73,22 @@ def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) 
     assert child.returncode == -signal.SIGKILL
 
 
-def test_a_child_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """Without a guardian the kernel does it."""
-    pids = tmp_path / "pids"
-    document = spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line().decode()
-    starter = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'workflows.jobs.child', '--pipeline',"
-        " 'job_pipelines:helper_process'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
-        f"child.stdin.write({document!r}.encode()); child.stdin.close(); time.sleep(600)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))}
-    parent = subprocess.Popen([sys.executable, "-c", starter], env=environment, cwd=ROOT)
-    main, helper = map(int, until(lambda: pids.exists() and pids.read_text()).split())
-    parent.kill()
-    parent.wait()
-    until(lambda: not is_alive(main))
-    os.kill(helper, signal.SIGKILL)
-
-
 def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Path) -> None:
     trace, gate = tmp_path / "trace", tmp_path / "gate"
-    document = spec(tmp_path / "w", trace=str(trace), gate=str(gate))
-    first = start("steps", document=document)
+    document = spec(tmp_path / "w", trace=str(trace), gate=str(gate)).to_line()
+    first = start("steps", document)
     journal = tmp_path / "w" / "journal"
     until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
-    second = start("steps", document=document)
+    second = start("steps", document)
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(2)
     assert len(trace.read_text().splitlines()) == 1
     first.kill()
     until(lambda: len(trace.read_text().splitlines()) == 2)
     gate.touch()
+    assert second.wait() == 0
     for child in (first, second):
         child.communicate()
-    assert second.returncode == 0
     assert "OVERLAP" not in trace.read_text()
     assert (tmp_path / "w" / "journal").read_text().split() == [str(n) for n in range(10)]
 
