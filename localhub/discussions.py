@@ -12,7 +12,7 @@ import sqlite3
 from typing import Any
 
 from localhub import webhooks
-from localhub.access import Repo, can_take_part, can_write, require_files
+from localhub.access import Repo, can_write
 from localhub.diffs import difference
 from localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
@@ -145,7 +145,7 @@ def list_discussions(call: Call) -> Json:
 @router.on("POST", "/api/{T}/{id}/discussions")
 def create_discussion(call: Call) -> Json:
     repo, body = call.readable(), call.json()
-    me = _participant(call)
+    me = call.participant()
     title = text_of(body, "title").strip()
     if not 3 <= len(title) <= 200:
         raise bad_request("A title has 3 to 200 characters")
@@ -157,13 +157,6 @@ def create_discussion(call: Call) -> Json:
         num = open_discussion(call.hub, repo, me, title, description, base=MAIN, head=head, draft=True)
         webhooks.queue_refs(call.hub, repo, f"refs/pr/{num}", None, head)
     return {"num": num}
-
-
-def _participant(call: Call) -> Identity:
-    me = call.signed_in()
-    if not can_take_part(me):
-        raise forbidden("This token may not take part in discussions")
-    return me
 
 
 def _discussion(call: Call, repo: Repo) -> sqlite3.Row:
@@ -192,7 +185,7 @@ def details(call: Call) -> Json:
 
 @router.on("POST", "/api/{T}/{id}/discussions/{num}/comment")
 def comment(call: Call) -> Json:
-    repo, me, text = call.readable(), _participant(call), text_of(call.json(), "comment")
+    repo, me, text = call.readable(), call.participant(), text_of(call.json(), "comment")
     row = _discussion(call, repo)
     with call.store.write():
         event = _say(call.hub, repo, row["num"], text, me.user.name)
@@ -202,7 +195,7 @@ def comment(call: Call) -> Json:
 
 def _owned(call: Call, repo: Repo, row: sqlite3.Row) -> Identity:
     """The caller, who wrote the discussion or comment or may write to the repo."""
-    me = _participant(call)
+    me = call.participant()
     if row["author"] != me.user.name and not can_write(call.users, me, repo):
         raise forbidden("Only the author or someone with write access may do this")
     return me
@@ -248,7 +241,7 @@ def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, bod
 def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
     """The changes of the pull request since it left its base; empty for readers who may not see the files."""
     try:
-        require_files(call.store, call.users, call.identity, repo)
+        call.require_files(repo)
     except HubError:
         return ""
     base_head, head = _heads(call.hub, repo, row)
@@ -292,7 +285,7 @@ def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[s
 @router.on("POST", "/api/{T}/{id}/discussions/{num}/merge")
 def merge(call: Call) -> Json:
     repo, body = call.writable(), call.json()
-    me = _participant(call)
+    me = call.participant()
     with call.store.write():
         row = _discussion(call, repo)
         if not row["pull_request"] or row["status"] != "open":

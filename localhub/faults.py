@@ -1,9 +1,4 @@
-"""Faults on demand: a broken network or a Hub in trouble, switched on and counted through one route.
-
-    GET     /api/faults   the rules, how often each matched and fired, and the requests that matched
-    POST    /api/faults   add one rule (its JSON: fault_rules.FaultRule); answers its number
-    PUT     /api/faults   replace all rules: {"rules": […]}
-    DELETE  /api/faults   none any more
+"""Faults on demand: a broken network or a Hub in trouble, switched on and counted through one route (docs/localhub.md).
 
 The route exists only on a Hub started with `--faults`. It takes JSON only, so that no web page can reach it with a
 form. Faults sit around the whole application, between the server and the handlers: each one is a wrapper of an ASGI

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from localhub.access import Repo, require_files
+from localhub.access import Repo
 from localhub.http_errors import bad_request, entry_not_found
 from localhub.protocol import MOST_ITEMS, Call, Json, Router
 from localhub.store import lfs_pointer
@@ -153,7 +153,7 @@ def resolve(call: Call) -> Response:
     if repo.full_name.lower() != call.parts["id"].lower():
         revision = quote(call.parts["rev"], safe="")
         return RedirectResponse(f"/{repo.path}/resolve/{revision}/{quote(call.parts['path'])}", 307)
-    require_files(call.store, call.users, call.identity, repo)
+    call.require_files(repo)
     sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
     path = call.parts["path"]
     entry = call.hub.trees.at(repo.id, sha).get(path)

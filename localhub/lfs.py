@@ -22,7 +22,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from localhub.access import Repo, can_read, can_take_part, find_repo, require_files, require_read, require_write
+from localhub.access import Repo, can_read, can_take_part, find_repo, require_read, require_write
 from localhub.files import xet_hash
 from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
 from localhub.protocol import Call, Json, Router, items_of, text_of
@@ -202,7 +202,7 @@ def duplicate(call: Call) -> Json:
     """Large files of this repo become objects of another one; what cannot be copied is named with its reason."""
     source, body = call.readable(), call.json()
     me = call.signed_in()
-    require_files(call.store, call.users, me, source)
+    call.require_files(source)
     wanted = body.get("target")
     target = find_repo(call.store, text_of(wanted, "type"), text_of(wanted, "name"))
     target = require_read(call.users, me, target)

@@ -31,8 +31,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from localhub.access import TYPES, Repo, find_repo, require_read, require_write
-from localhub.http_errors import HubError, bad_request, not_found
+from localhub.access import TYPES, Repo, can_take_part, find_repo, require_files, require_read, require_write
+from localhub.http_errors import HubError, bad_request, forbidden, not_found
 from localhub.store import Store
 from localhub.tree import Trees
 from localhub.unserved import unserved
@@ -130,12 +130,20 @@ class Call:
             raise HubError(401, "Invalid username or password.")
         return self.identity
 
-    def find(self) -> Repo | None:
-        return find_repo(self.store, self.type, self.parts["id"])
+    def participant(self) -> Identity:
+        """The caller, whose token may like, comment and open pull requests."""
+        me = self.signed_in()
+        if not can_take_part(me):
+            raise forbidden("This token may not like repos or take part in discussions")
+        return me
 
     def readable(self) -> Repo:
         """The repo of the path, which the caller may see."""
-        return require_read(self.users, self.identity, self.find())
+        return require_read(self.users, self.identity, find_repo(self.store, self.type, self.parts["id"]))
+
+    def require_files(self, repo: Repo) -> None:
+        """Refuse the files of a gated repo to those who were not let in."""
+        require_files(self.store, self.users, self.identity, repo)
 
     def writable(self) -> Repo:
         """The repo of the path, which the caller may change."""

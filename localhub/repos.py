@@ -18,7 +18,6 @@ from localhub.access import (
     find_repo,
     repo_key,
     repo_of_row,
-    require_files,
     require_manage,
     require_read,
 )
@@ -219,7 +218,7 @@ def move(call: Call) -> Json:
 def duplicate(call: Call) -> Json:
     """A new repo with the files of this one in one commit; it is seen by whom this one is, unless the body says so."""
     source, body = call.readable(), call.json()
-    require_files(call.store, call.users, call.identity, source)
+    call.require_files(source)
     namespace, _, name = text_of(body, "repository").partition("/")
     visibility = optional_text(body, "visibility") or _asked_private(body) or source.visibility
     me = call.signed_in()
@@ -272,7 +271,7 @@ def settings(call: Call) -> Json:
 
 @router.on("GET", "/api/{T}/{id}/auth-check")
 def auth_check(call: Call) -> Json:
-    require_files(call.store, call.users, call.identity, call.readable())
+    call.require_files(call.readable())
     return {}
 
 

@@ -25,7 +25,7 @@ import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from hubmerge.disk_errors import written
@@ -62,6 +62,17 @@ class BreakableFile(io.BufferedReader):
         return super().seek(offset, whence)
 
 
+class _At(NamedTuple):
+    """A file at a commit."""
+
+    repo_id: str
+    sha: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} in {self.repo_id}@{self.sha[:12]}"
+
+
 class HubBytes:
     """Reads files of repos of one type at `endpoint` with `token` (False: anonymous)."""
 
@@ -74,16 +85,15 @@ class HubBytes:
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
-        where = _where(repo_id, sha, path)
-        return self._patience.repeat(lambda: b"".join(self._range(repo_id, sha, path, start, end, where)))
+        at = _At(repo_id, sha, path)
+        return self._patience.repeat(lambda: b"".join(self._range(at, start, end)))
 
     def range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
         """Bytes from `start`, as many as `out` takes, without a second copy of them."""
-        where = _where(repo_id, sha, path)
 
         def read() -> None:
             filled = 0
-            for part in self._range(repo_id, sha, path, start, start + len(out), where):
+            for part in self._range(_At(repo_id, sha, path), start, start + len(out)):
                 out[filled : filled + len(part)] = part
                 filled += len(part)
 
@@ -91,12 +101,12 @@ class HubBytes:
 
     def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
         """A whole file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
-        where = _where(repo_id, sha, path)
+        at = _At(repo_id, sha, path)
 
         def read() -> bytes:
-            with self._open(repo_id, sha, path, {}, where) as (response, etag):
-                content = b"".join(_capped(response, max_bytes, where))
-            _verify(content, etag, where)
+            with self._open(at, {}) as (response, etag):
+                content = b"".join(_capped(response, max_bytes, at))
+            _verify(content, etag, at)
             return content
 
         return self._patience.repeat(read)
@@ -108,8 +118,8 @@ class HubBytes:
 
         Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
         """
-        where = _where(repo_id, sha, file.path)
-        target = folder / sha / _safe(file.path, where)
+        at = _At(repo_id, sha, file.path)
+        target = folder / sha / _safe(at)
         partial = target.with_name(target.name + ".partial")
         with written("a download cannot be written", str(partial)):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,17 +127,17 @@ class HubBytes:
                 os.replace(target, partial)
             with open(partial, "a+b") as out:
                 from_before = out.tell()
-                digest = self._fill(repo_id, sha, file, out, progress, where)
+                digest = self._fill(at, file.size, out, progress)
                 if from_before and file.sha256 and digest != file.sha256:  # what lay there may be to blame
                     out.truncate(0)
-                    digest = self._fill(repo_id, sha, file, out, progress, where)
+                    digest = self._fill(at, file.size, out, progress)
                 out.flush()
                 os.fsync(out.fileno())
         if file.sha256 and digest != file.sha256:
             partial.unlink()
             raise CorruptError(
                 "a downloaded file does not match its checksum",
-                where=where,
+                where=str(at),
                 expected=f"sha256 {file.sha256[:16]}…",
                 got=f"{digest[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
@@ -136,9 +146,7 @@ class HubBytes:
             os.replace(partial, target)
         return target
 
-    def _fill(
-        self, repo_id: str, sha: str, file: FileInfo, out: BinaryIO, progress: Callable[[int], None], where: str
-    ) -> str:
+    def _fill(self, at: _At, size: int, out: BinaryIO, progress: Callable[[int], None]) -> str:
         """Complete the partial file `out`; returns the sha256 of all of it."""
         digest = hashlib.sha256()
         out.seek(0)
@@ -146,15 +154,15 @@ class HubBytes:
             self._patience.check()  # gigabytes may lie there
             digest.update(chunk)
         offset = out.tell()
-        if offset > file.size:
+        if offset > size:
             out.truncate(0)
             offset, digest = 0, hashlib.sha256()
         progress(offset)
         failures, failed_at = 0, offset
-        while offset < file.size:
+        while offset < size:
             try:
                 # closed at once when writing fails, so that the connection is not left to the garbage collector
-                with closing(self._range(repo_id, sha, file.path, offset, file.size, where)) as parts:
+                with closing(self._range(at, offset, size)) as parts:
                     for part in parts:
                         out.write(part)
                         digest.update(part)
@@ -167,48 +175,44 @@ class HubBytes:
                 self._patience.pause(failures, error)
         return digest.hexdigest()
 
-    def _range(
-        self, repo_id: str, sha: str, path: str, start: int, end: int, where: str
-    ) -> Generator[bytes, None, None]:
+    def _range(self, at: _At, start: int, end: int) -> Generator[bytes, None, None]:
         if start >= end:
             return
-        with self._open(repo_id, sha, path, {"Range": f"bytes={start}-{end - 1}"}, where) as (response, _):
+        with self._open(at, {"Range": f"bytes={start}-{end - 1}"}) as (response, _):
             wanted = f"bytes {start}-{end - 1}/"
             got = response.headers.get("content-range", "")
             if response.status_code != 206 or not got.startswith(wanted):
                 raise HubUnavailableError(
                     "the server did not answer the byte range",
-                    where=where,
+                    where=str(at),
                     expected=f"206 {wanted}…",
                     got=f"{response.status_code} {got[:80]}".strip(),
                     next_step="Run again; if it stays, look for a proxy on the way that drops ranges.",
                 )
             size = 0
-            for part in _capped(response, end - start, where):
+            for part in _capped(response, end - start, at):
                 self._patience.check()
                 size += len(part)
                 yield part
         if size != end - start:
             raise TransientHubError(
-                "the connection closed early", where=where, expected=f"{end - start} bytes", got=str(size)
+                "the connection closed early", where=str(at), expected=f"{end - start} bytes", got=str(size)
             )
 
     @contextmanager
-    def _open(
-        self, repo_id: str, sha: str, path: str, headers: Mapping[str, str], where: str
-    ) -> Iterator[tuple[Any, str]]:
+    def _open(self, at: _At, headers: Mapping[str, str]) -> Iterator[tuple[Any, str]]:
         """The answer to a download, and the ETag that the endpoint itself states for the file."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
-        url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
+        url = hf_hub_url(at.repo_id, at.path, revision=at.sha, repo_type=self._repo_type, endpoint=self._endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
         etag = ""
         own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
-        with translated(where, pinned=True):
+        with translated(str(at), pinned=True):
             for _ in range(_MAX_REDIRECTS + 1):
-                self._refuse_private_network(url, where)
+                self._refuse_private_network(url, at)
                 sent = own if _origin(url) == self._origin else plain
                 streamed = get_session().stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S)
                 with streamed as response:
@@ -222,14 +226,14 @@ class HubBytes:
                     if response.headers.get("content-encoding", "identity") != "identity":
                         raise HubUnavailableError(
                             "the server compresses what must come as it is",
-                            where=where,
+                            where=str(at),
                             got=response.headers["content-encoding"][:40],
                         )
                     yield response, etag
                     return
-            raise HubUnavailableError("too many redirects", where=where, got=f"more than {_MAX_REDIRECTS}")
+            raise HubUnavailableError("too many redirects", where=str(at), got=f"more than {_MAX_REDIRECTS}")
 
-    def _refuse_private_network(self, url: str, where: str) -> None:
+    def _refuse_private_network(self, url: str, at: _At) -> None:
         if _origin(url) == self._origin:
             return
         parts = urlsplit(url)
@@ -237,15 +241,15 @@ class HubBytes:
         if Settings(endpoint=self._endpoint).is_loopback:
             # a Hub on this machine may send us to another port of it, and nowhere else
             if not Settings(endpoint=url).is_loopback:
-                raise HubUnavailableError("the local Hub redirects to another machine", where=where, got=host)
+                raise HubUnavailableError("the local Hub redirects to another machine", where=str(at), got=host)
             return
         if parts.scheme != "https" or not host:
-            raise HubUnavailableError("the Hub redirects to something that is not https", where=where, got=host)
+            raise HubUnavailableError("the Hub redirects to something that is not https", where=str(at), got=host)
         for info in socket.getaddrinfo(host, parts.port or 443, proto=socket.IPPROTO_TCP):
             address = ipaddress.ip_address(str(info[4][0]).partition("%")[0])
             mapped = getattr(address, "ipv4_mapped", None) or address
             if not mapped.is_global or mapped.is_multicast or address in _NAT64:
-                raise HubUnavailableError("the Hub redirects into a private network", where=where, got=host)
+                raise HubUnavailableError("the Hub redirects into a private network", where=str(at), got=host)
 
 
 def _refuse_failure(response: Any) -> None:
@@ -296,7 +300,7 @@ def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
     return size == file.size and file.sha256 in (None, digest.hexdigest())
 
 
-def _verify(content: bytes, etag: str, where: str) -> None:
+def _verify(content: bytes, etag: str, at: _At) -> None:
     """CorruptError unless `content` is what the ETag names: a git blob or, for large files, a sha256."""
     match = _DIGEST.fullmatch(etag)
     if match is None:
@@ -305,21 +309,21 @@ def _verify(content: bytes, etag: str, where: str) -> None:
     if digest != stated:
         raise CorruptError(
             "a file does not match the digest that the Hub states",
-            where=where,
+            where=str(at),
             expected=f"{stated[:16]}…",
             got=f"{digest[:16]}…",
             next_step="Run again; if it stays, the repo is damaged.",
         )
 
 
-def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
+def _capped(response: Any, cap: int, at: _At) -> Iterator[bytes]:
     size = 0
     # parts are taken as they come; gathering larger ones would lose the last when the connection breaks
     for part in response.iter_raw():
         size += len(part)
         if size > cap:
             raise FormatError(
-                "the server sends more than was asked for", where=where, expected=f"{cap} bytes", got="more"
+                "the server sends more than was asked for", where=str(at), expected=f"{cap} bytes", got="more"
             )
         yield part
 
@@ -329,13 +333,9 @@ def _origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, (parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _safe(path: str, where: str) -> PurePosixPath:
-    """`path` as a relative path that stays below its folder."""
-    pure = PurePosixPath(path)
+def _safe(at: _At) -> PurePosixPath:
+    """The file's path as one that stays below its folder."""
+    path, pure = at.path, PurePosixPath(at.path)
     if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
-        raise FormatError("a file name that leads elsewhere", where=where, got=ascii(path)[:120])
+        raise FormatError("a file name that leads elsewhere", where=str(at), got=ascii(path)[:120])
     return pure
-
-
-def _where(repo_id: str, sha: str, path: str) -> str:
-    return f"{path} in {repo_id}@{sha[:12]}"
