@@ -64,6 +64,12 @@ def test_the_card_of_a_known_report_is_the_golden_one() -> None:
     assert render_card(report(), figures=FIGURES) == GOLDEN.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("schema", [2, "3", None])
+def test_a_report_of_another_schema_is_not_read_by_guesswork(schema: object) -> None:
+    with pytest.raises(ValueError, match="a report of schema"):
+        Report.from_json(report_data() | {"schema": schema})
+
+
 def test_the_header_says_what_the_hub_indexes() -> None:
     data = ModelCard(render_card(report()), ignore_metadata_errors=False).data.to_dict()
     assert data == {
