@@ -32,8 +32,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from benchmarks.evening_audit import SECRET, audit
-from benchmarks.evening_stage import BOT, DISK_MB, MB, PEOPLE, Stage, nudge
-from benchmarks.evening_visitors import PAGES, recipe_of
+from benchmarks.evening_stage import BOT, DISK_MB, MB, PAGES, PEOPLE, Stage, nudge, recipe_of
 from localhub import fault_rules as faults
 from localhub.seed import examples
 from workflows.jobs.jobs import iso
@@ -217,7 +216,7 @@ class Evening(Stage):
                 visitor.sign_in(private=False)
             jobs = self.records.jobs()
             job = draw.choice(jobs)["id"] if jobs else "0" * 64
-            visitor.page(draw.choice((*PAGES, "/board.json")).format(job=job))
+            visitor.page(draw.choice(PAGES).format(job=job))
 
     # -- afterwards --------------------------------------------------------------------------------------
 
@@ -293,7 +292,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     huggingface_hub.constants.HF_HUB_DISABLE_XET = True  # which the embedded Hub does not serve
     evening.prepare()
     try:
-        evening.warm_up()
         evening.start_app()
         acts: list[tuple[Callable[..., None], tuple[str, ...]]] = [
             *((act, ()) for act in (evening.killer, evening.weather, evening.ballast, evening.gauge, evening.trainer)),

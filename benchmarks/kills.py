@@ -4,28 +4,26 @@
 
 Three campaigns: the zoo's agents; a synthetic family of 27 MB per model in several shards (output shards of 8 MB
 rather than 2 GB, so that there are several of those too); and the same family within a tight disk budget, so that
-inputs are fetched twice. A campaign publishes to one repo after another. Each
-repo's command is killed and started again until a run of it gets through; then the repo must hold the bytes that an
-undisturbed run publishes, in one commit beyond the Hub's initial one, and neither the work folder, the folder for
-temporary files nor the Hub's uploads may keep anything. Disk use must stay within what the plan says and the margin
-that the line asks for.
+inputs are fetched twice. A campaign publishes to one repo after another. Each repo's command is killed and started
+again until a run of it gets through; then the repo must hold the bytes that an undisturbed run publishes, in one commit
+beyond the Hub's initial one, and neither the work folder, the folder for temporary files nor the Hub's uploads may keep
+anything. Disk use must stay within what the plan says and the margin that the line asks for.
 
-Half of the moments are uniform over the time of an undisturbed run; the other half come a random time after a
-random stage has begun, so that short stages are hit as well. Each run is a fork of a process that has imported and
-built everything, because start-up would otherwise take most of the kills. The parent never speaks to the Hub
-through the client, so that no connection is shared. Disk use of the work folder is sampled while a run is watched.
+Half of the moments are uniform over the time of an undisturbed run, from its first stage on; the other half come a
+random time after a random stage has begun, so that short stages are hit as well. Disk use of the work folder is sampled
+while a run is watched.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +31,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +41,7 @@ from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.seed import seed_folder
 
+ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("resolve", "fetch", "merge", "card", "publish")
 RESUMED = "verify"  # the stage that only a run has which goes on
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
@@ -56,7 +54,6 @@ RECIPES = {
     "synthetic": ("ada/base", ("ada/agent0", "ada/agent1"), "ram_plus"),
     "tight": ("ada/base", ("ada/agent0", "ada/agent1"), "ram_plus"),
 }
-ON_CPU = ("--device", "cpu")  # which is what a fork can go on with
 DISK_GB = {"tight": 0.045}  # of `--disk-budget`: half of what that merge would take otherwise
 
 
@@ -89,13 +86,13 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        order = ("start", "resolve", RESUMED, *STAGES[1:])
+        order = ("resolve", RESUMED, *STAGES[1:])
         stages = {stage: self.kills_by_stage[stage] for stage in order}
         return {**vars(self), "kills_by_stage": stages, "undisturbed_s": round(self.undisturbed_s, 3)}
 
 
 class Bench:
-    """The Hub, the folders and the forks."""
+    """The Hub and the folders."""
 
     def __init__(self, root: Path, hub: LocalHubProcess, seed: int) -> None:
         self.root = root
@@ -103,87 +100,59 @@ class Bench:
         self.random = random.Random(seed)
         self.temporary = root / "tmp"
         self.temporary.mkdir()
-        os.environ.update(
-            HF_ENDPOINT=hub.endpoint, HF_TOKEN=hub.tokens["ada"], HF_HUB_DISABLE_XET="1", TMPDIR=str(self.temporary)
-        )
         for model, (base, agents, method) in RECIPES.items():
             text = json.dumps({"base": base, "agents": agents, "method": method})
             (root / f"{model}.yaml").write_text(text)
 
-    def warm_up(self, family: Path) -> None:
-        """Import and build what a run needs, without the Hub."""
-        import hubmerge.line
-        from hubmerge.cli.main import main
-        from hubmerge.plan.plan import make_plan
-
-        hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
-        for agents in (2, 3):
-            recipe = {
-                "base": str(family / "base"),
-                "agents": [str(family / f"agent{i}") for i in range(agents)],
-                "method": "ram_plus",
-            }
-            (self.root / "warm.yaml").write_text(json.dumps(recipe))
-            out = self.root / f"warm{agents}"
-            with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-                assert main(["merge", str(self.root / "warm.yaml"), "--out", str(out), *ON_CPU]) == 0
-            shutil.rmtree(out)
+    def start(self, *arguments: str, data: Path, stderr: int) -> subprocess.Popen[bytes]:
+        own = {
+            "HF_ENDPOINT": self.hub.endpoint,
+            "HF_TOKEN": self.hub.tokens["ada"],
+            "HF_HUB_DISABLE_XET": "1",
+            "HUBMERGE_DATA": str(data),
+            "SHARD_BYTES": str(OUT_SHARD_BYTES),
+            "TMPDIR": str(self.temporary),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.several_shards", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if stderr == subprocess.DEVNULL else subprocess.DEVNULL,
+            stderr=stderr,
+        )
 
     def run(self, model: str, target: str, data: Path, moment: Moment | None) -> Run:
         """Start the command and watch it to its end or to the moment at which it is killed."""
-        read, write = os.pipe()
-        started = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            self._child(model, target, data, read, write)
-        os.close(write)
+        budget = ["--disk-budget", str(DISK_GB[model])] if model in DISK_GB else []
+        recipe, started = str(self.root / f"{model}.yaml"), time.monotonic()
+        command = ("run", recipe, "--to", target, "--log-json", "--device", "cpu", *budget)
+        child = self.start(*command, data=data, stderr=subprocess.PIPE)
+        assert child.stderr is not None
         began: dict[str, float] = {}
         stage, told = "start", b""
-        disk, sampled, killed = 0, 0.0, False
+        disk, sampled = 0, 0.0
         is_open = True
         while is_open:
             now = time.monotonic() - started
-            if not killed and (now > RUN_LIMIT_S or (moment is not None and moment.has_come(now, began))):
-                os.kill(child, signal.SIGKILL)
-                killed = True
+            if now > RUN_LIMIT_S or (moment is not None and moment.has_come(now, began)):
+                child.kill()
             if now - sampled > SAMPLE_S:
                 sampled, disk = now, max(disk, used_bytes([data]))
-            if select.select([read], [], [], 0.002)[0]:
-                piece = os.read(read, 65536)
+            if select.select([child.stderr], [], [], 0.002)[0]:
+                piece = os.read(child.stderr.fileno(), 65536)
                 is_open = bool(piece)
                 told += piece
                 for name in stages_in(told):
                     if name not in began:
                         stage, began[name] = name, time.monotonic() - started
-        os.close(read)
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status)
-        code = 0 if killed else os.WEXITSTATUS(status)
-        seconds = time.monotonic() - started
+        child.stderr.close()
+        killed, seconds = child.wait() == -signal.SIGKILL, time.monotonic() - started
+        code = 0 if killed else child.returncode
         if seconds > RUN_LIMIT_S:
             killed, code = False, 124
         disk = max(disk, used_bytes([data]))
         return Run(killed, code, stage, seconds, began, disk, told[-2000:].decode(errors="replace"))
-
-    def _child(self, model: str, target: str, data: Path, read: int, write: int) -> None:
-        """The command in a fork; never returns."""
-        code = 70
-        try:
-            os.close(read)
-            quiet = os.open(os.devnull, os.O_RDWR)
-            os.dup2(quiet, 0)
-            os.dup2(quiet, 1)
-            os.dup2(write, 2)
-            os.close(write)
-            sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115  (gone with the fork)
-            os.environ["HUBMERGE_DATA"] = str(data)
-            from hubmerge.cli.main import main
-
-            budget = ["--disk-budget", str(DISK_GB[model])] if model in DISK_GB else []
-            code = main(["run", str(self.root / f"{model}.yaml"), "--to", target, "--log-json", *ON_CPU, *budget])
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
 
     def published(self, target: str) -> dict[str, str]:
         """The digest of every file of a repo that is a function of the inputs."""
@@ -200,7 +169,7 @@ class Bench:
 
     def draw(self, undisturbed: Run) -> Moment:
         if self.random.random() < 0.5:
-            return Moment("start", self.random.uniform(0, undisturbed.seconds))
+            return Moment(STAGES[0], self.random.uniform(0, undisturbed.seconds - undisturbed.began[STAGES[0]]))
         stage = self.random.choice(STAGES)
         ends = [t for t in undisturbed.began.values() if t > undisturbed.began[stage]]
         return Moment(stage, self.random.uniform(0, min(ends, default=undisturbed.seconds) - undisturbed.began[stage]))
@@ -253,21 +222,10 @@ class Bench:
         return wrong
 
     def _planned_disk(self, model: str) -> int:
-        """What the plan says that a run takes, asked in a fork, because it speaks to the Hub."""
-        read, write = os.pipe()
-        if (child := os.fork()) == 0:
-            from hubmerge.cli.main import main
-
-            os.dup2(write, 1)
-            sys.stdout = open(1, "w")  # noqa: SIM115
-            code = main(["inspect", str(self.root / f"{model}.yaml"), "--json"])
-            sys.stdout.flush()
-            os._exit(code)
-        os.close(write)
-        with open(read) as answer:
-            summary = json.load(answer)
-        os.waitpid(child, 0)
-        return int(summary["disk_most_bytes"])
+        """The bytes that a run takes by its plan."""
+        command = ("inspect", str(self.root / f"{model}.yaml"), "--json")
+        said, _ = self.start(*command, data=self.root / "plan", stderr=subprocess.DEVNULL).communicate()
+        return int(json.loads(said)["disk_most_bytes"])
 
 
 @dataclass(frozen=True)
@@ -278,7 +236,7 @@ class Moment:
     seconds: float
 
     def has_come(self, now: float, began: dict[str, float]) -> bool:
-        since = 0.0 if self.stage == "start" else began.get(self.stage)
+        since = began.get(self.stage)
         return since is not None and now >= since + self.seconds
 
 
@@ -309,7 +267,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hub.store.close()
         with LocalHubProcess(root / "hub", zoo="zoo" in options.models) as process:
             bench = Bench(root, process, options.seed)
-            bench.warm_up(root / "family")
             share = -(-options.kills // len(options.models))
             campaigns = [bench.campaign(model, share) for model in options.models]
     figures = {

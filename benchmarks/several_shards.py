@@ -1,7 +1,8 @@
-"""`hubmerge` with output shards of 128 MiB, so that a small model has several: python -m benchmarks.several_shards …"""
+"""`hubmerge` with small output shards, so that a small model has several: python -m benchmarks.several_shards …"""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 
@@ -10,5 +11,5 @@ from hubmerge.cli.main import main
 from hubmerge.plan.plan import make_plan
 
 if __name__ == "__main__":
-    hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=128 * 2**20)
+    hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=int(os.environ.get("SHARD_BYTES", 128 * 2**20)))
     sys.exit(main())
