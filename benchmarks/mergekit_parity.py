@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.file import recipe_from_yaml
@@ -157,26 +157,10 @@ def write_families(folder: Path, layers: int = LAYERS) -> None:
             (model / "config.json").write_text(json.dumps({**config, "dtype": stored}))
 
 
-class _Quiet:
-    """An observer of the line that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def stage(self, name: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def statistics(self, values: Mapping[str, Any]) -> None: ...
-
-    def warning(self, message: str) -> None:
-        self.warnings.append(message)
-
-
 def run_hubmerge(document: str, out: Path) -> Values:
     hub = Hub("http://127.0.0.1:9")  # nobody listens: all models are folders
     prepared = prepare(recipe_from_yaml(document), hub, Request(license="apache-2.0", allow_local=True))
-    merge_to_folder(prepared, hub, out, StreamOptions(cache=out / "cache"), _Quiet())
+    merge_to_folder(prepared, hub, out, StreamOptions(cache=out / "cache"))
     return read(out)
 
 

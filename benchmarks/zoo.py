@@ -20,8 +20,7 @@ from typing import Any
 
 from examples.zoo.domains import DOMAIN_NAMES
 from examples.zoo.evaluate import Score, evaluate_model
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.stream import StreamOptions
+from hubmerge.engine.options import StreamOptions
 from hubmerge.evaluation.runner import EvaluateOptions, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
@@ -67,7 +66,7 @@ def _merged(folder: Path) -> dict[str, Report]:
     hub = Hub("http://127.0.0.1:9")  # everything is local
     prepared = prepare_variants([recipe for _, recipe in variants], hub, Request(allow_local=True))
     pairs = [(one, folder / name) for one, (name, _) in zip(prepared, variants, strict=True)]
-    reports = merge_to_folders(pairs, hub, StreamOptions(cache=folder / "cache"), Unobserved())
+    reports = merge_to_folders(pairs, hub, StreamOptions(cache=folder / "cache"))
     return {name: report for (name, _), report in zip(variants, reports, strict=True)}
 
 

@@ -27,7 +27,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+from transformers.utils.logging import disable_progress_bar
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import FormatError, MemoryLimitError, NonFiniteError, SensitivityError
@@ -188,7 +188,6 @@ def _candidates(name: str, prefix: str) -> tuple[str, ...]:
 
 def _loaded(folder: Path, where: str, *, dtype: str, device: str) -> Any:
     """The module for gradients: eval mode, floating parameters only."""
-    shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
@@ -205,9 +204,6 @@ def _loaded(folder: Path, where: str, *, dtype: str, device: str) -> Any:
         raise MemoryLimitError("the model does not fit", where=where, next_step=_SMALLER) from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise FormatError("a model that transformers cannot load", where=where, got=first_line(error)) from None
-    finally:
-        if shown:
-            enable_progress_bar()
     wrong = {kind: report[kind] for kind in ("missing_keys", "mismatched_keys", "error_msgs") if report.get(kind)}
     if wrong:
         listed = "; ".join(f"{kind}: {', '.join(sorted(map(str, keys))[:5])}" for kind, keys in wrong.items())

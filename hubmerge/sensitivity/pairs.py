@@ -190,7 +190,6 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
             got=datasets.config.HF_ENDPOINT,
             next_step="Set HF_ENDPOINT before hubmerge starts.",
         )
-    shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         rows = load_split(
@@ -203,9 +202,6 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
             got=str(error).strip().split("\n")[0][:200].rstrip("."),
             next_step="Check its id, revision and split, and sign in if it is private.",
         ) from None
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
     if len(rows) > MAX_ROWS:
         raise SensitivityError(
             "the split has too many rows",

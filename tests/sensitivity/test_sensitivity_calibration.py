@@ -83,17 +83,14 @@ def test_a_row_that_is_no_pair_is_named(tmp_path, row, message):
 
 
 def test_several_bad_rows_are_listed_together_and_not_without_end(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(SensitivityError, match="the calibration data is empty"):
+        load_pairs(spec(tmp_path / "empty.jsonl"))
     with pytest.raises(SensitivityError) as caught:
         load_pairs(spec(write_rows(tmp_path / "a.jsonl", ROWS), answer="nope"))
     assert len(caught.value.problems) == 10
     assert "row 1 of" in str(caught.value)
     assert "row 10 of" in str(caught.value)
-
-
-def test_empty_data_is_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n\n")
-    with pytest.raises(SensitivityError, match="the calibration data is empty"):
-        load_pairs(spec(tmp_path / "a.jsonl"))
 
 
 def test_a_line_without_end_is_refused(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from builders import llama_config, llama_shapes, random_base, write_model
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
-
-from hubmerge.errors import MemoryLimitError
 
 
 def computed(folder: Path, out: Path, pairs=PAIRS, **options) -> dict[str, torch.Tensor]:
@@ -47,17 +44,6 @@ def test_a_tied_head_that_is_stored_as_a_copy_gets_the_values_of_the_embedding(t
     for name in expected:
         assert torch.equal(found[name], expected[name]), name
     assert torch.equal(found["lm_head.weight"], expected["model.embed_tokens.weight"])
-
-
-def test_a_model_that_memory_cannot_hold_is_refused_with_its_size_before_a_weight_is_read(tmp_path, monkeypatch):
-    folder = llama(tmp_path / "model")
-    stages: list[str] = []
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10_000))
-    with pytest.raises(MemoryLimitError, match="kB of free memory") as caught:
-        computed(folder, tmp_path / "s.safetensors", progress=lambda stage, *_: stages.append(stage))
-    assert "--dtype bfloat16" in str(caught.value)
-    assert not stages
-    assert not (tmp_path / "s.safetensors").exists()
 
 
 def test_bfloat16_gradients_are_squared_and_summed_in_float32(tmp_path):

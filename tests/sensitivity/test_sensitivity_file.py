@@ -111,26 +111,22 @@ def test_metadata_of_another_kind_is_refused(made, tmp_path, metadata):
         rewritten(made, tmp_path / "s.safetensors", **metadata)
 
 
-def test_a_file_of_another_dtype_is_refused(made, tmp_path):
+def test_what_is_no_sensitivity_file_is_refused(made, folder, tmp_path):
     def change(tensors):
         tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float16)
 
     with pytest.raises(SensitivityError, match="float32 alone"):
         rewritten(made, tmp_path / "s.safetensors", change)
-
-
-def test_a_checkpoint_is_no_sensitivity_file_and_a_missing_file_is_told(folder, tmp_path):
     with pytest.raises(SensitivityError, match="not a sensitivity file"):
         read_sensitivity(folder / "model.safetensors")
     with pytest.raises(SourceNotFoundError):
         read_sensitivity(tmp_path / "nope")
 
 
-@pytest.mark.parametrize("missing", [1, 4, 4000])
-def test_a_file_that_became_shorter_is_told(made, folder, tmp_path, missing):
+def test_a_file_that_became_shorter_is_told(made, folder, tmp_path):
     path = shutil.copy(made.path, tmp_path / "s.safetensors")
     known = read_sensitivity(path)
-    os.truncate(path, made.size - missing)
+    os.truncate(path, made.size - 1)
     with pytest.raises(SensitivityError, match="became shorter"):
         check_sensitivity(known, opened(folder))
 

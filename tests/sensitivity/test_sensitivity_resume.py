@@ -95,15 +95,6 @@ def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(who
     assert out.read_bytes() == whole
 
 
-def test_without_resume_everything_is_made_again(folder, cancelled):
-    seen: list[int] = []
-    first = compute(folder, cancelled, resume=False, progress=begun_at(seen)).path.read_bytes()
-    assert seen[0] == 0
-    seen.clear()
-    assert compute(folder, cancelled, resume=False, progress=begun_at(seen)).path.read_bytes() == first
-    assert seen[0] == 0
-
-
 def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
     with pytest.raises(TargetExistsError, match="unfinished"):
         compute(folder, cancelled, pairs=PAIRS[::-1])
