@@ -1,4 +1,4 @@
-"""Texts of answers become calls or no calls, and keys allow them or not: by hand, and for text made to do harm."""
+"""What the kept verdicts (test_bfcl_parity.py) do not reach of calls and keys, by hand; and text made to do harm."""
 
 from __future__ import annotations
 
@@ -92,18 +92,12 @@ def test_what_is_no_list_of_calls_or_too_much_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("source", "value"),
     [
-        ("+5", -5),
-        ("not True", -1),
         ("...", "..."),
-        ("zebra", "zebra"),
         ("f(1, x)", "f(1, x)"),
         ("f(b=1)", {"f": {"b": 1}}),
-        ("a[1:2]", "a[1:2]"),
         ("(1, [2])", (1, [2])),
-        ("{'b': [1.5, None]}", {"b": [1.5, None]}),
         ("2 * 3 + [4][0]", 10),
-        ("'a' + 'b' * 2", "abb"),
-        ("10 ** 3 / 8", 125.0),
+        ("2 * 'ab'", "abab"),
         ("'\\d'", "\\d"),
     ],
 )
@@ -113,44 +107,14 @@ def test_an_argument_becomes_what_the_reference_makes_of_it(source: str, value: 
     assert type(found["a"]) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "calls"),
-    [
-        (
-            "java",
-            'a.b(c="x y", d = new int[]{1, 2}, e=(String) f, g=-5L, h=new T<A>(1, "i"), j=K.class)',
-            Call(
-                "a.b",
-                {
-                    "c": "x y",
-                    "d": "new int[]{1,2}",
-                    "e": "(String)f",
-                    "g": "-5L",
-                    "h": 'new T<A>(1, "i")',
-                    "j": "K.class",
-                },
-            ),
-        ),
-        ("java", "[f(a=1)]", None),  # recovery refuses one argument without a semicolon
-        ("java", "[f(a=1);]", Call("f", {"a": "1"})),
-        ("java", '[f(a=new HashMap<>() {{ put("b", 1); }}, c=1)]', Call("f", {"a": "new HashMap<>()", "c": "1"})),
-        ("java", '[f(a="é", b="xyz")]', Call("f", {"a": 'é"', "=": 'yz"'})),  # cut by bytes
-        ("java", "[new A(f(a=b, c=d))]", Call("f", {"a": "b", "c": "d"})),
-        ("java", "[a = 5;]", None),
-        ("java", "[f(a=1, a=2)]", None),
-        (
-            "javascript",
-            "[a.b(c='x y', d=\"z\", e=[1, 'f'], g={h: 1}, i=`j`, k=x => x, l=-1)]",
-            Call("a.b", {"c": "x y", "d": "z", "e": "[1, 'f']", "g": "{h: 1}", "i": "`j`", "k": "x => x", "l": "-1"}),
-        ),
-        ("javascript", "[f(5, false, 'x', a=1)]", Call("f", {"a": "1"})),
-        ("javascript", "[f(true, a=1)]", Call("f", {None: "true", "a": "1"})),
-        ("javascript", "[f(x, true)]", None),
-        ("javascript", "[f(a=1, a=2)]", None),
-    ],
-)
-def test_java_and_javascript_calls_have_their_values_as_text(language: Language, text: str, calls: Call | None) -> None:
-    assert decode(text, language) == (None if calls is None else (calls,))
+def test_java_and_javascript_values_stay_text() -> None:
+    java = 'a.b(c="x y", d = new int[]{1, 2}, e=(String) f, g=new T<A>(1, "i"), h=new HashMap<>() {{ put("b", 1); }})'
+    read = {"c": "x y", "d": "new int[]{1,2}", "e": "(String)f", "g": 'new T<A>(1, "i")', "h": "new HashMap<>()"}
+    assert decode(java, "java") == (Call("a.b", read),)
+    javascript = "[a.b(true, c='x y', d=[1, 'f'], e={g: 1}, h=x => x)]"
+    read = {"c": "x y", "d": "[1, 'f']", "e": "{g: 1}", "h": "x => x"}
+    assert decode(javascript, "javascript") == (Call("a.b", {None: "true", **read}),)
+    assert decode("[f.g]", "javascript") is None
 
 
 def test_a_collection_of_more_characters_than_are_read_stays_text() -> None:
@@ -168,9 +132,9 @@ def test_a_collection_of_more_characters_than_are_read_stays_text() -> None:
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def function(name: str = "f", required: tuple[str, ...] = (), **types: Any) -> dict[str, Any]:
+def function(name: str = "f", **types: Any) -> dict[str, Any]:
     properties = {n: t if isinstance(t, dict) else {"type": t} for n, t in types.items()}
-    return {"name": name, "parameters": {"type": "dict", "properties": properties, "required": list(required)}}
+    return {"name": name, "parameters": {"type": "dict", "properties": properties, "required": []}}
 
 
 def of(item: str, declared: str = "array") -> dict[str, Any]:
@@ -178,119 +142,35 @@ def of(item: str, declared: str = "array") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "schema", "values", "verdict"),
+    ("language", "value", "schema", "values", "verdict"),
     [
-        (5, "integer", [5], True),
-        (6, "integer", [5], False),
-        (5.0, "integer", [5], False),
-        ("5", "integer", [5], False),
-        (True, "integer", [1], False),
-        (1, "boolean", [True], False),
-        ("true", "boolean", [True], False),
-        (5, "float", [5.0], True),
-        (5, "float", [5], True),
-        (10**400, "float", [5.0], False),
-        (5, "float", [5.5], False),
-        ("April 1, 2024", "string", ["april 1 2024"], True),
-        ("a_b-c.d/e*f^g,h", "string", ["ABCDEFGH"], True),
-        ("it's", "string", ['it"s'], True),
-        ("a\tb", "string", ["ab"], False),
-        (None, "string", ["a"], False),
-        # what the key holds in another type than the declared one is a variable: exact, in the key's type
-        ("x_y", "integer", ["x_y"], True),
-        ("XY", "integer", ["x_y"], False),
-        (5, "integer", ["x_y", 5], True),
-        (5, "any", [5], True),
-        ("5", "any", [5], False),
-        ("x_y", "any", ["X Y"], True),
-        (None, "string", [None], True),
-        # lists
-        ([1, 2], of("integer"), [[1, 2]], True),
-        ([2, 1], of("integer"), [[1, 2]], False),
-        ([1, 2.0], of("integer"), [[1, 2]], False),
-        ([1, 2], of("float"), [[1.0, 2.0]], False),
-        ([1, 2], of("float"), [[1, 2]], True),
-        (["A b"], of("string"), [["ab"]], True),
-        ([["A b"]], of("array"), [[["ab"]]], False),
-        ([["ab"]], of("array"), [[["ab"]]], True),
-        ((1, 2), of("integer"), [[1, 2]], False),
-        ((1, 2), of("integer", "tuple"), [[1, 2]], True),
-        ([1, 2], of("integer", "tuple"), [[1, 2]], True),
-        ([], of("integer"), [[1], ""], True),
-        ([], of("integer"), [[1]], False),
-        ("abc", of("string"), [["a"], ""], False),
-        (["x"], of("integer"), [[1], ""], False),
-        # dictionaries
-        ({"b": "X y"}, "dict", [{"b": ["xy"]}], True),
-        ({"b": 1}, "dict", [{"b": [1, 2], "c": ["", 3]}], True),
-        ({"b": 1}, "dict", [{"b": [1], "c": [3]}], False),
-        ({"b": 1, "d": 1}, "dict", [{"b": [1]}], False),
-        ({"b": {"c": "X"}}, "dict", [{"b": [{"c": "x"}]}], False),
-        ({"b": "a"}, "dict", [{"b": "abc"}], True),
-        ({"b": "abc"}, "dict", [{"b": "abc"}], False),
-        ({}, "dict", [{"b": "abc"}], True),
-        ({}, "dict", [""], False),
-        ({}, "dict", ["", {}], True),
-        ([{"b": 1}, {"b": 2}], of("dict"), [[{"b": [1]}, {"b": [2]}]], True),
-        ([{"b": 2}, {"b": 1}], of("dict"), [[{"b": [1]}, {"b": [2]}]], False),
-        ([{"b": 1}], of("dict"), [[{"b": [1]}, {"b": [2]}]], False),
-        ([1], of("dict"), [[{"b": [1]}], ""], False),
-        ([], of("dict"), [[{"b": [1]}], ""], True),
-        ("x", {"type": "array"}, [["x"]], False),
+        ("python", 5, "integer", [5], True),
+        ("python", True, "integer", [1], False),
+        ("python", 5, "float", [5.0], True),
+        ("python", 10**400, "float", [5.0], False),
+        ("python", "a_b-c.d/e*f^g,h", "string", ["ABCDEFGH"], True),
+        ("python", "XY", "integer", ["x_y"], False),  # a variable: exact, in the key's type
+        ("python", [1, 2.0], of("integer"), [[1, 2]], False),
+        ("python", (1, 2), of("integer"), [[1, 2]], False),
+        ("python", (1, 2), of("integer", "tuple"), [[1, 2]], True),
+        ("python", [1, 2], of("integer", "tuple"), [[1, 2]], True),
+        ("python", ["x"], {"type": "array"}, [["x"]], False),
+        ("python", {"b": "X y"}, "dict", [{"b": ["xy"]}], True),
+        ("python", [{"b": 1}, {"b": 2}], of("dict"), [[{"b": [1]}, {"b": [2]}]], True),
+        ("python", [{"b": 1}], of("dict"), [[{"b": [1]}, {"b": [2]}]], False),
+        ("python", [1], of("dict"), [[{"b": [1]}], ""], False),
+        ("java", "5", "integer", [5], True),
+        ("java", 5, "integer", [5], False),
+        ("java", "1" * 5000, "integer", [5], False),
+        ("java", "new HashSet<>()", "Set", [[]], False),
+        ("javascript", True, "Boolean", [True], False),
     ],
 )
-def test_a_value_matches_by_type_and_by_what_the_key_lists(value: Any, schema: Any, values: Any, verdict: bool) -> None:
-    key = [{"f": {"a": values}}]
-    assert matches([Call("f", {"a": value})], key, [function(a=schema)], "simple") is verdict
-
-
-@pytest.mark.parametrize(
-    ("value", "schema", "values", "language", "verdict"),
-    [
-        ("5", "integer", [5], "java", True),
-        (5, "integer", [5], "java", False),
-        ("5", "long", [5], "java", False),
-        ("1" * 5000, "integer", [5], "java", False),
-        ("FINAL", "integer", ["FINAL"], "java", True),
-        ("new String[]{a, b}", of("String", "Array"), [["a", "b"]], "java", True),
-        ('new HashMap<>() {{ put("b", 1); }}', "HashMap", [{"b": [1]}], "java", True),
-        ("new HashSet<>()", "Set", [[]], "java", False),
-        ("[1, 2]", of("integer"), [[1, 2]], "javascript", True),
-        (True, "Boolean", [True], "javascript", False),
-    ],
-)
-def test_java_and_javascript_values_are_text_of_the_declared_type(
-    value: Any, schema: Any, values: Any, language: Language, verdict: bool
+def test_a_value_matches_by_type_and_by_what_the_key_lists(
+    language: Language, value: Any, schema: Any, values: Any, verdict: bool
 ) -> None:
     key = [{"f": {"a": values}}]
     assert matches([Call("f", {"a": value})], key, [function(a=schema)], "simple", language) is verdict
-
-
-def test_parameters_that_are_missing_unknown_or_optional() -> None:
-    offered = [function(required=("a",), a="integer", b="integer", c="integer")]
-    key = [{"f": {"a": [1], "b": [2], "c": [3, ""]}}]
-
-    def fits(**arguments: int) -> bool:
-        return matches([Call("f", dict(arguments))], key, offered, "simple")
-
-    assert fits(a=1, b=2)
-    assert fits(a=1, b=2, c=3)
-    assert not fits(a=1, b=2, c=4)
-    assert not fits(b=2)
-    assert not fits(a=1)
-    assert not fits(a=1, b=2, d=4)
-    assert not matches([Call("f", {None: {}, "a": 1, "b": 2})], key, offered, "simple")
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_parallel_calls_match_in_any_order_each_once(order: tuple[int, ...]) -> None:
-    offered = [function("f", a="integer"), function("g", a="integer")]
-    key = [{"f": {"a": [1]}}, {"f": {"a": [2]}}, {"g": {"a": [1]}}]
-    calls = [Call("f", {"a": 1}), Call("f", {"a": 2}), Call("g", {"a": 1})]
-    assert matches([calls[i] for i in order], key, offered, "parallel")
-    assert not matches([calls[0], calls[0], calls[2]], key, offered, "parallel")
-    assert not matches(calls[:2], key, offered, "parallel")
-    assert not matches([*calls, calls[0]], key, offered, "parallel")
 
 
 def test_parallel_calls_are_matched_greedily_and_by_the_types_of_their_values() -> None:
@@ -300,23 +180,16 @@ def test_parallel_calls_are_matched_greedily_and_by_the_types_of_their_values() 
     # the first expected call takes a=1, which the second needs, though the other order would serve both
     assert not matches([Call("f", {"a": 1}), Call("f", {"a": 2})], key, offered, "parallel")
     mixed = [function(a="any"), function("g", a="boolean")]
-    assert matches(
-        [Call("f", {"a": 1}), Call("g", {"a": True})], [{"g": {"a": [True]}}, {"f": {"a": [1]}}], mixed, "parallel"
-    )
+    calls = [Call("f", {"a": 1}), Call("g", {"a": True})]
+    assert matches(calls, [{"g": {"a": [True]}}, {"f": {"a": [1]}}], mixed, "parallel")
 
 
 @pytest.mark.parametrize("kind", ["multiple", "parallel"])
 def test_a_call_is_held_against_the_first_function_that_the_key_names(kind: Kind) -> None:
-    offered = [function("m.g", required=("z",), z="integer"), function(a="integer"), function(a="string")]
+    offered = [function("g"), function(a="integer"), function(a="string")]
     assert matches([Call("f", {"a": 1})], [{"f": {"a": [1]}}], offered, kind)
     assert not matches([Call("f", {"a": "x"})], [{"f": {"a": ["X"]}}], offered, kind)
     assert not matches([Call("h", {"a": 1})], [{"h": {"a": [1]}}], offered, kind)
-    assert matches([Call("m.g", {"z": 1})], [{"m.g": {"z": [1]}}], offered, kind)
-    assert not matches([Call("m_g", {"z": 1})], [{"m.g": {"z": [1]}}], offered, kind)
-
-
-def test_a_simple_row_has_one_function_whatever_the_key_calls_it() -> None:
-    assert matches([Call("f", {"a": 1})], [{"other": {"a": [1]}}], [function(a="integer")], "simple")
 
 
 # --- hostile text -------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _javascript_array(text: str, items: str | None) -> Any:
     if not items:
         return [_javascript_item(part) for part in parts]
     try:
-        return [read_value(part, "javascript", items, "String" if part[:1] in ("'", '"') else None) for part in parts]
+        return [read_value(part, "javascript", items) for part in parts]
     except ValueError:
         return code
 
