@@ -47,20 +47,17 @@ _TAIL_BYTES = 500
 _READY = b"ready\n"
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
 
-# cpu_s follows the wall limit where it is not given; file_bytes is the most that can be printed
+# cpu_s follows the wall limit; file_bytes is the most that can be printed
 DEFAULT_LIMITS = Limits(memory_bytes=1 << 30, file_bytes=16 << 20, open_files=64)
 
 
-def run_python(
-    program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0, limits: Limits = DEFAULT_LIMITS
-) -> bool:
+def run_python(program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0) -> bool:
     """Run `program` (one unit or several) in one module, then `tests` on it: whether both came to their end.
 
     EvaluationError where this machine cannot confine the processes: that says nothing about the program.
     """
     seccomp.machine()
-    if limits.cpu_s is None:
-        limits = replace(limits, cpu_s=math.ceil(timeout_s) + 1)
+    limits = replace(DEFAULT_LIMITS, cpu_s=math.ceil(timeout_s) + 1)
     units = [program] if isinstance(program, str) else list(program)
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,28 +15,21 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation import sandbox
 from hubmerge.evaluation.sandbox import run_python
 from hubmerge.evaluation.sandbox_rules import landlock_abi
-from hubmerge.isolation.confinement import Limits
-
-LIMITS = Limits(memory_bytes=1 << 29, file_bytes=1 << 20, open_files=32)
-
-
-def passes(program: str, tests: str = "", *, timeout_s: float = 10.0) -> bool:
-    return run_python(program, tests, timeout_s=timeout_s, limits=LIMITS)
 
 
 def raises(program: str, error: str) -> bool:
     """Whether the program ends with this error, its name and the beginning of its text."""
     caught = f"try: exec({program!r})\nexcept BaseException as error: said = f'{{type(error).__name__}}: {{error}}'"
-    return passes(caught, f"assert said.startswith({error!r}), said")
+    return run_python(caught, f"assert said.startswith({error!r}), said")
 
 
 def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
     good = "def double(n):\n    return 2 * n\n"
-    assert passes(good, "assert double(4) == 8")
-    assert not passes(good, "assert double(4) == 9")
-    assert not passes("def double(n:", "pass")
-    assert not passes("raise KeyError('x')")
-    assert not passes("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E")
+    assert run_python(good, "assert double(4) == 8")
+    assert not run_python(good, "assert double(4) == 9")
+    assert not run_python("def double(n:", "pass")
+    assert not run_python("raise KeyError('x')")
+    assert not run_python("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +49,7 @@ def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
     ],
 )
 def test_ending_early_is_no_pass(program: str) -> None:
-    assert not passes(program, "assert False")
+    assert not run_python(program, "assert False")
 
 
 FORGED = {
@@ -102,8 +94,8 @@ FORGED = {
 @pytest.mark.parametrize("kind", FORGED)
 def test_nothing_that_a_solution_does_to_python_passes_its_tests(kind: str) -> None:
     tests = "assert abs(answer() - 42) < 1e-6 if not isinstance(answer(), str) else answer() == '42'"
-    assert passes("answer = lambda: 42", tests)
-    assert not passes(FORGED[kind], tests)
+    assert run_python("answer = lambda: 42", tests)
+    assert not run_python(FORGED[kind], tests)
 
 
 def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> None:
@@ -199,7 +191,6 @@ def test_harm_is_refused(program: str, says: str, tmp_path: Path) -> None:
     [
         ("while True: pass", 0.5),
         ("import signal; signal.pause()", 0.5),
-        ("import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", 250.0),  # a second each
         ("import os, time\nos.closerange(3, 4096)\ntime.sleep(600)", 250.0),
         ("import ctypes; ctypes.string_at(0)", 250.0),
         ("import os; os.kill(os.getpid(), 40)", 250.0),
@@ -207,7 +198,7 @@ def test_harm_is_refused(program: str, says: str, tmp_path: Path) -> None:
 )
 def test_a_program_that_does_not_end_by_itself_is_ended(program: str, timeout_s: float) -> None:
     began = time.monotonic()
-    assert not run_python(program, timeout_s=timeout_s, limits=replace(LIMITS, cpu_s=1))
+    assert not run_python(program, timeout_s=timeout_s)
     assert time.monotonic() - began < 200
 
 
@@ -221,7 +212,7 @@ def test_it_sees_an_empty_folder_and_no_environment(monkeypatch: pytest.MonkeyPa
         "assert seen == [['LC_ALL', 'MALLOC_ARENA_MAX', 'PYTHONHASHSEED'], '', ['solution.py'], 'solution'], seen\n"
         f"assert packages == [] and folder.startswith({tempfile.gettempdir()!r}), folder"
     )
-    assert passes(program, tests)
+    assert run_python(program, tests)
 
 
 @pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
@@ -249,7 +240,7 @@ def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
     told = subprocess.run(
         [sys.executable, "-c", f"{program}; print(order)"], env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True
     )
-    assert passes(program, f"assert order == {told.stdout}")
+    assert run_python(program, f"assert order == {told.stdout}")
 
 
 def test_a_value_larger_than_a_message_fails_the_tests() -> None:
