@@ -112,7 +112,7 @@ class Asked:
     def _received(self, value: Any) -> Any:
         if isinstance(value, dict) and "object" in value:
             number = int(value["object"])
-            return self._objects.setdefault(number, _Elsewhere(self, number, str(value["type"])))
+            return self._objects.setdefault(number, _Elsewhere(self, number))
         if isinstance(value, dict) and "module" in value:
             name = str(value["module"])
             if name.partition(".")[0] not in sys.stdlib_module_names:
@@ -136,10 +136,9 @@ class _Elsewhere:
 
     _solution: Asked
     _number: int
-    _kind: str
 
-    def __init__(self, solution: Asked, number: int, kind: str) -> None:
-        vars(self).update(_solution=solution, _number=number, _kind=kind)
+    def __init__(self, solution: Asked, number: int) -> None:
+        vars(self).update(_solution=solution, _number=number)
 
     def _ask(self, action: str, *arguments: Any) -> Any:
         return self._solution.ask(action, self, *arguments)
@@ -178,9 +177,6 @@ class _Elsewhere:
 
     def __str__(self) -> str:
         return str(self._ask("text"))
-
-    def __repr__(self) -> str:
-        return f"<{self._kind} of the solution>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Elsewhere) and other._number == self._number
@@ -250,7 +246,7 @@ class Solution:
             number = self._numbers.setdefault(id(value), len(self._objects))
             if number == len(self._objects):
                 self._objects.append(value)  # and so it lives on, and its id stays its own
-            return {"object": number, "type": type(value).__name__}
+            return {"object": number}
 
     def _received(self, value: Any) -> Any:
         if isinstance(value, dict) and "object" in value:
