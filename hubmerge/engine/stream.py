@@ -2,6 +2,10 @@
 
     merge           one recipe into one folder
     merge_variants  several recipes over the same models, each into a folder of its own, inputs read once for all
+    probe           counts of every tensor, and no output
+
+What a method must know of the whole model is counted in passes before the merge; what it must know of single tensors,
+just before these are merged (shard_work.py).
 
 The results of the chunks are taken in file order, hashed and written. Nothing about them depends on the chunk size
 or on the number of threads: the kernel is element-wise, randomness is a function of the element's identity, and sums
@@ -17,22 +21,24 @@ from typing import Any
 
 from hubmerge.engine.backend import Backend, opened
 from hubmerge.engine.bursts import Bursts, lent
-from hubmerge.engine.chunks import Sensitivities, Thresholds
+from hubmerge.engine.chunks import Chunk, Sensitivities, Thresholds, Work, check_inputs, chunks_of, read_chunk
+from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
 from hubmerge.engine.distributed import of_all_devices
-from hubmerge.engine.first_passes import count_model, find_thresholds, probe
 from hubmerge.engine.journal import Journal, plan_identity
 from hubmerge.engine.options import StreamOptions
-from hubmerge.engine.parallel_shards import Overall, Relay, write_shards
+from hubmerge.engine.parallel_shards import CountedSoFar, Overall, Relay, write_shards
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.resume import check_reachable, share
 from hubmerge.engine.rules import epsilon_of
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.engine.shard_work import Output, ShardTask, write_shard
 from hubmerge.engine.sink import FinishedShard
+from hubmerge.engine.threads import in_order
 from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources import buffers
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
+from hubmerge.statistics.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 
 __all__ = [
     "MergeResult",
@@ -103,6 +109,75 @@ def merge_variants(
         device = of_all_devices(ranks.gather(backend.facts()))
         device |= bursts.facts if bursts is not None else {}
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
+
+
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
+    with opened([plan], options, observer, merging=False) as backend:
+        return count_model(plan, reader, backend, observer)
+
+
+def count_model(plan: Plan, reader: TensorReader, backend: Backend, observer: Observer) -> Statistics:
+    """`probe` with an open backend."""
+    ranks, epsilon = backend.options.ranks, epsilon_of(plan)
+    planned = [t for t in plan.tensors() if t.action == "merge"]
+    mine = ranks.mine(planned)
+    nothing = zero_tally(len(plan.agents))
+    tallies = {t.name: nothing for t in mine}
+    so_far = CountedSoFar(observer, plan.labels)
+    done, total = 0, sum(t.elements for t in mine)
+
+    def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
+        return chunk, backend.module.probe_chunk(read_chunk(reader, chunk), epsilon)
+
+    reader.expect(mine, again=True)
+    size = backend.chunk
+    chunks = (chunk for tensor in mine for chunk in chunks_of(tensor, size))
+    for chunk, counts in in_order(chunks, count, backend.threads, reader.abandon):
+        name = chunk.tensor.name
+        if not chunk.start:
+            fold = TensorFold(nothing, fold_inputs)
+        fold.add(counts)
+        done += chunk.count
+        check_inputs(plan, name, counts.tally)
+        if chunk.ends:
+            tallies[name] = fold.tally()
+            so_far.add(name, tallies[name])
+        so_far.tell()
+        observer.progress("probe", done, total, "elements")
+        if backend.engine is not None:
+            backend.engine.tell(observer.warning)
+    tallies = ranks.tallies(tallies)
+    return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
+
+
+def find_thresholds(plan: Plan, reader: TensorReader, backend: Backend, observer: Observer) -> Thresholds:
+    """The order statistics over the model that the method asks for, per tensor and agent; empty without one.
+
+    They take one pass or two over the inputs, whose tensors the processes share out, on the CPU in any case.
+    """
+    threshold = plan.threshold
+    if threshold is None or threshold.scope == "tensor":
+        return {}
+    ranks, agents = backend.options.ranks, len(plan.agents)
+    merged = [t for t in plan.tensors() if t.action == "merge"]
+    mine, work = ranks.mine(merged), Work(plan, backend, None)
+    selection = Selection(Magnitudes(threshold, epsilon_of(plan), fast=backend.fast), agents)
+    done, share = 0, sum(t.elements for t in mine)
+
+    def count(chunk: Chunk) -> tuple[Chunk, BinCounts]:
+        return chunk, work.count(chunk, read_chunk(reader, chunk), selection)
+
+    while selection.values is None:
+        reader.expect(mine, again=True)
+        chunks = (chunk for tensor in mine for chunk in chunks_of(tensor, backend.shares.chunk))
+        for chunk, counts in in_order(chunks, count, backend.shares.threads, reader.abandon):
+            selection.add(counts)
+            done += chunk.count
+            observer.progress("select", done, 2 * share, "elements")
+        selection.end_pass(ranks.added)
+    observer.progress("select", 2 * share, 2 * share, "elements")
+    return dict.fromkeys((t.name for t in merged), selection.values)
 
 
 def layout_of(plan: Plan) -> object:

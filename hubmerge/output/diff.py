@@ -3,7 +3,7 @@
     comparison = open_comparison(base, agent, hub, allow_local=True)   # headers alone; every problem at once
     diff = measure(comparison, hub, options, observer, cache=folder)   # one streaming pass, in constant memory
 
-The pass is the one that `probe` makes (first_passes.py), over the agent and over zeros beside it (plan.py). The update
+The pass is the one that `probe` makes (stream.py), over the agent and over zeros beside it (plan.py). The update
 from the base to zeros is the base with the sign turned round, so its norm is the base's, to which a relative change
 refers. A difference has the same bits for every chunk size, number of threads and device, as statistics have.
 docs/diff.md holds the keys of `Diff.to_json`.
@@ -22,11 +22,11 @@ from pydantic import TypeAdapter
 
 from hubmerge import __version__
 from hubmerge.engine.chunks import chunks_of
-from hubmerge.engine.first_passes import probe
 from hubmerge.engine.memory import shares_of
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.rules import epsilon_of
+from hubmerge.engine.stream import probe
 from hubmerge.hub.client import Hub
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.disk import available_bytes

@@ -106,7 +106,7 @@ def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Slowly:
 
 
 READS = ("hubmerge.sources.open._read_header", "resolve")
-COUNTS = ("hubmerge.engine.first_passes.read_chunk", "probe")
+COUNTS = ("hubmerge.engine.stream.read_chunk", "probe")
 MERGES = ("hubmerge.engine.shard_work.read_chunk", "merge")
 NO_SUITE, NO_DATA = EvaluationError("enough"), SensitivityError("enough")
 OF_DATA = ["--data", "x.jsonl", "--prompt", "p", "--answer", "a", "--out", "s"]

@@ -22,7 +22,7 @@ from hubmerge import machine
 from hubmerge.cli import main as cli
 from hubmerge.cli.flags import stream_options
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import backend, definition, device, first_passes, lanes, memory, shard_work, threads
+from hubmerge.engine import backend, definition, device, lanes, memory, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import Host, open_engine
 from hubmerge.engine.distributed import Ranks
@@ -265,7 +265,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(workers)
         return real(items, work, workers, abandon)
 
-    for module in (shard_work, first_passes):
+    for module in (shard_work, stream):
         monkeypatch.setattr(module, "in_order", counting)
     return asked
 

@@ -1,4 +1,5 @@
-"""The fast pass gives the definition's bits, for every method, dtype, rounding and number of agents."""
+"""The fast pass gives the definition's bits: for every method, dtype, rounding and number of agents, at every place of
+a chunk, and in what it counts of magnitudes."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hubmerge.counter_rng import Key, make_key
+from hubmerge.counter_rng import Key, make_key, uniform
 from hubmerge.dtypes import decode, encode
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
 from hubmerge.recipe.recipe import MAX_AGENTS
@@ -172,3 +176,145 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
     chunk = definition.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
     assert_alike(chunk, rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding), dtype)
+
+
+# --- outputs and draws at every place of a chunk --------------------------------------------------------------------
+
+F = np.float32
+PART = 512  # of pass.c
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3.39e38, -3.4e38, 1e-45, -1e-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
+
+
+def special_chunk(n: int, base: str, agent: str, start: int) -> definition.ChunkInputs:
+    """Values and updates of all sizes, special ones strewn in."""
+    rng = np.random.default_rng([n, start])
+    values = [(rng.normal(size=n) * 2.0 ** rng.integers(-20, 20, n)).astype(F) for _ in range(2)]
+    values[1] = np.where(rng.random(n) < 0.3, values[0], values[0] + values[1] * F(2.0**-9))
+    for value in values:
+        at = rng.integers(0, n, n // 20 + 1)
+        value[at] = rng.choice(np.array(SPECIAL, F), at.size)
+    raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, (base, agent), strict=True))
+    return definition.ChunkInputs(raws, (base, agent), start)
+
+
+def rule(rounding: str, both: bool) -> definition.Rule:
+    kernel = get_method("task_arithmetic").kernel
+    return definition.Rule(kernel, (), ((F(0.7),),), (F(1.3),), 1e-5, rounding, both)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, PART - 1, PART, PART + 1, 2 * PART + 31, 9 * PART - 3])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("base", "agent"), [("BF16", "BF16"), ("F32", "F32"), ("F32", "BF16"), ("BF16", "F16")])
+def test_bf16_outputs_are_eagers(n: int, rounding: str, both: bool, base: str, agent: str) -> None:
+    inputs, key = special_chunk(n, base, agent, 12_345), make_key(5, "rounding", "w")
+    with np.errstate(all="ignore"):
+        slow = definition.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    quick = fast.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert quick.raw.tobytes() == slow.raw.tobytes()
+    found, expected = quick.result.tally, slow.result.tally
+    assert (found.changed, found.rounded, found.nonfinite) == (expected.changed, expected.rounded, expected.nonfinite)
+    np.testing.assert_array_equal(quick.result.sums, slow.result.sums)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_sums_know_what_the_other_rounding_would_have_stored(rounding: str, both: bool) -> None:
+    """Without special values, whose sums are NaN whatever was stored."""
+    rng = np.random.default_rng(2)
+    base = rng.normal(size=PART + 5).astype(F)
+    raws = tuple(encode(v, "BF16", "nearest", None) for v in (base, base * F(1.02)))
+    inputs, key = definition.ChunkInputs(raws, ("BF16", "BF16"), 0), make_key(5, "rounding", "w")
+    slow = definition.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    quick = fast.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
+    own, other = slow.result.sums[2], slow.result.sums[3]  # Σo·s as stored, and as the other way would store it
+    assert (own.tobytes() == other.tobytes()) is not both
+
+
+@pytest.mark.parametrize("start", [0, 1, 4095, 2**40 + 3])
+@pytest.mark.parametrize("n", [1, 16, PART + 1, 3 * PART + 77])
+def test_draws_are_those_of_the_elements(start: int, n: int) -> None:
+    """DARE of an update of ones, with a probability that half of the draws lie below."""
+    inputs = definition.ChunkInputs((np.zeros(n, F), np.ones(n, F)), ("F32", "F32"), start, (make_key(1, "drop", "a"),))
+    scalars = ((F(1), F(0.5), F(3)),)
+    dropping = definition.Rule(
+        get_method("dare_linear").kernel, ("uniform",), scalars, (F(1), F(0)), 1e-5, "nearest", both_roundings=False
+    )
+    quick = fast.merge_chunk(inputs, dropping, "F32", make_key(0, "x"), with_inputs=False)
+    kept = uniform(make_key(1, "drop", "a"), start, n) >= F(0.5)
+    assert quick.raw.tobytes() == np.where(kept, F(3), F(0)).astype(F).tobytes()
+
+
+# --- counting magnitudes ------------------------------------------------------------------------------------------
+
+ODD = [0.0, -0.0, 1e-45, -1e-40, 1.5, -3e38, np.inf, -np.inf, np.nan]
+
+
+def odd_chunk(seed: int, dtypes: tuple[str, ...], count: int) -> definition.ChunkInputs:
+    """Sparse and dense agents, a few odd values, an offset that is not the tensor's first element."""
+    rng = np.random.default_rng(seed)
+    base = rng.normal(0, 0.02, count).astype(np.float32)
+    values = [base]
+    for k in range(len(dtypes) - 1):
+        moved = rng.random(count) < (0.02, 0.5, 1.0)[k % 3]
+        agent = base + np.where(moved, rng.normal(0, 1e-3, count), 0).astype(np.float32)
+        agent[rng.integers(0, count, 3)] = rng.choice(ODD, 3)
+        values.append(agent)
+    raws = [
+        (v.view(np.uint32) >> 16).astype(np.uint16) if d == "BF16" else v.astype(np.float16 if d == "F16" else "<f4")
+        for v, d in zip(values, dtypes, strict=True)
+    ]
+    keys = tuple(make_key(seed, "uniform", str(k), "t") for k in range(len(dtypes) - 1))
+    return definition.ChunkInputs(tuple(raws), dtypes, 8192, uniform_keys=keys)
+
+
+@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 9])
+@pytest.mark.parametrize("drop", [None, 0.0, 0.7])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
+def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float | None) -> None:
+    stored = odd_chunk(len(dtypes), dtypes, 10_000)
+    threshold = Threshold("delta" if drop is None else "dropped", "model", lambda n: 1, drop or 0.0)
+    plain, fused = Magnitudes(threshold, 1e-5, fast=False), Magnitudes(threshold, 1e-5)
+    with np.errstate(all="ignore"):
+        coarse = plain.count(stored)
+        assert np.array_equal(fused.count(stored), coarse)
+        assert coarse[:, 2].sum() == 10_000 * (len(dtypes) - 1)
+        largest = [int(coarse[coarse[:, 0] == k, 1].max()) for k in range(len(dtypes) - 1)]
+        rows = [coarse[(coarse[:, 0] == k) & (coarse[:, 1] != 0)] for k in range(len(dtypes) - 1)]
+        fullest = [int(row[np.argmax(row[:, 2]), 1]) for row in rows]
+        odd = [int(row[np.argmax(row[:, 2] * (row[:, 1] % 2)), 1]) for row in rows]
+        for wanted in (largest, fullest, odd, [0] * len(largest), [9] * len(largest)):
+            assert np.array_equal(fused.count(stored, wanted), plain.count(stored, wanted))
+
+
+@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 2])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
+def test_the_fast_counts_of_private_updates_are_the_plain_ones(dtypes: tuple[str, ...]) -> None:
+    stored = odd_chunk(len(dtypes), dtypes, 10_001)
+    threshold = Threshold("private", "tensor", lambda n: 1)
+    plain, fused = Magnitudes(threshold, 1e-4, fast=False), Magnitudes(threshold, 1e-4)
+    with np.errstate(all="ignore"):
+        coarse = plain.count(stored)
+        assert np.array_equal(fused.count(stored), coarse)
+        odd = coarse[coarse[:, 1] % 2 == 1]
+        for wanted in (*odd[np.argsort(odd[:, 2])[-3:], 1], 0, 9, 30_000):
+            assert np.array_equal(fused.count(stored, [int(wanted)]), plain.count(stored, [int(wanted)]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(1, 9000), seed=st.integers(0, 2**32))
+def test_no_length_loses_an_element(count: int, seed: int) -> None:
+    stored = odd_chunk(seed, ("BF16",) * 3, max(count, 1))
+    counted = Magnitudes(Threshold("dropped", "tensor", lambda n: 1, 0.5), 1e-5).count(stored)
+    assert [counted[counted[:, 0] == k, 2].sum() for k in range(2)] == [count, count]
+
+
+@given(
+    p=st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.1, 0.5, 0.7, 2.0**-24, 3 * 2.0**-25, 1 - 2.0**-30])
+)
+def test_the_bound_of_a_draw_is_the_comparison_of_floats(p: float) -> None:
+    bound = int(fast._bound(p))
+    for k in range(max(bound - 2, 0), min(bound + 3, 2**24)):
+        assert (k >= bound) == bool(np.float32(k) * np.float32(2.0**-24) >= np.float32(p))
+    assert bound <= 2**24

@@ -29,12 +29,11 @@ from stream_helpers import (
 from test_sweep import run_variants
 
 from hubmerge.engine import backend, parallel_shards, shard_work
-from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.shard_work import Output, ShardTask
-from hubmerge.engine.stream import merge, probe
+from hubmerge.engine.stream import find_thresholds, merge, probe
 from hubmerge.output.report import make_report
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader

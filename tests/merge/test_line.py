@@ -14,7 +14,6 @@ import pytest
 from huggingface_hub import HfApi, hf_hub_download
 from processes import as_ada
 
-from hubmerge.engine.stream import StreamOptions
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
 
@@ -150,25 +149,6 @@ def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_d
         if before:
             assert shell.commits(target) == before
     assert not (shell.folder / "data").exists()
-
-
-def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
-    zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import shutil
-
-    from hubmerge.errors import DiskError
-    from hubmerge.hub.client import Hub
-    from hubmerge.line import merge_to_folder, prepare
-    from hubmerge.recipe.file import recipe_from_yaml
-
-    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
-    prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000_000})())
-    with pytest.raises(DiskError, match="not enough disk"):
-        merge_to_folder(prepared, hub, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"))
-    assert not list((tmp_path / "out").iterdir())
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> None:

@@ -116,6 +116,13 @@ def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(line: L
     assert not line.api.repo_exists(line.target)
 
 
+def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(line: Line) -> None:
+    small = patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
+    with small, pytest.raises(DiskError, match="not enough disk"):
+        line.to_folder()
+    assert not [path for path in line.folder.rglob("*") if path.is_file()]
+
+
 def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line) -> None:
     plan = line.prepare().plan
     facts = plan_summary(plan)
