@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -176,29 +177,19 @@ class Engine:
 
     def probe_chunk(self, chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
         """definition.probe_chunk."""
+        return self._tried(partial(self._probed, chunk, epsilon), partial(self._host.probe_chunk, chunk, epsilon))
 
-        def on_device() -> Counted[Tally]:
-            with self._lane() as lane:
-                counts = lane.probe(chunk, replace(COUNTING, epsilon=epsilon))
-            return Read(counts, len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
-
-        def on_host() -> Counted[Tally]:
-            counted: Counted[Tally] = self._host.probe_chunk(chunk, epsilon)
-            return counted
-
-        return self._tried(on_device, on_host)
+    def _probed(self, chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
+        with self._lane() as lane:
+            counts = lane.probe(chunk, replace(COUNTING, epsilon=epsilon))
+        return Read(counts, len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
 
     def merge_chunk(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """definition.merge_chunk."""
-
-        def on_device() -> ChunkOutput:
-            return self.merged(chunk, rule, dtype, key, with_inputs=with_inputs)
-
-        def on_host() -> ChunkOutput:
-            output: ChunkOutput = self._host.merge_chunk(chunk, rule, dtype, key, with_inputs=with_inputs)
-            return output
-
-        return self._tried(on_device, on_host)
+        on_device = partial(self.merged, chunk, rule, dtype, key, with_inputs=with_inputs)
+        on_host = partial(self._host.merge_chunk, chunk, rule, dtype, key, with_inputs=with_inputs)
+        output: ChunkOutput = self._tried(on_device, on_host)
+        return output
 
     def _tried(self, on_device: Callable[[], T], on_host: Callable[[], T]) -> T:
         if self.working:

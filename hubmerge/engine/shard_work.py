@@ -217,7 +217,7 @@ class ShardWork:
                     work.rule(tensor, output.thresholds.get(tensor.name) or own, known.overlaps)
                     for work, output, own in zip(self._works, self._task.outputs, known.thresholds, strict=True)
                 ]
-                size = max(tensor.elements, 1) if self._task.is_whole(tensor) else self._chunk
+                size = tensor.elements if self._task.is_whole(tensor) else self._chunk
                 for chunk in chunks_of(tensor, size):
                     yield Step(chunk, None, rules)
 

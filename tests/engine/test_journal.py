@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stream_helpers import StopAfter, bytes_of, plan_of, run, tallies, write_family
+from stream_helpers import bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import journal as journal_module
 from hubmerge.engine import sink
@@ -81,22 +81,6 @@ def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, pl
     assert both()[2:] == ({s.filename: s for s in shards[1:]}, {shards[1].filename})
 
 
-@pytest.mark.parametrize(("method", "stop_at"), [("ram_plus", 2), ("ram_plus", 6), ("ties", 3), ("ties", 9)])
-def test_a_first_pass_that_was_cut_short_begins_again_and_finds_the_same(
-    tmp_path: Path, method: str, stop_at: int
-) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
-    whole = run(plan, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path / "out", observer=StopAfter(stop_at))
-    assert not opened(tmp_path, plan).shards
-    resumed = run(plan, tmp_path / "out")
-    assert bytes_of(tmp_path / "out", plan) == bytes_of(tmp_path / "whole", plan)
-    assert tallies(resumed) == tallies(whole)
-    assert list(resumed.statistics.tensors) == list(whole.statistics.tensors)
-
-
 def test_tallies_take_several_short_lines_that_count_once_all_are_there(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,29 +129,6 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
     as_folder = opened(tmp_path, plan)
     assert not as_folder.shards
     assert not as_folder.uploaded
-
-
-def test_reading_finished_shards_again_tells_the_bytes_done_of_those_that_are_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink, "TELLING_S", 0.0)
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=9_000)
-    journal = opened(tmp_path, plan, uploads=True)
-    shards = [finished(tmp_path, plan, number) for number in (0, 1, 2, 3)]
-    for shard in shards:
-        journal.add_shard(shard)
-    journal.add_uploaded(shards[0].filename)
-    (tmp_path / "out" / shards[1].filename).unlink()
-    damaged = tmp_path / "out" / shards[2].filename
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    told: list[tuple[int, int]] = []
-    again = opened(tmp_path, plan, uploads=True, tell=lambda *progress: told.append(progress))
-    assert set(again.shards) == {shards[0].filename, shards[3].filename}
-    total = shards[2].size + shards[3].size
-    assert (told[0], told[-1]) == ((0, total), (total, total))
-    assert told == sorted(told)
-    assert {whole for _, whole in told} == {total}
 
 
 @pytest.mark.parametrize("by", ["who is told", "a signal"])
