@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from hubmerge.sources.shapes import SHAPES
+from hubmerge.sources.synthetic import SHAPES
 
 TITLES = {
     "linear": "linear",

@@ -17,7 +17,7 @@ from benchmarks.gpu import cuda_device
 from benchmarks.metering import TURNS, FailedRunError, Suite, inspected, measure, merging
 from benchmarks.synthetic import DENSITIES
 from hubmerge.machine import cores
-from hubmerge.sources.shapes import SHAPES
+from hubmerge.sources.synthetic import SHAPES
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
 from localhub.seed import seed_folder

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from hubmerge.sources.header import serialize_header
-from hubmerge.sources.shapes import SHAPES as PUBLISHED
-from hubmerge.sources.shapes import DecoderShape
+from hubmerge.sources.synthetic import SHAPES as PUBLISHED
+from hubmerge.sources.synthetic import DecoderShape
 
 CHUNK = 4 * 1024 * 1024
 DENSITIES = (0.032, 0.462, 0.543)  # coding, tool and memory agent of the RAM paper

@@ -13,7 +13,7 @@ from safetensors import deserialize
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
-from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
@@ -68,11 +68,11 @@ def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: An
     return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
 
 
-def plan_of(*folders: Path, **fields: Any) -> Plan:
-    """A plan over models in folders, the base first."""
-    recipe = recipe_from_dict(recipe_dict(folders[0], folders[1:], **fields))
-    base, agents = open_models(recipe, NOWHERE, allow_local=True)
-    return make_plan(recipe, base, agents)
+def plan_of(*models: Path | str, hub: Hub = NOWHERE, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any) -> Plan:
+    """A plan over models in folders or on the Hub, the base first."""
+    recipe = recipe_from_dict(recipe_dict(models[0], models[1:], **fields))
+    base, agents = open_models(recipe, hub, allow_local=True)
+    return make_plan(recipe, base, agents, max_shard_bytes=max_shard_bytes)
 
 
 def refused(*folders: Path, **fields: Any) -> list[str]:

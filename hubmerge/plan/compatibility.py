@@ -15,7 +15,7 @@ from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
-from hubmerge.sources.tying import Tensors, is_embedding
+from hubmerge.sources.same_tensors import Tensors, is_embedding
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 

@@ -37,7 +37,7 @@ from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
-from hubmerge.sources.tying import Untied, untie
+from hubmerge.sources.same_tensors import Untied, untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.wording import named

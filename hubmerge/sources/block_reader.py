@@ -18,7 +18,7 @@ from hubmerge.errors import CorruptError
 from hubmerge.hub.client import Hub
 from hubmerge.sources import buffers
 from hubmerge.sources.base import Model
-from hubmerge.sources.files import other_header
+from hubmerge.sources.folder import other_header
 
 BLOCK_BYTES = 4 * 1024 * 1024
 KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model

@@ -14,6 +14,9 @@ A loader obeys these files. transformers 5.23 fetches or runs something for
 So these are taken out at any depth. So is every key with `_` in front, which is a library's own state, but for the few
 that are parameters under such a name. An allow-list of known keys was tried and lost what models compute with.
 Labels, tokens and templates stay, whatever they read like, since they are text.
+
+A merge runs without transformers. known_classes.txt tells which models transformers can load without the repo's own
+code; `python -m hubmerge.sources.config` writes it from the installed transformers.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from math import isfinite, isnan
+from pathlib import Path
 from typing import Any
 
 from hubmerge.dtypes import TORCH_NAMES
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model
-from hubmerge.sources.known_classes import known_classes
 from hubmerge.sources.open import INDEX
 from hubmerge.wording import incompatible, json_file, named, shown
 
+KNOWN_CLASSES = Path(__file__).with_name("known_classes.txt")
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
 
 _CODE = frozenset(
@@ -336,3 +341,27 @@ def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
 def _named(left_out: Sequence[str]) -> tuple[str, ...]:
     """The names, each once, in plain letters and short enough to be shown."""
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))
+
+
+@cache
+def known_classes() -> Mapping[str, frozenset[str]]:
+    """Model type → the classes that transformers' auto classes take for it."""
+    lines = KNOWN_CLASSES.read_text(encoding="utf-8").splitlines()
+    return {model_type: frozenset(classes) for model_type, *classes in map(str.split, lines)}
+
+
+def installed_classes() -> str:
+    """The content of known_classes.txt, from the installed transformers."""
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    classes: dict[str, set[str]] = {model_type: set() for model_type in CONFIG_MAPPING_NAMES}
+    for name, mapping in vars(modeling_auto).items():
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
+            for model_type, found in mapping.items():
+                classes[model_type] |= {found} if isinstance(found, str) else set(found)
+    return "".join(" ".join([model_type, *sorted(found)]) + "\n" for model_type, found in sorted(classes.items()))
+
+
+if __name__ == "__main__":
+    KNOWN_CLASSES.write_text(installed_classes(), encoding="utf-8")

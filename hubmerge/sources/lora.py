@@ -28,8 +28,7 @@ from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.fp8 import Seen
-from hubmerge.sources.prefixes import renaming
-from hubmerge.sources.tying import is_embedding, is_head, is_tied
+from hubmerge.sources.same_tensors import is_embedding, is_head, is_tied, renaming
 from hubmerge.wording import dims, incompatible, named
 
 _WRAPPER = "base_model.model."

@@ -25,7 +25,7 @@ from hubmerge.dtypes import STORAGE, Float32, decode
 from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
-from hubmerge.sources.files import ShardFiles
+from hubmerge.sources.folder import ShardFiles
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 

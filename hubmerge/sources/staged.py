@@ -17,8 +17,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import reader, tokenizer_files
 from hubmerge.sources.config import merged_config, told
-from hubmerge.sources.files import check_planned
-from hubmerge.sources.folder import CONFIG
+from hubmerge.sources.folder import CONFIG, check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
 

@@ -24,7 +24,7 @@ from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.lora import attached
-from hubmerge.sources.prefixes import aligned
+from hubmerge.sources.same_tensors import aligned
 from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows
 from hubmerge.wording import incompatible, named
 

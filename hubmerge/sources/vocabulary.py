@@ -23,7 +23,7 @@ from typing import Any
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model, StoredTensor, TokenTable
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
-from hubmerge.sources.tying import is_embedding, is_head
+from hubmerge.sources.same_tensors import is_embedding, is_head
 from hubmerge.wording import incompatible, named
 
 TOKENIZER = "tokenizer.json"

@@ -19,8 +19,7 @@ from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.sources.shapes import SHAPES
-from hubmerge.sources.synthetic import TILE, open_synthetic
+from hubmerge.sources.synthetic import SHAPES, TILE, open_synthetic
 
 HUB = Hub("http://127.0.0.1:9")  # never asked
 NAME = "synthetic:qwen2.5-0.5b"

@@ -22,7 +22,7 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
 from hubmerge.sources.open import open_model
-from hubmerge.sources.shapes import DecoderShape
+from hubmerge.sources.synthetic import DecoderShape
 
 IMPORTED = 56_000_000  # a process that has imported what a merge needs takes this and somewhat more
 PROMISED = IMPORTED + 512_000_000

@@ -8,12 +8,25 @@ from threading import Event
 
 import pytest
 from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
-from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
+from plan_helpers import (
+    BASE,
+    CONFIG,
+    NOWHERE,
+    SHAPES,
+    A,
+    B,
+    assert_laid_out,
+    model,
+    names_of,
+    plan,
+    plan_of,
+    problems,
+    refused,
+)
 
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.names import FileInfo
 from hubmerge.plan.compatibility import refuse_equal_folders
-from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
@@ -119,13 +132,6 @@ def test_the_method_may_refuse_the_weights():
     agents = [{"model": "org/a", "weight": 1}, {"model": "org/b", "weight": -1}]
     (problem,) = problems(BASE, A, B, method="linear", agents=agents)
     assert "add up to 0" in problem
-
-
-def test_a_base_of_float64_is_refused_with_its_tensors():
-    dtypes = {NORM: "F64"}
-    agents = (model("org/a", dtypes=dtypes), model("org/b", dtypes=dtypes))
-    (problem,) = problems(model("org/base", dtypes=dtypes), *agents)
-    assert "model.norm.weight (F64)" in problem
 
 
 def test_a_base_of_integers_alone_is_refused():
@@ -252,15 +258,14 @@ def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
     base = random_base(0)
     weights = (base, sparse_agent(base, 0.2, 1), base, sparse_agent(base, 0.2, 1))
     folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate(weights)]
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"})
-    opened, agents = open_models(recipe, NOWHERE, allow_local=True)
+    models = plan_of(*folders).models
     with pytest.raises(IncompatibleError) as caught:
-        refuse_equal_folders((opened, *agents))
+        refuse_equal_folders(models)
     assert [(p.what, p.where) for p in caught.value.problems] == [
-        ("an agent is the base itself", str(agents[1].ref)),
-        ("the same agent stands twice", str(agents[2].ref)),
+        ("an agent is the base itself", str(models[2].ref)),
+        ("the same agent stands twice", str(models[3].ref)),
     ]
-    refuse_equal_folders((opened, agents[0]))
+    refuse_equal_folders(models[:2])
 
 
 def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
@@ -269,9 +274,7 @@ def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
     base["empty"] = tensor(f32(tensor([])).reshape(0, 3))
     agents = [sparse_agent(base, 0.2, seed) for seed in (1, 2)]
     folders = [write_model(tmp_path / str(k), tensors, shards=k + 1) for k, tensors in enumerate((base, *agents))]
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "linear"})
-    opened, models = open_models(recipe, NOWHERE, allow_local=True)
-    made = make_plan(recipe, opened, models, max_shard_bytes=1500)
+    made = plan_of(*folders, method="linear", max_shard_bytes=1500)
     assert len(made.shards) > 2
     assert_laid_out(made)
     assert sorted(names_of(made)) == sorted(base)
@@ -309,14 +312,9 @@ def test_tensors_of_float64_are_refused_with_the_line_that_keeps_them(tmp_path: 
     base = {**random_base(0), "criterion.logit_scale": tensor(1.5, "F64")}
     agents = [{**sparse_agent(random_base(0), 0.1, k), "criterion.logit_scale": tensor(1.5 + k, "F64")} for k in (1, 2)]
     folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate((base, *agents))]
-    document = {"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"}
-    recipe = recipe_from_dict(document)
-    opened = open_models(recipe, NOWHERE, allow_local=True)
-    with pytest.raises(IncompatibleError) as refused:
-        make_plan(recipe, *opened)
-    line = 'ignore: ["criterion.logit_scale"]'
-    assert line in refused.value.problems[0].next_step
-    recipe = recipe_from_dict({**document, "ignore": ["criterion.logit_scale"]})
-    made = make_plan(recipe, *opened)
+    told = refused(*folders)[0]
+    assert "criterion.logit_scale (F64)" in told
+    assert 'ignore: ["criterion.logit_scale"]' in told
+    made = plan_of(*folders, ignore=["criterion.logit_scale"])
     [kept] = [t for t in made.tensors() if t.name == "criterion.logit_scale"]
     assert (kept.action, kept.dtype) == ("copy", "F64")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from builders import T, llama_config, random_base, sparse_agent, write_model
-from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
+from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, plan_of, problems
 
-from hubmerge.plan.plan import Plan, make_plan
-from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.open import open_models
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -99,9 +97,7 @@ def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: P
     tied = {n: t for n, t in sparse_agent(base, 0.1, 2).items() if n != HEAD}
     folders = [write_model(tmp_path / "base", base), write_model(tmp_path / "a", first)]
     folders.append(write_model(tmp_path / "b", tied, config=llama_config(tied, tie_word_embeddings=True)))
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"})
-    opened, agents = open_models(recipe, NOWHERE, allow_local=True)
-    made = make_plan(recipe, opened, agents)
+    made = plan_of(*folders)
     (head,) = (t for t in made.tensors() if t.name == HEAD)
     with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
         raw = reader.raw(2, head.inputs[2], 0, head.elements)

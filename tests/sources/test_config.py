@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
+from plan_helpers import plan_of
 
 from hubmerge.errors import IncompatibleError
-from hubmerge.hub.client import Hub
-from hubmerge.plan.plan import make_plan
-from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources import known_classes as known_classes_module
-from hubmerge.sources.config import MAX_DEPTH, merged_config, reads_as_place, without_code
-from hubmerge.sources.open import open_models
+from hubmerge.sources.config import (
+    KNOWN_CLASSES,
+    MAX_DEPTH,
+    installed_classes,
+    known_classes,
+    merged_config,
+    reads_as_place,
+    without_code,
+)
 
 HARMLESS: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -267,7 +271,7 @@ def test_a_file_that_cannot_be_checked_is_none(content: bytes):
 
 
 def problems(tmp_path: Path, config: dict[str, Any], agent: dict[str, Any] | None = None) -> list[str]:
-    """What `make_plan` says of a base with these keys in its config.json, and of an agent with those."""
+    """What a plan says of a base with these keys in its config.json, and of an agent with those."""
     base = random_base(0, sizes=llama_shapes(layers=1))
     folders = [
         write_model(tmp_path / name, tensors, config={**llama_config(base), **keys})
@@ -277,10 +281,8 @@ def problems(tmp_path: Path, config: dict[str, Any], agent: dict[str, Any] | Non
             ("two", sparse_agent(base, 0.1, 2), {}),
         )
     ]
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"})
-    opened, agents = open_models(recipe, Hub("http://127.0.0.1:9"), allow_local=True)
     try:
-        make_plan(recipe, opened, agents)
+        plan_of(*folders)
     except IncompatibleError as error:
         return [p.what for p in error.problems]
     return []
@@ -353,5 +355,5 @@ def test_a_backbone_that_is_looked_up_elsewhere_is_refused(tmp_path: Path, keys:
 
 
 def test_the_list_of_transformers_classes_is_that_of_the_installed_one():
-    assert Path(known_classes_module.__file__).with_suffix(".txt").read_text() == known_classes_module.listed()
-    assert "LlamaForCausalLM" in known_classes_module.known_classes()["llama"]
+    assert KNOWN_CLASSES.read_text() == installed_classes()
+    assert "LlamaForCausalLM" in known_classes()["llama"]

@@ -13,9 +13,9 @@ from builders import random_base, recipe_dict, write_model, write_parents
 from hub_helpers import opened
 
 from hubmerge.errors import DiskError, HubmergeError, SourceChangedError
-from hubmerge.sources import files as files_module
+from hubmerge.sources import folder as files_module
 from hubmerge.sources.base import Model
-from hubmerge.sources.files import ShardFiles
+from hubmerge.sources.folder import ShardFiles
 
 
 @pytest.fixture

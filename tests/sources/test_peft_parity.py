@@ -11,16 +11,12 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from numpy.typing import NDArray
+from plan_helpers import NOWHERE, plan_of
 
 from hubmerge.hub.client import Hub
-from hubmerge.plan.plan import Plan, make_plan
-from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.open import open_models
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from localhub.process import LocalHubProcess
-
-NOWHERE = Hub("http://127.0.0.1:9")
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,12 +89,6 @@ def save_family(folder: Path, build: Any, settings: Mapping[str, Any]) -> list[d
     return merged
 
 
-def made_plan(hub: Hub, names: list[str], *, allow_local: bool) -> Plan:
-    recipe = recipe_from_dict({"base": names[0], "agents": names[1:], "method": "ram"})
-    base, agents = open_models(recipe, hub, allow_local=allow_local)
-    return make_plan(recipe, base, agents)
-
-
 def assert_read(plan: Plan, store: LocalOrFetched, merged: list[dict[str, NDArray[np.float32]]]) -> None:
     with TensorReader(plan.models, store) as reader:
         for planned in plan.tensors():
@@ -116,7 +106,7 @@ def assert_read(plan: Plan, store: LocalOrFetched, merged: list[dict[str, NDArra
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_an_adapter_reads_as_peft_merges_it(tmp_path: Path, case: str) -> None:
     merged = save_family(tmp_path, *CASES[case])
-    plan = made_plan(NOWHERE, [str(tmp_path / n) for n in ("base", "agent0", "agent1")], allow_local=True)
+    plan = plan_of(*(tmp_path / n for n in ("base", "agent0", "agent1")))
     assert_read(plan, LocalOrFetched(NOWHERE, tmp_path / "cache"), merged)
 
 
@@ -129,7 +119,7 @@ def test_an_adapter_on_the_hub_is_pinned_fetched_and_read(tmp_path: Path, local_
         ada.create_repo(name)
         ada.upload_folder(repo_id=name, folder_path=tmp_path / name.removeprefix("ada/lora-"))
     hub = Hub(local_hub.endpoint, local_hub.tokens["bob"])
-    plan = made_plan(hub, names, allow_local=False)
+    plan = plan_of(*names, hub=hub)
     assert [m.ref.sha for m in plan.models] == [ada.model_info(n).sha for n in names]
     sizes = [(tmp_path / f"agent{k}" / "adapter_model.safetensors").stat().st_size for k in range(2)]
     assert [m.weight_bytes for m in plan.agents] == sizes

@@ -11,8 +11,8 @@ import pytest
 from builders import llama_shapes, random_base, write_model
 from hub_helpers import opened
 
-from hubmerge.sources import files
-from hubmerge.sources.files import ShardFiles
+from hubmerge.sources import folder as files
+from hubmerge.sources.folder import ShardFiles
 
 COUNT = 300_000  # bytes of a chunk: two requests and a part
 
@@ -22,6 +22,7 @@ class Kernel:
 
     def __init__(self, error: int) -> None:
         self._error = error
+        self.read: list[tuple[int, int]] = []
         self.probed: list[int] = []
         self.asked: list[tuple[int, int]] = []
 
@@ -30,6 +31,7 @@ class Kernel:
 
     def preadv(self, file: int, buffers: list[Any], offset: int, flags: int = 0) -> int:
         if not flags:
+            self.read.append((offset, len(buffers[0])))
             return os.preadv(file, buffers, offset)
         assert flags == os.RWF_NOWAIT
         self.probed.append(offset)
@@ -81,3 +83,4 @@ def test_a_system_that_cannot_be_asked_reads_all_the_same(tmp_path: Path, monkey
     monkeypatch.setattr(files, "_NO_WAIT", 0)
     read(tmp_path, monkeypatch, kernel, 0, COUNT)
     assert (kernel.probed, kernel.asked) == ([], [])
+    assert kernel.read == [(0, COUNT)], "the question would be a reading"

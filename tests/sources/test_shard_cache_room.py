@@ -12,7 +12,7 @@ from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model
 
 from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model
-from hubmerge.sources.files import ShardFiles
+from hubmerge.sources.folder import ShardFiles
 from hubmerge.sources.shard_cache import ShardCache
 
 SHARD = 8 * KB

@@ -21,7 +21,7 @@ from hubmerge.plan.licenses import choose, strictest
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
-from hubmerge.sources.tying import untie
+from hubmerge.sources.same_tensors import untie
 from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
