@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
+
+from localhub.process import LocalHubProcess
 
 
 def ask(api: HfApi, method: str, path: str, **body: Any) -> Any:
@@ -53,3 +56,36 @@ def large(path: str, sha256: str, size: int) -> dict[str, object]:
 
 def xet_hash_of(sha256: str) -> str:
     return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def exchange(
+    hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[Answer | None, Exception | None]:
+    """One request on a connection of its own: the answer as far as it came, and what broke it off."""
+    connection = http.client.HTTPConnection(hub.endpoint.removeprefix("http://"), timeout=30)
+    answer = None
+    try:
+        connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        response = connection.getresponse()
+        named = {k.lower(): v for k, v in response.getheaders()}
+        answer = Answer(response.status, named, b"")
+        while part := response.read1(65536):
+            answer = Answer(response.status, named, answer.body + part)
+        return answer, None
+    except (OSError, http.client.HTTPException) as error:
+        return answer, error
+    finally:
+        connection.close()
+
+
+def whole(hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    answer, error = exchange(hub, method, path, body, **headers)
+    assert error is None
+    assert answer is not None
+    return answer

@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
+from raw_requests import exchange, whole
 
 from hubmerge.errors import HubUnavailableError
 from localhub.fault_rules import (
@@ -27,39 +28,6 @@ from localhub.fault_rules import (
 from localhub.process import LocalHubProcess
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte: more than one write of the server
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-def ask(
-    hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[Answer | None, Exception | None]:
-    """One request on a connection of its own: the answer as far as it came, and what broke it off."""
-    connection = http.client.HTTPConnection(hub.endpoint.removeprefix("http://"), timeout=30)
-    answer = None
-    try:
-        connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
-        response = connection.getresponse()
-        named = {k.lower(): v for k, v in response.getheaders()}
-        answer = Answer(response.status, named, b"")
-        while part := response.read1(65536):
-            answer = Answer(response.status, named, answer.body + part)
-        return answer, None
-    except (OSError, http.client.HTTPException) as error:
-        return answer, error
-    finally:
-        connection.close()
-
-
-def whole(hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-    answer, error = ask(hub, method, path, body, **headers)
-    assert error is None
-    assert answer is not None
-    return answer
 
 
 def hung_up(switch: FaultSwitch, rule: int) -> int:
@@ -185,7 +153,7 @@ def test_a_reset_delivers_the_bytes_before_it_and_no_more(
     faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
 ) -> None:
     switch.add("/resolve/", Reset(at=at))
-    answer, error = ask(faulty_hub, "GET", path)
+    answer, error = exchange(faulty_hub, "GET", path)
     assert (answer.status, answer.body) == (200, CONTENT[:at])
     assert isinstance(error, ConnectionResetError)
     assert whole(faulty_hub, "GET", path).body == CONTENT
@@ -297,6 +265,6 @@ def test_several_faults_of_one_request_all_apply(faulty_hub: LocalHubProcess, sw
     switch.add("/resolve/", Reset(at=100))
     switch.add("/resolve/", WrongByte(at=3))
     switch.add("/resolve/", WholeFile())
-    answer, error = ask(faulty_hub, "GET", path, Range="bytes=50-60")
+    answer, error = exchange(faulty_hub, "GET", path, Range="bytes=50-60")
     assert isinstance(error, ConnectionResetError)
     assert answer.body == CONTENT[:3] + bytes([CONTENT[3] ^ 0xFF]) + CONTENT[4:100]

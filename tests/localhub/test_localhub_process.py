@@ -21,7 +21,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, header, large, post_commit, regular, upload
+from raw_requests import ask, batch, header, large, post_commit, regular, upload, whole
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
@@ -33,19 +33,6 @@ from localhub.users import load_users
 
 def api_of(hub: LocalHubProcess, user: str = "ada") -> HfApi:
     return HfApi(hub.endpoint, token=hub.tokens[user])
-
-
-def raw_request(
-    hub: LocalHubProcess, method: str, path: str, body: bytes = b"", **headers: str
-) -> http.client.HTTPResponse:
-    parts = urlsplit(hub.endpoint)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body, sent)
-    response = connection.getresponse()
-    response.read()
-    connection.close()
-    return response
 
 
 def test_a_restart_keeps_everything(tmp_path: Path) -> None:
@@ -230,15 +217,15 @@ def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub
 def test_only_loopback_names_are_answered(local_hub: LocalHubProcess, host: str, allowed: bool) -> None:
     assert is_loopback_host(host) is allowed
     if host:
-        assert (raw_request(local_hub, "GET", "/api/models", Host=host).status == 200) is allowed
+        assert (whole(local_hub, "GET", "/api/models", Host=host).status == 200) is allowed
 
 
 def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
     for path in ("../hub.sqlite3", "..%2Fhub.sqlite3", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "a%00b"):
         for prefix in (f"/{repo}/resolve/main/", f"/api/models/{repo}/tree/main/", f"/{repo}/resolve/"):
-            assert raw_request(local_hub, "GET", prefix + path).status in (404, 405)
+            assert whole(local_hub, "GET", prefix + path).status in (404, 405)
     for name in ("..%2F..%2Fx", "unknown"):
-        assert raw_request(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
+        assert whole(local_hub, "PUT", f"/lfs-uploads/1/{name}", b"x").status == 404
 
 
 @pytest.mark.parametrize(
@@ -278,7 +265,7 @@ def test_a_malformed_request_is_refused_and_breaks_nothing(
     local_hub: LocalHubProcess, ada: HfApi, repo: str, method: str, path: str, body: bytes
 ) -> None:
     bearer = f"Bearer {ada.token}"
-    answer = raw_request(local_hub, method, path.replace("REPO", repo), body, Authorization=bearer)
+    answer = whole(local_hub, method, path.replace("REPO", repo), body, Authorization=bearer)
     assert 400 <= answer.status < 500
     assert ada.model_info(repo).id == repo
 
