@@ -21,8 +21,8 @@ PATHS = [
 ]  # fmt: skip
 PATTERNS = [
     "*.py[cod]", "build/", "/build", "/build/", "foo/**/bar", "**/bar", "data/**", "data/*", "data/**/*.bin",
-    "a?b", "a*b", "[x]", r"\[x\]", "[a-z]", "[!a-y]", r"a\ ", r"\#x", r"\!x", "*", "sub/*", "/sub/deep/",
-    "**/deep/*", "a/**/b", "**/foo/bar", "*/build", ".env",
+    "a?b", "a*b", "a[!x]b", "a[^x]b", "[x]", r"\[x\]", "[a-z]", "[!a-y]", r"a\ ", r"\#x", r"\!x", "*", "sub/*",
+    "/sub/deep/", "**/deep/*", "a/**/b", "**/foo/bar", "*/build", ".env",
     "!keep", "abc/**/ghi", "*.tar.*", "node_modules", "weird]name",
     "[", "a[", "x/**/", "q/**/q/**/q", "*a*b*", "foo/*/b/bar", "data/train", "**", "/**/x",
 ]  # fmt: skip
