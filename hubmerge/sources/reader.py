@@ -78,14 +78,10 @@ class ShardStore(Protocol):
         """Release what is held; a later reading takes it anew."""
 
 
-class Scratch:
-    """Memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
+class _Scratch(threading.local):
+    """A thread's memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
 
     buffer: NDArray[np.uint8] | None = None
-
-
-class _ThreadScratch(threading.local, Scratch):
-    """One for each thread."""
 
 
 class WholeFiles:
@@ -167,7 +163,7 @@ class TensorReader:
         self._store = store
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
-        self._scratch = _ThreadScratch()
+        self._scratch = _Scratch()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -184,24 +180,20 @@ class TensorReader:
         self._fill(model, tensor, start, values)
         return values
 
-    def rows(
-        self, tensors: Sequence[StoredTensor], start: int, count: int, scratch: Scratch | None = None
-    ) -> tuple[NDArray[np.generic], ...]:
+    def rows(self, tensors: Sequence[StoredTensor], start: int, count: int) -> tuple[NDArray[np.generic], ...]:
         """`raw` of tensor m of model m.
 
-        Tensors that are stored alike lie side by side in `scratch`, or else in this thread's own, and are valid until
-        the next ones do.
+        Tensors that are stored alike lie side by side in this thread's memory, and are valid until the next ones do.
         """
         dtype = tensors[0].entry.dtype
         if any(isinstance(t, DerivedTensor) or t.entry.dtype != dtype for t in tensors):
             return tuple(self.raw(m, tensor, start, count) for m, tensor in enumerate(tensors))
-        scratch = scratch or self._scratch
         storage = _storage(dtype)
         width = count + _ROW_GAP // storage.itemsize
         needed = len(tensors) * width * storage.itemsize
-        buffer = scratch.buffer
+        buffer = self._scratch.buffer
         if buffer is None or buffer.size < needed:
-            buffer = scratch.buffer = np.empty(needed, dtype=np.uint8)
+            buffer = self._scratch.buffer = np.empty(needed, dtype=np.uint8)
         rows = tuple(buffer[:needed].view(storage).reshape(len(tensors), width)[:, :count])
         for model, (tensor, row) in enumerate(zip(tensors, rows, strict=True)):
             self._fill(model, tensor, start, row)
