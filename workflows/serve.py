@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -51,13 +52,7 @@ class WorkerProcess:
     again meanwhile.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        stop: threading.Event,
-        kinds: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, settings: Settings, *, stop: threading.Event, kinds: Sequence[str] = ()) -> None:
         self._kinds = ["--kinds", *kinds] if kinds else []
         self._environment = {
             **os.environ,
@@ -139,7 +134,9 @@ def serve(
         stack.enter_context(WorkerProcess(settings, kinds=("merge",), stop=stop))
         # A diff takes minutes; it need not wait for a merge of hours.
         stack.enter_context(WorkerProcess(settings, kinds=("diff",), stop=stop))
-        bot = _bot(settings, vault, dataset, intervals)
+        rules_dir = settings.rules_dir
+        rules = partial(load_rules, rules_dir) if rules_dir else RuleSet
+        bot = Bot(settings, vault, rules, scoring=scoring_of(settings, dataset), intervals=intervals)
         service = MergeService(settings, store, vault, bot.requests)
         if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
             stack.callback(bot.close)
@@ -182,14 +179,3 @@ def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | 
         return None
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     return RecordedScores(hub, dataset).scoring(settings.suite)
-
-
-def _bot(settings: Settings, vault: TokenVault, dataset: ResultsDataset | None, intervals: Intervals | None) -> Bot:
-    rules_dir = settings.rules_dir
-    return Bot(
-        settings,
-        vault,
-        (lambda: load_rules(rules_dir)) if rules_dir else RuleSet,
-        scoring=scoring_of(settings, dataset),
-        intervals=intervals,
-    )

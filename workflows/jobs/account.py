@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
@@ -19,7 +17,6 @@ class Account:
         self._token = settings.token
         self._vault = vault
         self._name = ""
-        self._lock = threading.Lock()
         self.hub = Hub(settings.endpoint, self._token.get_secret_value() if self._token else None)
 
     @property
@@ -30,9 +27,8 @@ class Account:
                 "the bot has no account of its own",
                 next_step="Set HF_TOKEN to a token of the watchers' owner with write access.",
             )
-        with self._lock:
-            self._name = self._name or self.hub.whoami().name
-            return self._name
+        self._name = self._name or self.hub.whoami().name
+        return self._name
 
     def require(self, owner: str) -> None:
         """LoginError unless the account is `owner`'s."""

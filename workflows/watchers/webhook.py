@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from pydantic import SecretStr
-from sqlalchemy import delete, select, tuple_, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -60,22 +60,10 @@ class Inbox:
 
     def receive(self, pushes: Sequence[Push]) -> int:
         """Store the new pushes in one transaction; returns their number."""
-        if not pushes:
-            return 0
-        with self._lock:
-            if self._holds(pushes):
-                return 0
-            statement = insert(DELIVERIES).on_conflict_do_nothing(index_elements=["repo", "ref", "sha"])
-            received = iso(self._store.clock.now())
-            with self._store.writing() as change:
-                rows = [{**push._asdict(), "received": received} for push in dict.fromkeys(pushes)]
-                return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
-
-    def _holds(self, pushes: Sequence[Push]) -> bool:
-        wanted = set(pushes)
-        query = select(DELIVERIES.c.id).where(tuple_(DELIVERIES.c.repo, DELIVERIES.c.ref, DELIVERIES.c.sha).in_(wanted))
-        with self._store.reading() as connection:
-            return len(connection.execute(query).all()) == len(wanted)
+        statement = insert(DELIVERIES).on_conflict_do_nothing(index_elements=["repo", "ref", "sha"])
+        with self._lock, self._store.writing() as change:
+            rows = [{**push._asdict(), "received": change.now} for push in pushes]
+            return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
 
     def pending(self, limit: int = 500) -> tuple[Delivery, ...]:
         """The pushes that no tick has handled yet, oldest first."""
@@ -121,7 +109,8 @@ def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:
         if not isinstance(payload, dict):
             return _answer(400, "a delivery is a JSON object")
         try:
-            stored = await run_in_threadpool(inbox.receive, pushes(payload))
+            found = pushes(payload)
+            stored = await run_in_threadpool(inbox.receive, found) if found else 0
         except (DatabaseBusyError, DiskError):
             return _answer(503, "try again later")
         return JSONResponse({"stored": stored}, 202)

@@ -237,37 +237,33 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         assert "OVERLAP" not in (tmp_path / f"trace{number}").read_text()
 
 
-def start_and_cancel(tmp_path: Path, store: Store, function: str, stage: str, **timing: float) -> Job:
-    payload = {"gate": str(tmp_path / "gate"), "cleaned": str(tmp_path / "cleaned")}
-    job = store.submit(new_job("a", payload=payload | {"pids": str(tmp_path / "pids")}))
-    with running(make_worker(tmp_path, store, function, replace(QUICK, **timing))):
-        until(lambda: store.get(job.id).stage == stage)
+@pytest.mark.parametrize(
+    ("function", "stage", "grace_s", "result"),
+    [
+        pytest.param("cleans_up", "publish", 30.0, None, id="it cleans up"),
+        pytest.param("ignores_cancel", "publish", 0.5, None, id="it goes on and is killed"),
+        pytest.param("helper_process", "evaluate", 30.0, None, id="its helpers end with it"),
+        pytest.param("finishes_on_cancel", "publish", 30.0, {"commit": "abc"}, id="it had published already"),
+    ],
+)
+def test_a_cancelled_job_ends_and_leaves_no_folder(
+    tmp_path: Path, live: Store, function: str, stage: str, grace_s: float, result: dict[str, str] | None
+) -> None:
+    cleaned, pids = tmp_path / "cleaned", tmp_path / "pids"
+    payload = {"gate": str(tmp_path / "gate"), "cleaned": str(cleaned), "pids": str(pids)}
+    job = live.submit(new_job("a", payload=payload))
+    with running(make_worker(tmp_path, live, function, replace(QUICK, grace_s=grace_s))):
+        until(lambda: live.get(job.id).stage == stage)
         with pytest.raises(PermissionDeniedError):
-            store.request_cancel(job.id, "bob")
-        store.request_cancel(job.id, "ann")
-        until(lambda: store.get(job.id).state.is_terminal)
+            live.request_cancel(job.id, "bob")
+        live.request_cancel(job.id, "ann")
+        until(lambda: live.get(job.id).state.is_terminal)
         until(lambda: not (tmp_path / "jobs" / job.id).exists())
-    return store.get(job.id)
-
-
-def test_a_cancelled_job_cleans_up_and_leaves_no_folder(tmp_path: Path, live: Store) -> None:
-    assert start_and_cancel(tmp_path, live, "cleans_up", "publish").state is State.CANCELLED
-    assert (tmp_path / "cleaned").read_text() == "yes"
-
-
-def test_a_job_that_ignores_its_cancellation_is_killed(tmp_path: Path, live: Store) -> None:
-    assert start_and_cancel(tmp_path, live, "ignores_cancel", "publish", grace_s=0.5).state is State.CANCELLED
-
-
-def test_a_cancelled_jobs_helpers_end_with_it(tmp_path: Path, live: Store) -> None:
-    assert start_and_cancel(tmp_path, live, "helper_process", "evaluate").state is State.CANCELLED
-    main, helper = map(int, (tmp_path / "pids").read_text().split())
-    until(lambda: not is_alive(main) and not is_alive(helper))
-
-
-def test_a_job_that_had_published_when_it_was_cancelled_is_done(tmp_path: Path, live: Store) -> None:
-    job = start_and_cancel(tmp_path, live, "finishes_on_cancel", "publish")
-    assert (job.state, job.result) == (State.DONE, {"commit": "abc"})
+    ended = live.get(job.id)
+    assert (ended.state, ended.result) == (State.DONE if result else State.CANCELLED, result)
+    assert cleaned.exists() == (function == "cleans_up")
+    if function == "helper_process":
+        until(lambda: not any(map(is_alive, map(int, pids.read_text().split()))))
 
 
 def test_a_flood_of_events_is_capped_and_that_is_said(tmp_path: Path, live: Store) -> None:
