@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
-from workflows.jobs.kept import KeptAnswers
 from workflows.jobs.store import Store
+from workflows.kept import KeptAnswers
 
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken

@@ -12,7 +12,7 @@ from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from workflows.jobs.evaluations import Pin, ScoreKey, Scoring
-from workflows.jobs.kept import KeptAnswers
+from workflows.kept import KeptAnswers
 
 VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
 
