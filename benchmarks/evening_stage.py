@@ -298,8 +298,8 @@ class Visitor:
             texts.append(answer.text)
             config = re.search(r"window\.gradio_config = (\{.*?\});</script>", answer.text, re.S)
             for event in json.loads(config[1])["dependencies"] if config else ():
-                if not any(target[1] == "load" for target in event["targets"]):
-                    continue
+                if not event["backend_fn"] or not any(target[1] == "load" for target in event["targets"]):
+                    continue  # a script of the page alone, or no load
                 body = {"data": [None] * len(event["inputs"]), "fn_index": event["id"], "session_hash": f"s{began}"}
                 if event["queue"]:
                     join = self.http.post(f"/gradio_api/queue/join?{query}", json=body)
