@@ -117,16 +117,19 @@ def test_java_and_javascript_values_stay_text() -> None:
     assert decode("[f.g]", "javascript") is None
 
 
-def test_a_collection_of_more_characters_than_are_read_stays_text() -> None:
-    for declared, language, items in (
-        ("Array", "java", "any"),
-        ("HashMap", "java", None),
-        ("array", "javascript", "any"),
-    ):
-        text = {"Array": "new A[]{%s}", "HashMap": "new HashMap<>()%s", "array": "[%s]"}[declared]
-        texts = [text % (" " * (size - len(text) + 2)) for size in (2048, 2049)]
-        read = [read_value(each, language, declared, items) for each in texts]
-        assert [isinstance(value, str) for value in read] == [False, True]
+@pytest.mark.parametrize(
+    ("language", "declared", "text"),
+    [
+        ("java", "Array", "new A[]{%s}"),
+        ("java", "ArrayList", "new ArrayList<>()%s"),
+        ("java", "HashMap", "new HashMap<>()%s"),
+        ("javascript", "array", "[%s]"),
+        ("javascript", "dict", "{%s}"),
+    ],
+)
+def test_a_collection_of_more_characters_than_are_read_stays_text(language: Language, declared: str, text: str) -> None:
+    texts = [text % ("a" * (size - len(text) + 2)) for size in (2048, 2049)]
+    assert [isinstance(read_value(each, language, declared), str) for each in texts] == [False, True]
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
 from hubmerge.isolation import seccomp
+from hubmerge.isolation.child import how_ended
 from hubmerge.isolation.confinement import _NO_NETWORK
 from hubmerge.isolation.seccomp import SyscallRule, assemble
 
@@ -89,6 +90,7 @@ def test_the_ways_around_a_socket_ban_are_closed() -> None:
     code = """
     import ctypes, errno
     from hubmerge.isolation import seccomp
+from hubmerge.isolation.child import how_ended
     for name in ("io_uring_setup", "ptrace", "process_vm_readv", "pidfd_getfd", "bpf", "userfaultfd", "keyctl",
                  "mount", "unshare", "setns"):
         result = seccomp.system_call(name, 0, 0, 0, 0, 0)
@@ -169,6 +171,10 @@ def test_processor_time_ends_a_process_that_ignores_the_signal() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
     assert done.returncode == -9
+
+
+def test_how_a_process_ended_is_told_by_the_signal_s_name_or_its_number() -> None:
+    assert [how_ended(code) for code in (3, -11, -40)] == ["exit code 3", "killed by SIGSEGV", "killed by signal 40"]
 
 
 def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch: pytest.MonkeyPatch) -> None:
