@@ -28,6 +28,7 @@ from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
 from hubmerge.isolation.in_child import Reporter
 
+_DETAILS = pa.schema([*((name, pa.string()) for name in ("prompt", "answer", "reference")), ("score", pa.float64())])
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
 
 
@@ -48,8 +49,7 @@ class Asked:
     definition: Task | BuiltinTask
     docs: Sequence[Doc]
     manager: RenderedPrompts
-    prompts: Mapping[str, str]  # by the question's id
-    tokens: Mapping[str, int]
+    tokens: Mapping[str, int]  # by the question's id
 
 
 def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterator[list[Doc]]:
@@ -120,12 +120,12 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         manager = self._prompts[task["name"]] = RenderedPrompts(
             self.model, chat=has_template and definition.chat, system=definition.system
         )
-        prompts = manager.prepare_prompts(docs)
         special = getattr(self.model, "add_special_tokens", True)
         tokens = {
-            id: len(self.model.tokenizer(text, add_special_tokens=special)["input_ids"]) for id, text in prompts.items()
+            id: len(self.model.tokenizer(text, add_special_tokens=special)["input_ids"])
+            for id, text in manager.prepare_prompts(docs).items()
         }
-        return Asked(definition, docs, manager, prompts, tokens)
+        return Asked(definition, docs, manager, tokens)
 
     def _answers(self, asked: Asked) -> Any:
         """Every batch of a task with its answers, generated or from the journal."""
@@ -134,7 +134,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         self.model.use_chat_template = asked.manager.use_chat_template
         journal = AnswerJournal(Path(self._spec["generations"]) / f"{_file_name(definition.name)}.jsonl")
         for batch in batches(asked, self.model.max_length, self._spec["batch_size"], self._spec["batch_tokens"]):
-            keys = [answer_key(self._identity(definition, doc, asked.prompts[doc.id])) for doc in batch]
+            keys = [answer_key(self._identity(definition, doc, asked.manager.prepare_prompt(doc))) for doc in batch]
             if not journal.holds(keys):
                 responses = self.model.greedy_until(batch)
                 journal.add(keys, [[_cut(text, definition) for text in r.text] for r in responses])
@@ -234,14 +234,8 @@ def mean(samples: Sequence[Sample]) -> tuple[float, float | None]:
 def write_details(folder: Path, task: str, samples: Sequence[Sample]) -> None:
     """The samples of a task as parquet: prompt, answer, reference, score."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = pa.table(
-        {
-            "prompt": pa.array([_shown(s.prompt) for s in samples], pa.string()),
-            "answer": pa.array([_shown(s.answer) for s in samples], pa.string()),
-            "reference": pa.array([_shown(s.reference) for s in samples], pa.string()),
-            "score": pa.array([s.score for s in samples], pa.float64()),
-        }
-    )
+    rows = [(_shown(s.prompt), _shown(s.answer), _shown(s.reference), s.score) for s in samples]
+    table = pa.table(list(zip(*rows, strict=True)), _DETAILS)
     path = folder / f"{_file_name(task)}.parquet"
     partial = path.with_suffix(".partial")
     pq.write_table(table, partial)

@@ -163,7 +163,7 @@ def test_a_model_that_says_nothing_at_all_has_no_score() -> None:
 def asked(lengths: dict[str, int]) -> pipeline.Asked:
     """Prompts of so many tokens, with answers of 10."""
     docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
-    return pipeline.Asked(get_task("zoo_math"), docs, None, {}, lengths)
+    return pipeline.Asked(get_task("zoo_math"), docs, None, lengths)
 
 
 @pytest.mark.parametrize(
