@@ -238,13 +238,16 @@ def test_the_hash_is_of_all_bytes_however_late_hashing_is(
     assert (size, sha256) == (len(content), hashlib.new("sha256", content).hexdigest())
 
 
-def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(tmp_path: Path, plan: Plan) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(
+    tmp_path: Path, plan: Plan, keep: bool
+) -> None:
     (tmp_path / "out").mkdir()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):
-        interrupted(ShardWriter(tmp_path / "out", plan.shards[0]))
+        interrupted(ShardWriter(tmp_path / "out", plan.shards[0], keep=keep))
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert [p.name for p in (tmp_path / "out").rglob("*")] == [WORK]
+    assert [p.name for p in (tmp_path / "out").rglob("*")] == [WORK] * keep
     assert not [t.name for t in threading.enumerate() if t.name.startswith(("hubmerge-hash", "hubmerge-write"))]
 
 

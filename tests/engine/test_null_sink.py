@@ -17,7 +17,6 @@ from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.sink import ShardWriter
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError
 from hubmerge.line import Request, merge_to_folder, prepare
@@ -110,17 +109,3 @@ def test_several_processes_are_refused(
     monkeypatch.setenv("RANK", "0")
     assert main(["merge", str(recipe), "--null-sink"]) == 1
     assert "run by one process" in capsys.readouterr().err
-
-
-def test_a_merge_that_is_broken_off_leaves_no_thread(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    shard = plan_of(tmp_path, "ram").shards[0]
-
-    def broken_off() -> None:
-        with ShardWriter(tmp_path, shard, keep=False) as writer:
-            writer.write(b"1")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        broken_off()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-hash")] == []
