@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
@@ -189,18 +190,16 @@ class RunningApp:
         )
         self._server = uvicorn.Server(config)
         self._failure: BaseException | None = None
-        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
 
     def start(self) -> Self:
         """Start the server; returns once the port answers. InternalError where the port is not free."""
         self._thread.start()
-        waited = 0.0
+        end = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
-            if not self._thread.is_alive() or waited > _START_TIMEOUT_S:
-                raise InternalError("the server did not start", where=f"{self._host}", got=repr(self._failure))
-            self._ready.wait(0.02)
-            waited += 0.02
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise InternalError("the server did not start", where=self._host, got=repr(self._failure))
+            time.sleep(0.02)
         self.app.state.own_url = self.url
         return self
 

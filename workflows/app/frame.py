@@ -93,6 +93,13 @@ def html(content: object = "", name: str = "", *, card: bool = False, **more: An
     )
 
 
+def text_box(name: str, label: str, info: str, placeholder: str, longest: int, **more: Any) -> Any:
+    """A box for a text, with an example in it while it is empty."""
+    return gr.Textbox(
+        label=label, info=info, placeholder=placeholder, max_length=longest, elem_id=name, **{"min_width": 200, **more}
+    )
+
+
 def code_box(
     value: str = "", *, label: str, lines: int = 3, interactive: bool = False, visible: bool = True, elem_id: str = ""
 ) -> Any:

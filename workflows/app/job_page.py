@@ -142,7 +142,8 @@ def _refused(error: HubmergeError) -> list[Any]:
 
 
 def _stopped(message: Any) -> list[Any]:
-    return [message, "", *[gr.update(visible=False)] * 3, gr.update(active=False)]
+    head = join(el("h1", "Job", cls="hm-unseen"), message)
+    return [head, "", *[gr.update(visible=False)] * 3, gr.update(active=False)]
 
 
 _STATES = {

@@ -16,29 +16,32 @@ from workflows.app.panels import fold, notice, table
 from workflows.app.service import JobView, LogLine, Scoring
 
 TERMINAL = ("done", "failed", "cancelled")
-STAGES = {
-    "resolve": "Read",
-    "calibration": "Calibrate",
-    "plan": "Plan",
-    "verify": "Check",
-    "compile": "Set up",
-    "download": "Download",
-    "probe": "Measure",
-    "merge": "Merge",
-    "card": "Describe",
-    "publish": "Publish",
+# stage → its name, and what the job does then
+_MERGE = {
+    "resolve": ("Read", "It reads which files the models have, and whether they fit each other."),
+    "calibration": ("Calibrate", "It measures which weights of each agent matter most."),
+    "plan": ("Plan", "It plans every part of the new model."),
+    "verify": ("Check", "It checks what an earlier attempt finished, so as not to do it again."),
+    "compile": ("Set up", "It compiles what every merge on this machine needs, once; later merges skip this."),
+    "download": ("Download", "It downloads the models."),
+    "probe": ("Measure", "It counts what each agent changed, and where agents meet."),
+    "merge": ("Merge", "It merges the models, part by part."),
+    "card": ("Describe", "It writes the model's card and draws its figures."),
+    "publish": ("Publish", "It uploads the new model."),
 }
-EVALUATION_STAGES = {
-    "resolve": "Read",
-    "fetch model": "Model",
-    "fetch data": "Questions",
-    "start lighteval": "Start",
-    "load model": "Load",
-    "generate": "Answer",
-    "score": "Score",
-    "record": "Record",
-    "publish": "Cards",
+_EVALUATION = {
+    "resolve": _MERGE["resolve"],
+    "fetch model": ("Model", "It downloads the model."),
+    "fetch data": ("Questions", "It downloads the questions."),
+    "start lighteval": ("Start", "It starts the evaluation."),
+    "load model": ("Load", "It loads the model."),
+    "generate": ("Answer", "The model answers the questions."),
+    "score": ("Score", "The answers are scored."),
+    "record": ("Record", "The scores are recorded."),
+    "publish": ("Cards", "It writes the scores on cards."),
 }
+STAGES = {stage: name for stage, (name, _) in _MERGE.items()}
+EVALUATION_STAGES = {stage: name for stage, (name, _) in _EVALUATION.items()}
 SCORING = {"evaluated": "Evaluate", "parents": "Evaluate parents"}
 _ALIASES = {
     "fetch": "download",
@@ -133,7 +136,7 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
         return None
     begun = next((line.time for line in reversed(view.log) if line.kind in ("stage", "claimed")), None)
     spent = (now - began).total_seconds() if (began := moment(begun)) else 0.0
-    said = el("p", _DOING.get(stage_of(view), "It is being set up."), cls="hm-doing")
+    said = el("p", _doing(stage_of(view), view.kind, "It is being set up."), cls="hm-doing")
     done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
     known = done is not None and bool(total) and not (done == 0 and total == 1)
     share = min(max((done or 0) / (total or 1), 0.0), 1.0) if known else None
@@ -195,25 +198,8 @@ def _about(seconds: float) -> str:
     return duration_text(max(ceil(seconds / step), 1) * step).removesuffix(" 0 s").removesuffix(" 0 min")
 
 
-_DOING = {
-    "resolve": "It reads which files the models have, and whether they fit each other.",
-    "calibration": "It measures which weights of each agent matter most.",
-    "plan": "It plans every part of the new model.",
-    "verify": "It checks what an earlier attempt finished, so as not to do it again.",
-    "compile": "It compiles what every merge on this machine needs, once; later merges skip this.",
-    "download": "It downloads the models.",
-    "probe": "It counts what each agent changed, and where agents meet.",
-    "merge": "It merges the models, part by part.",
-    "card": "It writes the model's card and draws its figures.",
-    "publish": "It uploads the new model.",
-    "fetch model": "It downloads the model.",
-    "fetch data": "It downloads the questions.",
-    "start lighteval": "It starts the evaluation.",
-    "load model": "It loads the model.",
-    "generate": "The model answers the questions.",
-    "score": "The answers are scored.",
-    "record": "The scores are recorded.",
-}
+def _doing(stage: str, kind: str, otherwise: str) -> str:
+    return (_EVALUATION if kind == "evaluate" else _MERGE).get(stage, ("", otherwise))[1]
 
 
 def place_text(view: JobView) -> str:
@@ -291,7 +277,7 @@ def log_panel(view: JobView) -> Markup | None:
 def _said(line: LogLine, view: JobView) -> str | None:
     if line.kind == "stage":
         name = line.stage if view.kind == "evaluate" else _ALIASES.get(line.stage, line.stage)
-        return _DOING.get(name, line.stage)
+        return _doing(name, view.kind, line.stage)
     attempt = line.attempt or 1
     return {
         "submitted": "It was submitted.",

@@ -10,7 +10,8 @@ and the request that it waits for has a time limit of its own.
     lanes = Lanes(on_a_space=True)
     button.click(lanes.asking(handler, refused), …, **ASKING)
 
-`handler` takes gr.OAuthProfile and gr.OAuthToken as `profile` and `token`; `refused(error)` makes its outputs.
+`handler` takes gr.Request, gr.OAuthProfile and gr.OAuthToken as `request`, `profile` and `token`, as those of
+session.for_visitor do; `refused(error)` makes its outputs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import gradio as gr
@@ -125,33 +127,24 @@ class Lanes:
         `for_the_signed_in`: the handler asks the Hub nothing for anonymous visitors, who then need no place.
         `for_tokens`: it asks the Hub only whose a token is, where a program sends one instead of a session.
         """
-        signature = inspect.signature(handler)
-        names = list(signature.parameters)
-        takes_request = "request" in names
-        positions = names if takes_request else ["request", *names]
+        names = list(inspect.signature(handler).parameters)
 
+        @wraps(handler)  # gradio reads what to pass from the signature, and the words of its API from the docstring
         async def asked(*given: Any) -> Any:
-            values = dict(zip(positions, given, strict=False))  # what follows is the handler's `*values`
+            values = dict(zip(names, given, strict=False))  # what follows is the handler's `*values`
             request, profile, token = (values.get(name) for name in ("request", "profile", "token"))
             visitor = visitor_of(profile, token)
-            passed = given if takes_request else given[1:]
             asks_nothing = visitor is None and for_the_signed_in
             if asks_nothing or (for_tokens and bearer_of(profile, token, request) is None):
-                return await asyncio.to_thread(handler, *passed)
+                return await asyncio.to_thread(handler, *given)
             lane = self._anonymous if visitor is None else self._signed_in
             who = address_of(request, on_a_space=self._on_a_space) if visitor is None else visitor.name
             try:
                 place = lane.take(who)
-                return await lane.run(place, lambda: handler(*passed))
+                return await lane.run(place, lambda: handler(*given))
             except QuotaError as error:
                 return refused(error)
 
-        # gradio reads what to pass from the signature, and the words of its API from the docstring
-        first = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=gr.Request)
-        own = list(signature.parameters.values())
-        asked.__signature__ = signature.replace(parameters=own if takes_request else [first, *own])  # type: ignore[attr-defined]
-        asked.__annotations__ = {**inspect.get_annotations(handler, eval_str=True), "request": gr.Request}
-        asked.__name__, asked.__doc__ = handler.__name__, handler.__doc__
         return asked
 
     def telling(
@@ -162,6 +155,7 @@ class Lanes:
     ) -> Handler:
         """`asking(make(tell), refused)` for a list of outputs, which are `shown` of what was last told meanwhile."""
 
+        @wraps(make(lambda done, total: None))
         async def asked(*given: Any) -> AsyncIterator[Any]:
             told: list[tuple[int, int]] = []
             handler = self.asking(make(lambda done, total: told.append((done, total))), refused)
@@ -173,9 +167,6 @@ class Lanes:
             # gradio sends the last answer twice, and the second one may come after what a visitor did upon the first
             yield [gr.skip()] * len(answer.result())
 
-        like = self.asking(make(lambda done, total: None), refused)
-        for name in ("__signature__", "__annotations__", "__name__", "__doc__"):
-            setattr(asked, name, getattr(like, name))
         return asked
 
 

@@ -28,7 +28,7 @@ from workflows.app.calibration_form import (
     uses_calibration,
 )
 from workflows.app.forms import component_of, fields_of, parameters_of, values_of
-from workflows.app.frame import html
+from workflows.app.frame import html, text_box
 from workflows.app.panels import method_panel
 from workflows.app.search import model_box
 
@@ -141,15 +141,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
                 min_width=150,
                 elem_id="namespace",
             )
-            name = gr.Textbox(
-                label="Name",
-                info="A new model repo of this name.",
-                placeholder="my-merge",
-                max_length=96,
-                scale=2,
-                min_width=200,
-                elem_id="target-name",
-            )
+            name = text_box("target-name", "Name", "A new model repo of this name.", "my-merge", 96, scale=2)
         with gr.Row():
             visibility = gr.Radio(
                 choices=list(VISIBILITIES),
@@ -183,21 +175,10 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             dtype = gr.Dropdown(list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
             rounding = gr.Dropdown(list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding")
             seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
-        ignore = gr.Textbox(
-            label="Ignore",
-            info="Tensors that are not merged, by name, with * for anything: left out of agents, kept from the base.",
-            placeholder="v_head.*, *.rotary_emb.inv_freq",
-            max_length=9000,
-            elem_id="ignore",
-        )
-        more = gr.Textbox(
-            label="More of the recipe, as YAML",
-            info="What has no field here: a tokenizer, or what differs between layers or agents.",
-            placeholder=_MORE,
-            lines=4,
-            max_length=MAX_RECIPE_BYTES,
-            elem_id="more",
-        )
+        about = "Tensors that are not merged, by name, with * for anything: left out of agents, kept from the base."
+        ignore = text_box("ignore", "Ignore", about, "v_head.*, *.rotary_emb.inv_freq", 9000)
+        about = "What has no field here: a tokenizer, or what differs between layers or agents."
+        more = text_box("more", "More of the recipe, as YAML", about, _MORE, MAX_RECIPE_BYTES, lines=4)
     return MergeForm(
         *(
             base,

@@ -62,7 +62,8 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | 
         sha = str(query.get("sha") or "")[:64] or None
         tab = str(query.get("tab") or "")
         if not model:
-            return _alone(notice("info", "No model is named", el("p", link("merge", "Choose models to merge"))))
+            hint = notice("info", "No model is named", el("p", link("merge", "Choose models to merge")))
+            return _alone(join(el("h1", "Model", cls="hm-unseen"), hint))
         return _shown(service, source, visitor, model, sha, tab if tab in TABS else "scores")
 
     opened = lanes.asking(for_visitor(opening), lambda error: _alone(problems_panel(error)))
@@ -121,7 +122,8 @@ def _missing(error: HubmergeError | None, model: str, endpoint: str) -> Markup:
         return problems_panel(error, "This model cannot be shown now")
     hub = el("p", "On the Hub: ", repo_link(endpoint, model)) if is_hub_id(model) else None
     told = "There is no such model on the Hub, or you may not read it. If it is private and yours, sign in."
-    return notice("info", "This model cannot be shown", el("p", model), el("p", told), hub)
+    name = el("div", el("h1", model), cls="hm-title")
+    return join(name, notice("info", "This model cannot be shown", el("p", told), hub))
 
 
 def _tab(

@@ -22,7 +22,7 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
 from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
-from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html
+from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html, text_box
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import MergeForm
@@ -82,14 +82,8 @@ def build_sweep(method: str) -> SweepForm:
                     min_width=200,
                     elem_id=f"sweep-setting-{number}",
                 )
-                values = gr.Textbox(
-                    label="Values to try",
-                    info="Separated by commas.",
-                    placeholder="0.2, 0.5, 0.8",
-                    max_length=_LONGEST,
-                    min_width=200,
-                    elem_id=f"sweep-values-{number}",
-                )
+                name, about = f"sweep-values-{number}", "Separated by commas."
+                values = text_box(name, "Values to try", about, "0.2, 0.5, 0.8", _LONGEST)
             pairs.append((setting, values))
         told = html(EMPTY, "sweep-told", padding=True)
         start = gr.Button("Start all variants", interactive=False, elem_id="sweep-start")

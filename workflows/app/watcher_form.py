@@ -26,7 +26,7 @@ from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from workflows.app.format import el
-from workflows.app.frame import html
+from workflows.app.frame import html, text_box
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
 from workflows.app.merge_form import DEFAULT_METHOD
@@ -66,10 +66,6 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
     def title(text: str) -> None:
         html(f"<h3>{text}</h3>", elem_classes="hm-card-title")
 
-    def text(name: str, label: str, info: str, placeholder: str, longest: int, **more: Any) -> Any:
-        shown = {"label": label, "info": info, "placeholder": placeholder, "max_length": longest, "min_width": 200}
-        return gr.Textbox(elem_id=f"watch-{name}", **{**shown, **more})
-
     with gr.Group(elem_classes="hm-card"):
         title("1 · Base")
         about = "The model that every agent was trained from. Search, or paste its name or address."
@@ -84,9 +80,9 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
         )
         with gr.Row():
             about = "Users or organisations, any of them. Anybody can claim a base, so name whom you trust."
-            authors = text("authors", "Authors", about, "org, ada", 2000, min_width=220)
+            authors = text_box("watch-authors", "Authors", about, "org, ada", 2000, min_width=220)
             about = "All of them, as the models' cards have them."
-            tags = text("tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
+            tags = text_box("watch-tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
         with gr.Row():
             lineage = gr.Radio(
                 choices=list(_LINEAGE),
@@ -118,11 +114,11 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
     with gr.Group(elem_classes="hm-card"):
         title("4 · Target")
         with gr.Row():
-            owner = text("owner", "Owner", "The user whose account the watcher acts with.", "your-name", 96)
-            name = text("name", "Name of the watcher", "Small letters, digits and dashes.", "my-watch", 40)
+            owner = text_box("watch-owner", "Owner", "The user whose account the watcher acts with.", "your-name", 96)
+            name = text_box("watch-name", "Name of the watcher", "Small letters, digits and dashes.", "my-watch", 40)
         with gr.Row():
             about = "{set} becomes different for every set of agents. Empty: owner/name-{set}."
-            target = text("target", "Name of each result", about, "your-name/my-watch-{set}", 200)
+            target = text_box("watch-target", "Name of each result", about, "your-name/my-watch-{set}", 200)
             suite = gr.Dropdown(
                 choices=[("Nothing", ""), *((title, name) for name, title in service.suites.items())],
                 value="",
@@ -146,7 +142,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
             )
     with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
         about = "What has no field here; docs/watchers.md lists everything."
-        more = text("more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
+        more = text_box("watch-more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
     suggest_models(base, service, lanes)
     suggest_models(named, service, lanes, base=base)
     return WatcherForm(

@@ -251,17 +251,16 @@ class FakeService:
         return EvaluationQueue((), tuple(self.evaluations), len(self.evaluations))
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
-        view = self.job(job_id, visitor)
-        if view.user != visitor.name:
-            raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
-        self.store[job_id] = replace(view, state="cancelled", queue_position=None)
-        return self.store[job_id]
+        return self._changed(job_id, visitor, state="cancelled", queue_position=None)
 
     def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        return self._changed(job_id, visitor, state="queued", queue_position=1, error=None)
+
+    def _changed(self, job_id: str, visitor: Visitor, **changes: Any) -> JobView:
         view = self.job(job_id, visitor)
         if view.user != visitor.name:
             raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
-        self.store[job_id] = replace(view, state="queued", queue_position=1, error=None)
+        self.store[job_id] = replace(view, **changes)
         return self.store[job_id]
 
     def put(self, views: Sequence[JobView]) -> None:

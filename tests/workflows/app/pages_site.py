@@ -18,7 +18,8 @@ from workflows.app.app import launch_app
 from workflows.app.service import JobView, LogLine, Published, Scoring
 
 RUNS, WAITS, DONE, FAILED, SCORED = ("1" * 64, "2" * 64, "3" * 64, "4" * 64, "5" * 64)
-FORM = "merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&agent=zoo/mem-agent"
+TWO = "merge?base=zoo/base&agent=zoo/math-agent"
+FORM = f"{TWO}&agent=zoo/tool-agent"
 ADDRESSES = {
     "home": "",
     "merge": "merge",
@@ -26,7 +27,7 @@ ADDRESSES = {
     # everything but Calibration is folded at first, and so are the variants where the address has none
     "merge-sar": f"{FORM}&method=sar",
     "merge-variants": f"{FORM}&method=ties&also=ram_plus&vary=density:0.2,0.5,0.8",
-    "merge-refused": f"{FORM}&agent=other/wide-agent",
+    "merge-refused": f"{TWO}&agent=other/wide-agent",
     "leaderboard": "leaderboard",
     "evaluate": "evaluate?model=zoo/math-agent",
     "activity": "activity",
@@ -40,6 +41,8 @@ ADDRESSES = {
     "model-of-merges": "model?model=bob/grandchild",
     "model-unscored": "model?model=zoo/base",
     "model-unknown": "model?model=nobody/nothing",
+    "model-unnamed": "model",
+    "job-unnamed": "job",
     "job-running": f"job?id={RUNS}",
     "job-waiting": f"job?id={WAITS}",
     "job-done": f"job?id={DONE}",

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PHONE = 360
 MOST = 0.05  # of a page's height and width, that may move
 SETTLED_MS = 3_000  # everything that a page asks for when it opens is there, many times over
+READY = """() => document.querySelector("h1") && !document.querySelector("#inspect[disabled]")
+  && !/(Loading|Checking) …|Loading\\.\\.\\./.test(document.body.innerText)"""
 MOVED = """() => new Promise((told) => {
   let moved = 0;
   const add = (list) => list.getEntries().forEach((e) => { if (!e.hadRecentInput) moved += e.value; });
@@ -48,6 +50,7 @@ def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(
         page = open_page("about:blank", "ada", width)
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{site}/{ADDRESSES[name]}", wait_until="domcontentloaded")
+        page.wait_for_function(READY)
         page.wait_for_timeout(SETTLED_MS)
         if (moved := page.evaluate(MOVED)) < MOST:
             break

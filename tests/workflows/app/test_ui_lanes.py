@@ -174,7 +174,7 @@ def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_
 
 
 def test_what_is_sent_once_more_at_the_end_of_a_told_answer_changes_nothing() -> None:
-    def handler(profile: Any, token: Any) -> list[Any]:
+    def handler(request: Any, profile: Any, token: Any) -> list[Any]:
         return ["the answer", gr.update(visible=True)]
 
     told = Lanes().telling(lambda tell: handler, lambda error: [str(error), gr.skip()], lambda done, total: [])

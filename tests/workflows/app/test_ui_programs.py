@@ -30,66 +30,40 @@ SWEEP = {
     **{k: RECIPE[k] for k in ("base", "agents")},
     "sweep": [{"method": "ties", "parameters": {"density": [0.2, 0.5]}}],
 }
-ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
-    "search_models": "search",
-    "model_facts": "about",
-    "model_files": "published",
-    "inspect_merge": "inspect",
-    "preview_merge": "preview",
-    "inspect_sweep": "inspect",
-    "inspect_diff": "comparison",
-    "start_merge": "submit",
-    "start_sweep": "submit",
-    "start_diff": "compare",
-    "retry_job": "retry",
-    "cancel_job": "cancel",
-    "job_status": "job",
-    "my_jobs": "jobs",
-    "recent_jobs": "public_jobs",
-    "jobs_under_way": "under_way",
-    "request_evaluation": "request_evaluation",
-    "evaluation_queue": "evaluation_queue",
-    "leaderboard": "board",
-    "model": "board",
-    "evaluation": "board",
-    "watchers": "watchers",
-    "try_watcher": "try_watcher",
-    "pause_watcher": "pause_watcher",
-    "resume_watcher": "resume_watcher",
-    "run_watcher": "run_watcher",
+ENDPOINTS: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # what it does of Service, BoardSource and WatcherSource, and a call
+    "search_models": ("search", {"text": "zoo"}),
+    "model_facts": ("about", {"name": CATALOGUE[0]}),
+    "model_files": ("published", {"id": CATALOGUE[0]}),
+    "inspect_merge": ("inspect", {"recipe": RECIPE}),
+    "preview_merge": ("preview", {"recipe": RECIPE}),
+    "inspect_sweep": ("inspect", {"sweep": SWEEP}),
+    "inspect_diff": ("comparison", {"base": CATALOGUE[0], "agent": CATALOGUE[1]}),
+    "start_merge": ("submit", {"recipe": RECIPE, "target": "ada/merged"}),
+    "start_sweep": ("submit", {"sweep": SWEEP, "target": "ada/swept"}),
+    "start_diff": ("compare", {"base": CATALOGUE[0], "agent": CATALOGUE[1]}),
+    "retry_job": ("retry", {"job_id": "f" * 64}),
+    "cancel_job": ("cancel", {"job_id": "e" * 64}),
+    "job_status": ("job", {"job_id": "e" * 64}),
+    "my_jobs": ("jobs", {}),
+    "recent_jobs": ("public_jobs", {}),
+    "jobs_under_way": ("under_way", {}),
+    "request_evaluation": ("request_evaluation", {"model": CATALOGUE[1]}),
+    "evaluation_queue": ("evaluation_queue", {}),
+    "leaderboard": ("board", {}),
+    "model": ("board", {"id": "org/merge"}),
+    "evaluation": ("board", {"id": "org/merge", "suite": "trio"}),
+    "watchers": ("watchers", {}),
+    "try_watcher": ("try_watcher", {"rule": {"name": "own", "owner": "ada"}}),
+    "pause_watcher": ("pause_watcher", {"name": "own"}),
+    "resume_watcher": ("resume_watcher", {"name": "own"}),
+    "run_watcher": ("run_watcher", {"name": "own"}),
 }
 API_PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
 NEEDS_SOMEBODY = {
     *("start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs", "request_evaluation"),
     *("pause_watcher", "resume_watcher", "run_watcher"),
-}
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "search_models": {"text": "zoo"},
-    "model_facts": {"name": CATALOGUE[0]},
-    "model_files": {"id": CATALOGUE[0]},
-    "inspect_merge": {"recipe": RECIPE},
-    "preview_merge": {"recipe": RECIPE},
-    "inspect_sweep": {"sweep": SWEEP},
-    "inspect_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
-    "start_merge": {"recipe": RECIPE, "target": "ada/merged"},
-    "start_sweep": {"sweep": SWEEP, "target": "ada/swept"},
-    "start_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
-    "retry_job": {"job_id": "f" * 64},
-    "cancel_job": {"job_id": "e" * 64},
-    "job_status": {"job_id": "e" * 64},
-    "my_jobs": {},
-    "recent_jobs": {},
-    "jobs_under_way": {},
-    "request_evaluation": {"model": CATALOGUE[1]},
-    "evaluation_queue": {},
-    "leaderboard": {},
-    "model": {"id": "org/merge"},
-    "evaluation": {"id": "org/merge", "suite": "trio"},
-    "watchers": {},
-    "try_watcher": {"rule": {"name": "own", "owner": "ada"}},
-    "pause_watcher": {"name": "own"},
-    "resume_watcher": {"name": "own"},
-    "run_watcher": {"name": "own"},
 }
 
 
@@ -148,9 +122,9 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespa
         for name, value in vars(protocol).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
-    assert actions == {*ENDPOINTS.values(), "visitor"}  # `visitor` is who calls
+    assert actions == {*(action for action, _ in ENDPOINTS.values()), "visitor"}  # `visitor` is who calls
     endpoints = app.client().view_api(return_format="dict", print_info=False)["named_endpoints"]
-    assert {name.strip("/") for name in endpoints} == set(ENDPOINTS) == set(ARGUMENTS)
+    assert {name.strip("/") for name in endpoints} == set(ENDPOINTS)
     for name, told in endpoints.items():
         assert told["description"], name
         names = {p["parameter_name"] for p in told["parameters"]}
@@ -167,21 +141,21 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespa
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_an_action_works_with_a_token_and_is_authorised_by_the_server(app: SimpleNamespace, name: str) -> None:
     own = app.client(oauth_token="token-of-ada")
-    own.predict(**ARGUMENTS[name], api_name=f"/{name}")
+    own.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
     for how in ({}, {"oauth_token": "stolen"}, {"token": "token-of-ada"}):  # the last one is no leave to act
         other = app.client(**how)
         if name in NEEDS_SOMEBODY or "oauth_token" in how:
             with pytest.raises(AppError, match="E_LOGIN"):
-                other.predict(**ARGUMENTS[name], api_name=f"/{name}")
+                other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
         else:
-            other.predict(**ARGUMENTS[name], api_name=f"/{name}")
+            other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
 def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
-    own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ARGUMENTS[name])
+    own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
     assert not own["isError"], own
-    anonymous = tool(app, "tools/call", name=name, arguments=ARGUMENTS[name])
+    anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1])
     assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
     if anonymous["isError"]:
         assert "E_LOGIN" in anonymous["content"][0]["text"]
@@ -191,7 +165,7 @@ def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
 def test_an_answer_is_what_its_schema_says(app: SimpleNamespace, name: str) -> None:
     """The schema names every key of an answer, except where docs/api.md says what it holds."""
     [told] = app.info["named_endpoints"][f"/{name}"]["returns"]
-    answer = app.client(oauth_token="token-of-ada").predict(**ARGUMENTS[name], api_name=f"/{name}")
+    answer = app.client(oauth_token="token-of-ada").predict(**ENDPOINTS[name][1], api_name=f"/{name}")
     jsonschema.validate(answer, told["type"])
     held, answers = told["type"], answer
     if held.get("type") == "array":
