@@ -48,7 +48,7 @@ from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources import buffers
-from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 HUB = Hub("http://127.0.0.1:9")  # everything is local
 _WRITE_BYTES = 2 * 1024 * 1024  # a chunk of bfloat16, as the sink gets it
@@ -139,7 +139,7 @@ def read_once(plan: Plan) -> None:
     buffer = bytearray(_READ_BYTES)
     for model in plan.models:
         for shard in model.shards if model.ref.kind == "local" else ():
-            with open(local_path(model, shard), "rb", buffering=0) as file:
+            with open(model.ref.path / shard, "rb", buffering=0) as file:
                 while file.readinto(buffer):
                     pass
     first = next(t for t in plan.tensors() if t.elements)

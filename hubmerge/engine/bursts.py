@@ -42,7 +42,7 @@ from hubmerge.engine.sink import FinishedShard
 from hubmerge.isolation.confinement import die_with_parent
 from hubmerge.settings import Settings, load_settings
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
+from hubmerge.sources.reader import ShardKey, ShardStore, TensorReader, shard_key
 
 BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
 _STARTING_S = 15  # until CUDA and torch are up
@@ -308,7 +308,7 @@ def _kill_workers() -> None:
         worker.kill()
 
 
-class _Held(WholeFiles):
+class _Held(ShardStore):
     """The files that the job holds for a burst."""
 
     def __init__(self, paths: Mapping[ShardKey, Path]) -> None:
@@ -316,4 +316,4 @@ class _Held(WholeFiles):
         self._held = paths
 
     def path(self, model: Model, shard: str) -> Path:
-        return self._held.get(shard_key(model, shard)) or local_path(model, shard)
+        return self._held.get(shard_key(model, shard)) or super().path(model, shard)

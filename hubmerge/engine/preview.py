@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -24,7 +23,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import Model
 from hubmerge.sources.header import DTYPE_BYTES
-from hubmerge.sources.reader import TensorReader, WholeFiles, local_path
+from hubmerge.sources.reader import ShardStore, TensorReader
 from hubmerge.statistics.statistics import Tally, layer_of, module_of, zero_tally
 from hubmerge.statistics.summary import summarize
 
@@ -112,7 +111,7 @@ def _middle(tensor: PlannedTensor, elements: int) -> Chunk:
     return Chunk(tensor, start, min(elements, tensor.elements - start))
 
 
-class _Ranges(WholeFiles):
+class _Ranges(ShardStore):
     """A ShardStore that keeps nothing: local files are read where they lie, and those of the Hub by ranges."""
 
     def __init__(self, hub: Hub, tell: Callable[[int], None]) -> None:
@@ -122,9 +121,6 @@ class _Ranges(WholeFiles):
         self._hub = hub
         self._tell = tell
         self._lock = Lock()
-
-    def path(self, model: Model, shard: str) -> Path:
-        return local_path(model, shard)
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
         with self._lock:

@@ -50,7 +50,9 @@ def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozense
         # as float64 scales of a loss are, which no result needs
         few = len(unsupported) <= NAMED_AT_MOST and len(unsupported) < len(tensors)
         ignoring = f"ignore: {json.dumps(unsupported)}" if few else None
-        problems.append(_dtype_problem(base, shown_tensors, _keeping(ignoring, "Convert them to float32.")))
+        problems.append(
+            _dtype_problem(base, shown_tensors, _with_line("To keep the base's", ignoring, "Convert them to float32."))
+        )
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
             incompatible(
@@ -180,7 +182,7 @@ def agent_problems(
                 where=where,
                 expected=named(missing),
                 got="not stored",
-                next_step=_keeping(ignoring, remove),
+                next_step=_with_line("To keep the base's", ignoring, remove),
             )
         )
     extra = [n for n in tensors if n not in base_tensors]
@@ -190,7 +192,7 @@ def agent_problems(
                 "tensors that the base does not have",
                 where=where,
                 got=named(extra),
-                next_step=_leaving_out(ignoring, remove),
+                next_step=_with_line("If the result needs none of them", ignoring, remove),
             )
         )
     common = [n for n in base_tensors if n in tensors]
@@ -220,14 +222,8 @@ def agent_problems(
     return problems
 
 
-def _leaving_out(ignoring: str | None, otherwise: str) -> str:
-    line = f"If the result needs none of them, put this line into the recipe: {ignoring}. "
-    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
-
-
-def _keeping(ignoring: str | None, otherwise: str) -> str:
-    line = f"To keep the base's, put this line into the recipe: {ignoring}. "
-    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
+def _with_line(why: str, ignoring: str | None, otherwise: str) -> str:
+    return f"{why}, put this line into the recipe: {ignoring}. Otherwise: {otherwise}" if ignoring else otherwise
 
 
 def _quantized(model: Model) -> list[Problem]:

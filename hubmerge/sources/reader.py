@@ -56,11 +56,30 @@ class Readable(Protocol):
     def inputs(self) -> tuple[StoredTensor, ...]: ...
 
 
-class ShardStore(Protocol):
-    """Knows the bytes of shards; called from several threads."""
+class _Scratch(threading.local):
+    """A thread's memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
+
+    buffer: NDArray[np.uint8] | None = None
+
+
+class ShardStore:
+    """Knows the bytes of shards; called from several threads. This one reads files where they lie on this machine."""
+
+    def __init__(self) -> None:
+        self._paths: dict[ShardKey, Path] = {}  # of shards that were read: they are fetched and verified once
+        self._files = ShardFiles()
+
+    def path(self, model: Model, shard: str) -> Path:
+        """A local file with the verified bytes of `shard`; may block until it is there."""
+        return model.ref.path / shard
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
         """Verified bytes of `shard` from `offset`, as many as `out` takes; blocks until they are there."""
+        key = shard_key(model, shard)
+        path = self._paths.get(key)
+        if path is None:
+            path = self._paths[key] = self.path(model, shard)
+        self._files.read_into(path, model, shard, offset, out)
 
     def expect(self, reads: Sequence[Read], *, again: bool) -> None:
         """Announce a pass over these tensors, in this order; `again`: another pass may follow it."""
@@ -70,55 +89,17 @@ class ShardStore(Protocol):
 
     def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
         """Verified files of those `shards` that come from the Hub, until the context ends; None: they do not fit."""
+        return nullcontext({shard_key(m, s): self.path(m, s) for m, s in shards if m.ref.kind == "hub"})
 
     def abandon(self) -> None:
         """Break the pass off: threads that wait for bytes raise."""
 
     def close(self) -> None:
         """Release what is held; a later reading takes it anew."""
-
-
-class _Scratch(threading.local):
-    """A thread's memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
-
-    buffer: NDArray[np.uint8] | None = None
-
-
-class WholeFiles:
-    """The part of a ShardStore that reads local files; a subclass says where they lie (`path`)."""
-
-    def __init__(self) -> None:
-        self._paths: dict[ShardKey, Path] = {}
-        self._files = ShardFiles()
-
-    def path(self, model: Model, shard: str) -> Path:
-        """A local file with the verified bytes of `shard`."""
-        raise NotImplementedError
-
-    def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        key = shard_key(model, shard)
-        path = self._paths.get(key)
-        if path is None:
-            path = self._paths[key] = self.path(model, shard)
-        self._files.read_into(path, model, shard, offset, out)
-
-    def expect(self, reads: Sequence[Read], *, again: bool) -> None:
-        pass
-
-    def consumed(self, name: str, elements: int) -> None:
-        pass
-
-    def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
-        return nullcontext({shard_key(m, s): self.path(m, s) for m, s in shards if m.ref.kind == "hub"})
-
-    def abandon(self) -> None:
-        pass
-
-    def close(self) -> None:
         self._paths.clear()
 
 
-class LocalOrFetched(WholeFiles):
+class LocalOrFetched(ShardStore):
     """Folders are read where they lie; Hub shards are fetched whole into `cache`, verified, when first needed."""
 
     def __init__(self, hub: Hub, cache: Path, fetched: Callable[[str, int], None] = lambda name, count: None) -> None:
@@ -129,9 +110,8 @@ class LocalOrFetched(WholeFiles):
         self._lock = threading.Lock()
 
     def path(self, model: Model, shard: str) -> Path:
-        """Blocks until the file is there."""
         if model.ref.kind == "local":
-            return local_path(model, shard)
+            return super().path(model, shard)
         with self._lock:
             return self._hub.download(
                 model.ref.id,
@@ -140,10 +120,6 @@ class LocalOrFetched(WholeFiles):
                 cache_folder(self._cache, model),
                 lambda n: self._fetched(model.ref.id, n),
             )
-
-
-def local_path(model: Model, shard: str) -> Path:
-    return model.ref.path / shard
 
 
 def shard_key(model: Model, shard: str) -> ShardKey:

@@ -30,7 +30,7 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.transfer import is_sound
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
-from hubmerge.sources.reader import Read, ShardKey, WholeFiles, cache_folder, local_path, shard_key
+from hubmerge.sources.reader import Read, ShardKey, ShardStore, cache_folder, shard_key
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
 _TICK_S = 0.2
@@ -84,7 +84,7 @@ class _Shard:
         return self.path.with_name(self.path.name + ".partial")
 
 
-class ShardCache(WholeFiles):
+class ShardCache(ShardStore):
     """A ShardStore for folders, which are read where they lie, and for models on the Hub, cached in `folder`.
 
     budget_bytes  what fetched shards may take on disk
@@ -150,9 +150,6 @@ class ShardCache(WholeFiles):
         return cache_folder(self._folder, model) / model.ref.sha / model.files[name].path
 
     # --- the store ---------------------------------------------------------------------------------------
-
-    def path(self, model: Model, shard: str) -> Path:
-        return local_path(model, shard)
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
         found = self._shards.get(shard_key(model, shard))
