@@ -18,7 +18,8 @@ from hubmerge.sources.open import open_model
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
-from workflows.jobs.store import MAX_WAITING, Store
+from workflows.jobs.store import Store
+from workflows.jobs.transaction import MAX_WAITING
 
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
 MOST_LISTED = 100  # that wait

@@ -37,8 +37,9 @@ from workflows.app.service import (
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import ACTIVE, Job, JobNotFoundError, NewJob, State
-from workflows.jobs.store import MAX_WAITING, Store
+from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
+from workflows.jobs.transaction import MAX_WAITING
 from workflows.kept import KeptAnswers
 from workflows.measure import Measuring
 from workflows.published import published_model

@@ -1,7 +1,7 @@
 """A mergekit document as a recipe, or the reasons why it cannot be one.
 
-The document is read as mergekit 0.1.5 reads it (mergekit_document.py). Its methods become methods of hubmerge with
-parameters that mean the same:
+The document is read as mergekit 0.1.5 reads it (mergekit_document.py, mergekit_parameters.py). Its methods become
+methods of hubmerge with parameters that mean the same:
 
     linear           the base's weight is `base_weight`; without a base the first model is what updates are counted from
     task_arithmetic  λ; divided by Σ wk with `normalize`
@@ -23,7 +23,8 @@ from typing import Any
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods.varying import Setting, evened, mapped, points, rules_of, written
-from hubmerge.recipe.mergekit_document import Input, Reading
+from hubmerge.recipe.mergekit_document import Input
+from hubmerge.recipe.mergekit_parameters import Reading
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 
 _TRIM = (

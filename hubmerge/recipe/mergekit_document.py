@@ -1,21 +1,17 @@
-"""Reads a mergekit document: its keys, its models, and the value that each parameter has for each model.
+"""Reads a mergekit document: its keys, its models and its slices (mergekit_parameters.py: the parameters' values).
 
-As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice, the module and the
-document. It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under
-`models` count as those of its source in one slice that is the whole model. `base_model` is no agent, whether or not it
-stands among the `models`. Parameters that the method does not read have no effect. Slices must have the model's layers
-in their order. Keys without a counterpart are refused by name; problems are gathered, so that all are told at once.
+`base_model` is no agent, whether or not it stands among the `models`. Parameters that the method does not read have no
+effect. Slices must have the model's layers in their order. Keys without a counterpart are refused by name; problems
+are gathered, so that all are told at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from sys import float_info
 from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
-from hubmerge.methods.varying import Setting, SettingRule, evened, parse
 from hubmerge.wording import place as place_in
 
 # what the methods read: once per document, and per model that is not the base (linear: the base too)
@@ -39,8 +35,6 @@ _INPUTS = ("models", "slices", "modules")
 _KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
 _CHAT_TEMPLATE = "Remove it: the result keeps its tokenizer's template; set another one in the published repo."
 _DTYPES = ("float32", "bfloat16", "float16")
-_TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
-_FALSE = (False, 0, "false", "no", "off")
 
 _STACKED = "Give every slice the same models and layer_range, and let each begin where the one before it ends, from 0."
 _ADAPTED = "LoRA: {adapter} is applied to {model} in float32; mergekit first writes the adapted model in its own dtype."
@@ -72,7 +66,7 @@ class Input:
 
 
 @dataclass
-class Reading:
+class Document:
     """One document being read; problems are gathered, so that all are told at once."""
 
     document: Mapping[str, Any]
@@ -332,132 +326,6 @@ class Reading:
         if found is not None:
             self._adapters.append(_ADAPTED.format(adapter=found, model=base))
         return found
-
-    def number(self, key: str, default: float) -> Setting:
-        """A parameter that all models share."""
-        found = self._setting(key, None, default)
-        return default if found is None else found
-
-    def constant(self, key: str, default: float) -> float:
-        """A shared parameter that has one value for all tensors."""
-        found = self.number(key, default)
-        if isinstance(found, tuple):
-            step = "Give it one value."
-            self.refuse(f"`{key}` differs from tensor to tensor", "parameters", key, next_step=step)
-            return default
-        return found
-
-    def flag(self, key: str, default: bool) -> bool:
-        found: list[Any] = []
-        for part in self.parts:
-            for table, path in (*part.shared, *self._global()):
-                if key in table:
-                    found.append(self._flag(table[key], *path, "parameters", key))
-                    break
-            else:
-                found.append(default)
-        if any(one != found[0] for one in found):
-            self.refuse(f"`{key}` differs between slices", "slices", next_step="Give it one value.")
-        return bool(found[0]) if found else default
-
-    def _flag(self, value: Any, *path: object) -> Any:
-        if isinstance(value, list) and value and (isinstance(value[0], Mapping) or len(set(map(str, value))) == 1):
-            value = value[0]  # of conditions: the first that holds decides
-        if isinstance(value, Mapping):
-            if value.get("filter") not in (None, "*"):
-                self.refuse("a flag that differs from tensor to tensor", *path, got=value["filter"])
-                return None
-            value = value.get("value")
-        value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, list) or value not in (*_TRUE, *_FALSE):
-            self.refuse("true or false is needed", *path, got=value)
-            return None
-        return value in _TRUE
-
-    def per_model(self, key: str, model: Input, default: float | None = None) -> Setting:
-        """A parameter of one model: its own, else a shared one, else the default; without one it is required."""
-        found = self._setting(key, model, default)
-        if found is not None:
-            return found
-        step = "Give every model one" + (
-            ", the base too: list it with weight 0 to keep it out of the mean."
-            if model.name == self.document.get("base_model")
-            else "."
-        )
-        path = model.places[0] if model.places else ("base_model",)
-        self.refuse(f"no `{key}` for {model.name}, which mergekit requires", *path, next_step=step)
-        return 1.0
-
-    def _global(self) -> Tables:
-        table = self.document.get("parameters")
-        return ((table, ()),) if isinstance(table, Mapping) else ()
-
-    def _setting(self, key: str, model: Input | None, default: float | None) -> Setting | None:
-        """The value of a parameter for each tensor; None where the document does not give one."""
-        rules: list[SettingRule] = []
-        for number, part in enumerate(self.parts):
-            own: Tables = ()
-            if model is not None and number < len(model.tables):
-                own = ((model.tables[number], model.places[number]),)
-            open_yet = True
-            for table, path in (*own, *part.shared, *self._global()):
-                if key in table and open_yet:
-                    found = self._rules(table[key], part.layers, *path, "parameters", key)
-                    rules += found
-                    open_yet = not any(rule.filter is None for rule in found)
-            if open_yet and default is not None:
-                rules.append(SettingRule(default, None, part.layers))
-        if not rules:
-            return default
-        setting = parse(tuple(rules))
-        # a weight keeps its ranges of layers although it is the same in all: the plan checks them against the model's
-        sliced = any(part.layers for part in self.parts)
-        return setting if key == "weight" and sliced else evened(setting)
-
-    def weights(self, agents: tuple[Input, ...]) -> list[Setting]:
-        """The agents' weights; where the document has slices, those of the first agent tell which layers there are."""
-        found = [self.per_model("weight", agent) for agent in agents]
-        return [w if k == 0 else evened(w) for k, w in enumerate(found)]
-
-    def unweighted(self, agents: tuple[Input, ...]) -> list[Setting]:
-        """The weights where the method reads none; the first still tells which layers there are."""
-        layers = tuple(SettingRule(1.0, None, part.layers) for part in self.parts if part.layers)
-        return [layers or 1.0 if k == 0 else 1.0 for k in range(len(agents))]
-
-    def _rules(self, written: Any, layers: tuple[int, int] | None, *path: object) -> list[SettingRule]:
-        """The value that one place of the document gives: a number, numbers over the layers, or either by filters."""
-        if isinstance(written, list) and any(isinstance(one, Mapping) for one in written):
-            conditions = written
-        else:
-            conditions = [written if isinstance(written, Mapping) else {"value": written}]
-        rules: list[SettingRule] = []
-        for condition in conditions:
-            if not isinstance(condition, Mapping) or set(condition) - {"filter", "value"}:
-                self.refuse("a condition is a table with `filter` and `value`", *path, got=condition)
-                continue
-            part = condition.get("filter")
-            if part is not None and (not isinstance(part, str) or not part):
-                self.refuse("a filter is a part of a tensor's name", *path, "filter", got=part)
-                part = None
-            value = condition.get("value")
-            numbers: float | tuple[float, ...] = 1.0
-            if value is None or value == []:
-                self.refuse("a value is missing", *path)
-            elif isinstance(value, list):
-                several = tuple(self._number(one, *path) for one in value)
-                numbers = several[0] if len(set(several)) == 1 else several
-            else:
-                numbers = self._number(value, *path)
-            rules.append(SettingRule(numbers, None if part == "*" else part, layers))
-            if rules[-1].filter is None:
-                break
-        return rules
-
-    def _number(self, value: Any, *path: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= float_info.max:
-            self.refuse("a number is needed", *path, got=value)
-            return 1.0
-        return float(value)
 
     def tokenizer_of(self, base: Input, agents: tuple[Input, ...]) -> str | None:
         """The recipe's `tokenizer`; None: all tokens that the models have."""

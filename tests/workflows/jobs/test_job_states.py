@@ -73,7 +73,7 @@ def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store:
 def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.jobs.store.MAX_WAITING", 2)
+    monkeypatch.setattr("workflows.jobs.transaction.MAX_WAITING", 2)
     first = store.submit(new_job("a", user="ann"))
     store.submit(new_job("b", user="bob"))
     with pytest.raises(QuotaError, match="the queue is full: expected at most 2 jobs that wait"):
