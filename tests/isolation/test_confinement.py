@@ -90,7 +90,6 @@ def test_the_ways_around_a_socket_ban_are_closed() -> None:
     code = """
     import ctypes, errno
     from hubmerge.isolation import seccomp
-from hubmerge.isolation.child import how_ended
     for name in ("io_uring_setup", "ptrace", "process_vm_readv", "pidfd_getfd", "bpf", "userfaultfd", "keyctl",
                  "mount", "unshare", "setns"):
         result = seccomp.system_call(name, 0, 0, 0, 0, 0)
