@@ -127,5 +127,5 @@ def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
 
 
 def _input_bytes(kind: InputKind, agents: int) -> int:
-    """As they are stored, and as float32 where they differ."""
-    return (agents + 1) * (DTYPE_BYTES[next(iter(kind))] if len(kind) == 1 else 8)
+    """Each at most as long as the longest of them; half as much again where they differ, for what is computed."""
+    return (agents + 1) * max(map(DTYPE_BYTES.__getitem__, kind)) * (2 if len(kind) == 1 else 3) // 2

@@ -68,7 +68,7 @@ GROUPS = {
         ),
     ),
     "store": Group(
-        tuple(f"workflows/jobs/{name}.py" for name in ("store", "transitions", "jobs", "tokens")),
+        tuple(f"workflows/jobs/{name}.py" for name in ("store", "transaction", "jobs", "tokens")),
         tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("claims", "database", "states", "tokens")),
     ),
     "watchers": Group(

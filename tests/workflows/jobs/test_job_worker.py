@@ -219,17 +219,16 @@ def test_many_workers_run_every_job_once(tmp_path: Path, live: Store) -> None:
 
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path, live: Store) -> None:
     """Each job counts its steps in a file; a step done twice, or two attempts at once, would show."""
-    for number in range(3):
-        payload = {"trace": str(tmp_path / f"trace{number}"), "gate": str(tmp_path / f"gate{number}")}
-        live.submit(new_job(str(number), max_attempts=50, payload=payload))
     lease = ("--lease-seconds", "1")
     for number in range(3):
-        trace = tmp_path / f"trace{number}"
+        # one after another: while the lease of a dead worker runs, the next one would take a job that waits
+        trace, gate = tmp_path / f"trace{number}", tmp_path / f"gate{number}"
+        live.submit(new_job(str(number), max_attempts=50, payload={"trace": str(trace), "gate": str(gate)}))
         for kill in range(3):
             with worker_process(tmp_path, "steps", *lease) as worker:
                 until(lambda trace=trace, kill=kill: len(attempts(trace)) > kill)
                 worker.kill()
-        (tmp_path / f"gate{number}").touch()
+        gate.touch()
         with worker_process(tmp_path, "steps", *lease):
             until(lambda number=number: live.get(job_id(str(number))).state is State.DONE)
     for number in range(3):
