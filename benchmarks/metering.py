@@ -95,7 +95,7 @@ def measure(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **(environment or {})},  # programs keep their bytecode
         start_new_session=True,  # so that it can be ended with all that it started
     )
     with meter, _Watch(meter.pid, watched, reserve_bytes) as watch:

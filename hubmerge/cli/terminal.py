@@ -38,6 +38,7 @@ class Terminal:
         self._wait_s = _FIRST_LINE_S
         self._last: tuple[int, int, str] | None = None  # done, total, unit
         self._told_at = 0.0
+        self._on_terminal = sys.stderr.isatty()
         self._warnings: set[str] = set()
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -76,7 +77,7 @@ class Terminal:
                     how_far = dict(zip(("done", "total", "unit"), self._last or (), strict=False))
                     seconds = round(now - self._began, 1)
                     self._line({"type": "waiting", "stage": self._stage, **how_far, "seconds": seconds})
-            elif sys.stderr.isatty():
+            elif self._on_terminal:
                 if self._bar is None and now - self._began >= SILENCE_S:
                     self._bar = _bar(doing(self._stage), None, "")
                 if self._bar is not None:
@@ -120,7 +121,7 @@ class Terminal:
                     self._told_at = now
                     self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
                 return
-            if not sys.stderr.isatty() or not total:  # nobody knows how far it is, and `tick` shows the time
+            if not self._on_terminal or not total:  # nobody knows how far it is, and `tick` shows the time
                 return
             if self._bar is not None and self._bar.total is None:
                 self._close_bar()  # of a wait for the first news

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 STREAM_BYTES = 260_000_000  # a process of 8 agents stays 512 MB above its imports
 LEAST_STREAM_BYTES = 32_000_000
 
+COMPUTING = 9  # bytes per element beside a computed input: of fp8 its bits, values and scales (derived.py)
 LARGEST_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 256 * 1024  # elements
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
@@ -127,5 +128,5 @@ def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
 
 
 def _input_bytes(kind: InputKind, agents: int) -> int:
-    """Each at most as long as the longest of them; half as much again where they differ, for what is computed."""
-    return (agents + 1) * max(map(DTYPE_BYTES.__getitem__, kind)) * (2 if len(kind) == 1 else 3) // 2
+    """Each is at most as long as the longest of them, and one at a time is computed."""
+    return (agents + 1) * max(map(DTYPE_BYTES.__getitem__, kind.dtypes)) + COMPUTING * kind.computed

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
@@ -33,7 +33,7 @@ from hubmerge.recipe.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.companions import Companions, select_companions
 from hubmerge.sources.config import config_problems, merged_config, told
-from hubmerge.sources.derived import DerivedTensor, ZeroTensor
+from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
@@ -42,7 +42,13 @@ from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.wording import named
 
-InputKind = frozenset[str]
+
+class InputKind(NamedTuple):
+    """What the inputs of a tensor are like in memory."""
+
+    dtypes: frozenset[str]
+    computed: bool  # at least one of them, which takes more than itself while it is
+
 
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
 
@@ -132,8 +138,8 @@ class Plan:
 
     @cached_property
     def input_kinds(self) -> frozenset[InputKind]:
-        """The dtypes of the inputs of merged tensors, each combination once."""
-        return frozenset(frozenset(i.entry.dtype for i in t.inputs) for t in self.tensors() if t.action == "merge")
+        """Of the merged tensors, each kind once."""
+        return frozenset(_kind_of(t) for t in self.tensors() if t.action == "merge")
 
     @cached_property
     def longest(self) -> int:
@@ -246,6 +252,13 @@ def refusal(problems: Sequence[Problem]) -> HubmergeError:
     codes = {problem.code for problem in problems}
     kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
     return kind("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+
+
+def _kind_of(tensor: PlannedTensor) -> InputKind:
+    computed = any(
+        isinstance(t, DerivedTensor) and not isinstance(t, BorrowedTensor | ZeroTensor) for t in tensor.inputs
+    )
+    return InputKind(frozenset(t.entry.dtype for t in tensor.inputs), computed)
 
 
 def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
