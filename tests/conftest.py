@@ -47,6 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whoever runs no slow test need not import torch for them."""
+    return True if collection_path in SLOW and config.option.markexpr == "not slow" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         browser = "chromium" in getattr(item, "fixturenames", ())

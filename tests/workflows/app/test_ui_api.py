@@ -149,6 +149,7 @@ def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable
     assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
 
 
+@pytest.mark.slow
 def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Pages) -> None:
     """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
     pages.service.put([job_view(JOB, private=True, target="ada/secret")])

@@ -73,6 +73,7 @@ def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
         launch_app(FakeService(), SETTINGS, port=port)
 
 
+@pytest.mark.slow
 def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
     with launch_app(FakeService(), SETTINGS, port=0) as running:
         page = urllib.request.urlopen(f"{running.url}/gradio_api/heartbeat/a-visitor", timeout=10)
@@ -100,6 +101,7 @@ def test_building_leaves_no_event_loop_open() -> None:
         gc.collect()
 
 
+@pytest.mark.slow
 def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalHubProcess) -> None:
     environment = {
         "SYSTEM": "spaces",
