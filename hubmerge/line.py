@@ -7,8 +7,8 @@
                      then there is one commit
 
 No weight moves in `prepare`. The other functions can be called again after a kill; they go on where the journal ends.
-Several processes of a launcher call the same functions together (engine/distributed.py). Rank 0 writes card and
-manifest and makes the commit, and all processes get its result.
+Processes that torchrun started together call the same functions together (engine/distributed.py). Rank 0 writes card
+and manifest and makes the commit, and all processes get its result.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Request:
 
     target: Target | None = None  # where it is published; None: nowhere yet
     license: str | None = None  # of the result; it must be chosen for a target where the parents leave it open
-    will_publish: bool = False  # without a target yet: the license is settled all the same
+    will_publish: bool = False  # to a target that is not known yet, so that the license must be settled now
     allow_local: bool = False  # whether paths of this machine may be read
-    commits: Sequence[str | None] = ()  # where an unfinished merge goes on (pins.py)
-    # where calibration data is read and tokenized, without which a method that weighs by sensitivities has no
-    # identity of its own; "apart": in a process with limits, for what a stranger names
+    commits: Sequence[str | None] = ()  # the models' commits that an unfinished merge began with (engine/pins.py)
+    # Where calibration data is read and tokenized; a method that weighs by sensitivities needs it for its identity.
+    # "apart": in a process with limits, for what a stranger names.
     calibrate: Literal["here", "apart", "not"] = "here"
 
 
@@ -89,7 +89,10 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, hub: Hub, request: Request | None = None, observer: Observer | None = None) -> Prepared:
-    """Pin the models and check all that headers, cards and the target show; raises with every problem."""
+    """Pin the models and check all that headers, cards and the target show.
+
+    Raises IncompatibleError with every problem of the plan at once, then what license, target or modules refuse.
+    """
     [prepared] = prepare_variants([recipe], hub, request, observer)
     return prepared
 
@@ -134,7 +137,7 @@ def probe(
     plan, options = prepared.plan, options or StreamOptions()
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:
-        budget = max(0, available_bytes((cache,), options.disk_budget))  # what exceeds it is read by ranges
+        budget = max(0, available_bytes((cache,), options.disk_budget))  # shards beyond it are read in ranges
         with TensorReader(plan.models, ShardCache(hub, cache, plan.models, budget)) as reader:
             statistics = stream.probe(plan, reader, options, observer or Unobserved())
     folders.check()
@@ -150,7 +153,7 @@ def merge_to_folder(
 ) -> Report:
     """The merge with all that belongs to it, complete in `folder`; its manifest is written last.
 
-    Raises DiskError, NonFiniteError, CorruptError, IncompatibleError; an unfinished folder is gone on with. Raises
+    An unfinished folder is continued. Raises DiskError, NonFiniteError, CorruptError, IncompatibleError; raises
     TargetExistsError where the folder holds anything else.
     """
     [report] = merge_to_folders([(prepared, folder)], hub, options, observer)
@@ -167,7 +170,7 @@ def merge_to_folders(
     options, observer = options or StreamOptions(), observer or Unobserved()
     ranks = options.ranks
     with ExitStack() as held:
-        # open: nobody else works in these folders, and what is finished there is not made again
+        # open: from here on nobody else works in these folders, and what is finished there is not made again
         own([folder for _, folder in merges], held, ranks)
         reports = _finished_before(merges, ranks)
         left = [(prepared, folder) for prepared, folder in merges if folder not in reports]
@@ -175,7 +178,7 @@ def merge_to_folders(
             observer.warning(warning)
         if not left:
             return [reports[folder] for _, folder in merges]
-        # the disk: of a budget for all of them, those that an earlier run has finished have taken their part
+        # the disk: the budget is for all merges, so what the finished ones take is subtracted
         limit = None if options.disk_budget is None else max(0, options.disk_budget - used_bytes(reports))
         plans, folders = [prepared.plan for prepared, _ in left], [folder for _, folder in left]
         cache = _cache(options, folders[0])
@@ -187,8 +190,8 @@ def merge_to_folders(
             passes.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
         for number, together in enumerate(passes.values(), 1):
             opened = _opened(together, held, ranks, observer)
-            again = number < len(passes)
-            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=again)
+            wanted_again = number < len(passes)
+            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=wanted_again)
             reports |= _merge(opened, work)
     return [reports[folder] for _, folder in merges]
 
@@ -211,30 +214,31 @@ def merge_to_hub(
     target, plan, ranks = prepared.target, prepared.plan, options.ranks
     publish = partial(publish_folder, target, folder, hub, observer, extra)
     with ExitStack() as held:
-        # open: nobody else works in this folder; what `merge_to_folder` has finished there is published as it is
+        # open: from here on nobody else works in this folder; what `merge_to_folder` has finished is published as it is
         own([folder], held, ranks)
         if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):
-            _finished_before([(prepared, folder)], ranks)
+            _finished_before([(prepared, folder)], ranks)  # raises where it is another merge's folder
             return _by_rank_0(ranks, publish)
-        # the disk, and the journal: what the target holds already stays there
+        # the disk, and the journal: shards that the target already holds are not made again
         cache, limit = _cache(options, folder), options.disk_budget
+        # each process holds a shard of its own, and fetches inputs of its own
         inputs = input_budget([plan] * ranks.size, [folder], cache, limit, uploaded=True) // ranks.size
         [merge] = _opened([(prepared, folder)], held, ranks, observer, uploads=True)
         lost = forget_lost(hub, target, plan, merge.journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
         # first passes, stream, card, while finished shards are uploaded and deleted
         gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
-        alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
+        withdrawn = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
             target,
             prepared.identity,
             merge.journal,
             folder,
-            waiting=lambda: bridge.uploading(uploader.sent, uploader.size),
+            waiting=lambda: bridge.uploading(uploader.sent, uploader.size),  # which is called later
             deleting=gauge.sample,
         )
-        with alone, uploader:
+        with withdrawn, uploader:
             if merging:
                 for warning in plan.warnings:
                     observer.warning(warning)
@@ -258,7 +262,7 @@ class _Merge:
 
 @dataclass(frozen=True)
 class _Work:
-    """The things that merges in one pass share."""
+    """What the merges of one pass share."""
 
     hub: Hub
     options: StreamOptions
@@ -268,7 +272,7 @@ class _Work:
     gauge: DiskGauge
     disk_limit: int | None  # of everything that the merges write
     keep_inputs: bool = False  # they are wanted again
-    settle: Callable[[], None] = lambda: None  # returns when finished shards are where they belong
+    settle: Callable[[], None] = lambda: None  # waits until finished shards are uploaded, where they are
 
 
 def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
@@ -289,7 +293,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
             disk_bytes=available_bytes((*(merge.folder for merge in merges), work.cache), work.disk_limit),
             at_peak=work.gauge.sample,
         )
-    # first passes and stream: inputs are fetched ahead, and every finished shard has its line in the journal
+    # first passes and stream: inputs are fetched ahead, and every finished shard is entered in the journal
     store = ShardCache(
         work.hub,
         own_cache(work.cache, ranks),
@@ -309,8 +313,8 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     work.gauge.sample()
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
-    statistics = merged[0].statistics
-    refuse_equal_to_base(plan.agents, statistics)
+    statistics = merged[0].statistics  # of the inputs, which all of these merges have in common
+    refuse_equal_to_base(plan.agents, statistics)  # which only the weights show
     bridge.statistics({**summarize(statistics.total, plan.labels), "layers": statistics.layer_densities()})
     bridge.stage("card")
     return {

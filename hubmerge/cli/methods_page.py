@@ -56,7 +56,10 @@ def _needs(method: Method) -> str:
     found += [f"an exact order statistic per {threshold.scope}"] if threshold else []
     found += ["draws"] * ("uniform" in method.extras)
     found += ["a sensitivity file per agent"] * ("sensitivity" in method.extras)
-    found += ["whole 2-D tensors in memory"] * method.needs_whole("mlp.weight", (2, 2))
+    if method.needs_whole("mlp.weight", (2, 2)):
+        found.append(
+            "whole tensors in memory" if method.needs_whole("norm.weight", (2,)) else "whole 2-D tensors in memory"
+        )
     return ", ".join(found) or "—"
 
 

@@ -70,7 +70,7 @@ class Threshold:
 
     of: Literal["delta", "dropped", "private"]
     scope: Literal["tensor", "model"]
-    rank: Callable[[int], int] | tuple[Callable[[int], int], ...]  # n values → 1-based rank from the largest
+    rank: Callable[[int], int] | tuple[Callable[[int], int], ...]  # n values, zeros too → 1-based rank from the largest
     drop: float | tuple[float, ...] = 0.0  # probability of the random drop
 
     def rank_of(self, agent: int, n: int) -> int:
@@ -104,7 +104,7 @@ class Method(ABC):
     title: ClassVar[str]
     summary: ClassVar[str]
     formula: ClassVar[str]  # δ* in one line, for the card and the docs
-    papers: ClassVar[tuple[Paper, ...]] = ()
+    papers: ClassVar[tuple[Paper, ...]] = ()  # one at least, for a method that comes with hubmerge
     parameters: ClassVar[type[Parameters]] = Parameters
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose

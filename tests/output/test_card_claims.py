@@ -40,6 +40,12 @@ METHODS = [name for name, method in registry().items() if "sensitivity" not in m
 Values = Mapping[str, np.ndarray]
 
 
+def scales_unique_updates(method: str) -> bool:
+    counts = Overlaps(np.array([[2, 2], [1, 2]]))
+    scope = Scope(registry()[method].parse_parameters({}), (1.0, 1.0), model=counts, tensor=counts)
+    return registry()[method].scales(scope)[0] is not None
+
+
 class Merged:
     """A finished merge, its card, and what numpy makes of its tensors."""
 
@@ -163,7 +169,7 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
     if "both keep λ" in card:
         assert (rescales, sixteen, lost) == (True, True, [])
     assert ("nearest rounding" in card or "stochastic rounding" in card) == sixteen
-    assert ("Intended λ" in card) == (method in ("ram", "ram_plus", "ram_plus_soft"))
+    assert ("Intended λ" in card) == scales_unique_updates(method)
 
 
 def one_tensor(folder: Path, moved: Sequence[Callable[[np.ndarray], np.ndarray]], dtype: str = "F32") -> Any:
@@ -305,9 +311,15 @@ def test_the_letters_of_a_formula_are_explained(method: str) -> None:
     assert any(w in found.formula for w in ("wₖ", "wₜ")) or method == "dare_ties"
 
 
-def test_a_scale_is_stated_for_no_method_but_those_that_multiply_unique_updates_by_it() -> None:
-    counts = Overlaps(np.array([[2, 2], [1, 2]]))
-    for name, method in registry().items():
-        scope = Scope(method.parse_parameters({}), (1.0, 1.0), model=counts, tensor=counts)
-        stated = {scale is not None for scale in method.scales(scope)}
-        assert stated == {name in ("ram", "ram_plus", "ram_plus_soft")}
+@pytest.mark.parametrize("name", METHODS)
+def test_a_scale_is_what_a_method_multiplies_unique_updates_by(name: str) -> None:
+    method = registry()[name]
+    weights, counts = (1.0, 0.5), Overlaps(np.array([[2, 2], [1, 2]]))
+    scope = Scope(method.parse_parameters({}), weights, model=counts, tensor=counts, thresholds=(0.01, 0.01))
+    scales = method.scales(scope)
+    assert scales_unique_updates(name) or name not in ("ram", "ram_plus", "ram_plus_soft")
+    for agent, scale in enumerate(scales):
+        if scale is not None:
+            alone = [np.array([0.25 * (k == agent)], np.float32) for k in range(2)]
+            merged = method.kernel(alone, method.per_agent(scope), method.constants(scope))
+            assert merged[0] == pytest.approx(weights[agent] * scale * 0.25)
