@@ -50,6 +50,25 @@ GROUPS = {
             "tests/output/test_diff.py",
         ),
     ),
+    "engine": Group(
+        tuple(
+            f"hubmerge/engine/{name}.py"
+            for name in ("chunks", "counting", "rules", "selection", "shard_work", "stream")
+        ),
+        tuple(
+            f"tests/engine/test_{name}.py"
+            for name in (
+                "counting",
+                "fast",
+                "parallel_shards",
+                "selection",
+                "shard_work",
+                "stream",
+                "stream_sources",
+                "sweep",
+            )
+        ),
+    ),
     "journal": Group(
         ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
         (
