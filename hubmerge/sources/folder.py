@@ -43,7 +43,7 @@ _MAX_FILES = 20_000
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # of an adapter, in its place
 _PINNED_BLOCKS = 64  # of a model's data, or one of each shard
-_BLOCK_BYTES = 4096
+_PINNED_BYTES = 4096  # of each
 Stamp = tuple[int, int]  # size in bytes, time of change in ns
 
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ESTALE))
@@ -133,8 +133,8 @@ def folder_digest(folder: Path, config: str, shards: Sequence[str]) -> str:
             prefix = file.read(8)
             header = prefix + file.read(header_length(prefix, shard))
             digest.update(header)
-            for offset in range(len(header), size, max(_BLOCK_BYTES, (size - len(header)) // blocks)):
-                digest.update(os.pread(file.fileno(), _BLOCK_BYTES, offset))
+            for offset in range(len(header), size, max(_PINNED_BYTES, (size - len(header)) // blocks)):
+                digest.update(os.pread(file.fileno(), _PINNED_BYTES, offset))
     return digest.hexdigest()[:40]
 
 
