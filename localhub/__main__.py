@@ -12,7 +12,7 @@ from localhub.server import serve
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m localhub", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m localhub", description=__doc__, allow_abbrev=False)
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 takes a free one")
     parser.add_argument("--data", type=Path, required=True, help="folder that holds everything")
     parser.add_argument("--zoo", action="store_true", help="fill it with the example models and questions")

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
 
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedError
+from hubmerge.errors import FormatError, PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub, RepoState, eval_results
-from hubmerge.hub.errors import BranchMovedError
 from hubmerge.output.card import render_card
 from hubmerge.output.card_scores import BENCHMARKS, is_benchmark
 from hubmerge.output.report import Report
@@ -34,7 +34,6 @@ from hubmerge.wording import json_file
 CARD = "README.md"
 FOLDER = ".eval_results"
 _MAX_MANIFEST_BYTES = 16_000_000
-_COMMIT_TRIES = 5
 _OF_A_SCORE = ("domain", "value", "stderr", "samples", "truncated", "few_shot", "dataset", "dataset_revision")
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
@@ -45,8 +44,8 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
     `results`: of the merge and of its parents; what does not belong is left out. `source_url`: the results dataset.
     """
     results = tuple(results)
-    failures = 0
-    while True:
+
+    def prepare() -> Callable[[], str] | None:
         state = hub.repo_state(repo)
         report, card = _own_report(hub, state)
         rows = evaluation_rows(report, repo, results)
@@ -56,23 +55,11 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
             files[CARD] = _card(scored, state, hub.endpoint)
             files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
-        if not files:
-            return None
-        try:
-            return hub.commit(
-                repo,
-                [],
-                files.items(),
-                message=f"Scores of hubmerge {report.identity[:16]}",
-                description="",
-                parent=state.sha,
-            )
-        except HubUnavailableError as error:
-            failures += 1
-            if failures == _COMMIT_TRIES:
-                raise
-            if not isinstance(error, BranchMovedError):
-                hub.patience.pause(failures, error)
+        message = f"Scores of hubmerge {report.identity[:16]}"
+        commit = partial(hub.commit, repo, [], files.items(), message=message, description="", parent=state.sha)
+        return commit if files else None
+
+    return hub.patience.on_head(prepare)
 
 
 def evaluation_rows(report: Report, repo: str, results: Iterable[EvaluationResult]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ result that is already there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,6 @@ from hubmerge.errors import FormatError, HubUnavailableError, ResultError, Sourc
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
-from hubmerge.hub.errors import BranchMovedError
 from hubmerge.hub.names import blob_id
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 
@@ -43,7 +42,6 @@ BOARD_TABLE = "data/board.parquet"
 RESULTS_TABLE = "data/results.parquet"
 CARD = "README.md"
 MAX_TABLE_BYTES = 512 * 1024 * 1024
-_COMMIT_TRIES = 5
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
 _CARD_BYTES = 1024 * 1024
 _DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
@@ -140,13 +138,12 @@ class ResultsDataset:
         if self._missing():
             self._hub.create_repo(self.repo, private=private)
         operations = {path: self._hub.preupload(self.repo, file, path) for path, file in (details or {}).items()}
-        failures = 0
-        while True:
+
+        def prepare() -> Callable[[], tuple[str, ...]] | None:
             loaded = self.load()
             new = {p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted)}
-            if not new:
-                return ()
-            try:
+
+            def commit() -> tuple[str, ...]:
                 self._hub.commit(
                     self.repo,
                     [operation for path, operation in operations.items() if owners[path] in new],
@@ -156,12 +153,10 @@ class ResultsDataset:
                     parent=loaded.sha,
                 )
                 return tuple(sorted(new))
-            except HubUnavailableError as error:
-                failures += 1
-                if failures == _COMMIT_TRIES:
-                    raise
-                if not isinstance(error, BranchMovedError):
-                    self._hub.patience.pause(failures, error)
+
+            return commit if new else None
+
+        return self._hub.patience.on_head(prepare) or ()
 
     def find(self, model: str, sha: str, suite: str, version: str, split: Split) -> EvaluationResult | None:
         """The recorded and believed run of a model at a commit under a suite at its version; None: there is none."""

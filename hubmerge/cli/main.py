@@ -123,9 +123,15 @@ def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's parser, which also guesses the meaning of a misspelled command or option."""
+    """argparse's parser, which also guesses the meaning of a misspelled command or option.
+
+    An abbreviated option is refused: a script that uses one would break when another option is added.
+    """
 
     _typed: Sequence[str] = ()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)

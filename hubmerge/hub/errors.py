@@ -70,6 +70,9 @@ class BranchMovedError(HubUnavailableError):
     """The branch is no longer at the commit that a new commit was to follow."""
 
 
+COMMIT_TRIES = 5  # of one commit to a branch
+
+
 @dataclass(frozen=True)
 class Patience:
     """How often and how long a request is repeated; CancelledError once `stopped` is set, or `until` is over."""
@@ -104,6 +107,24 @@ class Patience:
         else:
             # a second more: servers count in whole ones
             self._wait(after_s + random.uniform(0.0, 1.0))  # noqa: S311
+
+    def on_head(self, prepare: Callable[[], Callable[[], Result] | None]) -> Result | None:
+        """The result of a commit on a branch that may move; None where nothing is left to commit.
+
+        `prepare` reads the head and returns the commit that follows it, or None. A branch that moved is followed at
+        once.
+        """
+        failures = 0
+        while (commit := prepare()) is not None:
+            try:
+                return commit()
+            except HubUnavailableError as error:
+                failures += 1
+                if failures == COMMIT_TRIES:
+                    raise
+                if not isinstance(error, BranchMovedError):
+                    self.pause(failures, error)
+        return None
 
     def check(self) -> None:
         """CancelledError once `stopped` is set, or `until` is over."""

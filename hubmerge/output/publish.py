@@ -41,10 +41,9 @@ from hubmerge.errors import (
     TargetExistsError,
 )
 from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import BranchMovedError
+from hubmerge.hub.errors import COMMIT_TRIES, BranchMovedError
 from hubmerge.hub.names import is_hub_id
 
-_COMMIT_TRIES = 5
 _TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_MANIFEST_BYTES = 16_000_000
@@ -288,7 +287,7 @@ def publish(
             state = check_target(hub, target, identity)
             if state.state == "ours":
                 return _published(hub, target, identity, state.head)
-            if failures == _COMMIT_TRIES or state.state == "missing":
+            if failures == COMMIT_TRIES or state.state == "missing":
                 raise
             # a branch that moved is followed at once, unless the Hub still shows it where it was
             if not isinstance(error, BranchMovedError) or state.head == parent:

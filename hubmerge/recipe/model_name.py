@@ -80,7 +80,7 @@ WrittenModel = Annotated[ModelName, BeforeValidator(_model_from_text)]
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder, and of
+    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of its files for a folder (folder.py), and of
     its description for a synthetic model (synthetic.py)."""
 
     kind: Literal["hub", "local", "synthetic"]

@@ -4,9 +4,12 @@ A folder may have come from a stranger, and a link in it may name any file of th
 published. So a link is followed only where it stays in the folder, or leads from a snapshot in the Hub client's cache
 into the same repo's `blobs`.
 
-A folder's pin covers the config and every shard's name, size, time of change and header. A merge makes its results
-durable only while the shards still have that size and time. Otherwise a merge that had read half of a shard before
-somebody replaced it would bear the pin of bytes that it does not hold.
+A folder's pin covers the config and every shard's name, size, time of change, header and some blocks of its data: all
+of a small model, 64 blocks of a large one. An unpacked archive gives all files one time, and models of one kind have
+equal sizes and headers, so that data alone tell them apart.
+
+A merge makes its results durable only while the shards still have that size and time. Otherwise a merge that had read
+half of a shard before somebody replaced it would bear the pin of bytes that it does not hold.
 
 A shard's file is opened for each read: that costs 7 µs, and a model may have more shards than a process may have open.
 A thread reads a chunk and then computes on it. So that the disk does not rest meanwhile, the system is asked to read
@@ -39,6 +42,8 @@ _MAX_DEPTH = 2  # folders in folders; sentence-transformers' routes lie there
 _MAX_FILES = 20_000
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # of an adapter, in its place
+_PINNED_BLOCKS = 64  # of a model's data, or one of each shard
+_PINNED_BYTES = 4096  # of each
 Stamp = tuple[int, int]  # size in bytes, time of change in ns
 
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ESTALE))
@@ -118,14 +123,18 @@ def _leads_into(path: Path, roots: tuple[Path, ...]) -> bool:
 
 
 def folder_digest(folder: Path, config: str, shards: Sequence[str]) -> str:
-    """40 hex digits over the config and the shards' names, sizes, times and headers."""
+    """40 hex digits over the config and the shards' names, sizes, times, headers and some blocks of their data."""
     digest = hashlib.sha256((folder / config).read_bytes())
+    blocks = max(1, _PINNED_BLOCKS // len(shards))
     for shard in shards:
         with open(folder / shard, "rb") as file:
             size, changed_ns = _stamp(file.fileno())
             digest.update(f"{shard}\0{size}\0{changed_ns}\0".encode())
             prefix = file.read(8)
-            digest.update(prefix + file.read(header_length(prefix, shard)))
+            header = prefix + file.read(header_length(prefix, shard))
+            digest.update(header)
+            for offset in range(len(header), size, max(_PINNED_BYTES, (size - len(header)) // blocks)):
+                digest.update(os.pread(file.fileno(), _PINNED_BYTES, offset))
     return digest.hexdigest()[:40]
 
 
@@ -145,7 +154,7 @@ class UnchangedFolders:
             except OSError as error:
                 raise _changed(model, str(error.filename or folder), error.strerror or str(error)) from None
             if digest != model.ref.sha:
-                raise _changed(model, model.ref.id, "another size, time or header")
+                raise _changed(model, model.ref.id, "another size, time, header or other data")
             self._stamps |= {path: (model, stamp) for path, stamp in stamps.items()}
 
     def check(self) -> None:

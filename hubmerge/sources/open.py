@@ -1,8 +1,8 @@
 """Opens the models that a recipe names: pins them and reads their headers; bytes are read on demand.
 
 A Hub repo costs one request for its state and one per shard for its header (in parallel); no weight moves. A local
-folder is pinned by the names, sizes and headers of its shards. A repo with full weights is a model, whatever else it
-holds; one without them is a LoRA adapter if it has the files that PEFT writes.
+folder is pinned by what folder.py says. A repo with full weights is a model, whatever else it holds; one without them
+is a LoRA adapter if it has the files that PEFT writes.
 """
 
 from __future__ import annotations

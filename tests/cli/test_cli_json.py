@@ -95,12 +95,15 @@ def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(
     [
         (["merge", "r.yaml", "--out", "x", "--licence", "mit"], "--license"),
         (["inspect", "r.yaml", "--jsno"], "--json"),
+        (["evaluate", "org/model", "--suit=math"], "--suite"),
+        (["inspect", "r.yaml", "--js"], "--json"),
         (["xyz"], ""),
     ],
 )
 def test_a_misspelled_option_is_guessed_and_what_is_like_none_is_not(
     capsys: pytest.CaptureFixture[str], typed: list[str], meant: str
 ) -> None:
+    """An abbreviated one is misspelled too: a script that has one would break when another option is added."""
     with pytest.raises(SystemExit) as stopped:
         main(typed)
     assert stopped.value.code == 2

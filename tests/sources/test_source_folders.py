@@ -25,7 +25,7 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
 from hubmerge.recipe.model_name import ModelName
-from hubmerge.sources.folder import list_folder
+from hubmerge.sources.folder import folder_digest, list_folder
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
 
@@ -56,6 +56,50 @@ def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
     assert opened(same).ref.sha != pin
     (first / "config.json").write_text(json.dumps(llama_config(base, rope_theta=1.0)))
     assert opened(first).ref.sha != pin
+
+
+def test_folders_of_equal_sizes_and_times_have_pins_of_their_own(tmp_path: Path):
+    """As all files of an unpacked archive have one time."""
+    folders = [write_model(tmp_path / str(seed), random_base(seed), shards=2) for seed in (0, 1)]
+    shards = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    for path in shards:
+        os.utime(path, ns=(1, 1))
+    assert [path.stat().st_size for path in shards[:2]] == [path.stat().st_size for path in shards[2:]]
+    first, other = opened(folders[0]), opened(folders[1])
+    assert first.headers == other.headers
+    assert first.ref.sha != other.ref.sha
+    for path in shards[:2]:  # changed in place, with the old time
+        path.write_bytes((folders[1] / path.name).read_bytes())
+        os.utime(path, ns=(1, 1))
+    assert opened(folders[0]).ref.sha == other.ref.sha
+
+
+@pytest.mark.parametrize(("shards", "most"), [(1, 65), (64, 64), (100, 100)])
+def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, most: int
+):
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(file: int, count: int, offset: int) -> bytes:
+        read.append(offset)
+        return pread(file, count, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    (tmp_path / "config.json").touch()
+    names = [f"{number}.safetensors" for number in range(shards)]
+    for name in names:
+        (tmp_path / name).write_bytes(struct.pack("<Q", 2) + b"{}")
+        os.truncate(tmp_path / name, 10 + 2**36 // shards)  # of holes
+        os.utime(tmp_path / name, ns=(1, 1))
+    pin = folder_digest(tmp_path, "config.json", names)
+    assert shards <= len(read) <= most
+    last = read[-1]
+    with (tmp_path / names[-1]).open("r+b") as file:
+        file.seek(last + 4095)
+        file.write(b"x")
+    os.utime(tmp_path / names[-1], ns=(1, 1))
+    assert folder_digest(tmp_path, "config.json", names) != pin
 
 
 def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_path: Path):

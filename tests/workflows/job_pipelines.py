@@ -21,7 +21,10 @@ def wait_for(path: str) -> None:
 
 
 def steps(spec: JobSpec, emit: Emit) -> None:
-    """Ten durable steps, each done once however often the job is killed; waits at `gate` before step 5."""
+    """Ten durable steps, each done once however often the job is killed; waits at `gate` before step 5.
+
+    Each step takes `step_s`.
+    """
     journal = spec.workdir / "journal"
     done = journal.read_text().splitlines() if journal.exists() else []
     with Path(spec.payload["trace"]).open("a") as trace:
@@ -36,6 +39,7 @@ def steps(spec: JobSpec, emit: Emit) -> None:
         for step in range(len(done), 10):
             if step == 5 and "gate" in spec.payload:
                 wait_for(spec.payload["gate"])
+            time.sleep(spec.payload.get("step_s", 0.0))
             with journal.open("a") as file:
                 file.write(f"{step}\n")
                 file.flush()

@@ -204,15 +204,23 @@ class Store:
 
     # What workers do.
 
-    def claim(self, owner: str, kinds: Collection[str] | None = None) -> Job | None:
-        """Take the job that is due: highest priority, then oldest. Abandoned jobs are taken back first."""
-        self.reap()
-        boot, steady = self.clock.boot_id, self.clock.steady()
-        elapsed = _elapsed(JOBS.c.not_before, boot, steady)
-        due = select(JOBS.c.id).where(JOBS.c.state == State.QUEUED, elapsed, _may_have_company())
-        if kinds is not None:
-            due = due.where(JOBS.c.kind.in_(kinds))
+    def claim(self, owner: str, kinds: Collection[str] | None = None, *, since: float = 0.0) -> Job | None:
+        """Take the job that is due: highest priority, then oldest. Abandoned jobs are taken back first.
+
+        A worker that began at `since` takes none before every job that was held then has shown that its worker lives,
+        or is taken back. Else the worker that replaces a dead one would begin a younger job, and the older one, which
+        nobody knows to be abandoned yet, would wait for that one's end.
+        """
         with self.writing() as change:
+            self._take_back(change)
+            boot, steady = self.clock.boot_id, self.clock.steady()
+            held, due = select(JOBS.c.id).where(JOBS.c.state.in_(HELD)), select(JOBS.c.id)
+            if kinds is not None:
+                held, due = held.where(JOBS.c.kind.in_(kinds)), due.where(JOBS.c.kind.in_(kinds))
+            if change.connection.execute(held.where(JOBS.c.lease_until <= since + self.lease_s).limit(1)).scalar():
+                return None
+            elapsed = _elapsed(JOBS.c.not_before, boot, steady)
+            due = due.where(JOBS.c.state == State.QUEUED, elapsed, _may_have_company())
             job_id = change.connection.execute(due.order_by(JOBS.c.priority.desc(), JOBS.c.ticket).limit(1)).scalar()
             if job_id is None:
                 return None
@@ -235,11 +243,13 @@ class Store:
 
         They wait again, due at once; one that was to be cancelled is cancelled, one out of attempts fails.
         """
-        gone = _elapsed(JOBS.c.lease_until, self.clock.boot_id, self.clock.steady())
-        abandoned = select(JOBS).where(JOBS.c.state.in_(HELD), gone)
         with self.writing() as change:
-            rows = change.connection.execute(abandoned).mappings().all()
-            return tuple(change.take_back(Job.model_validate(row)) for row in rows)
+            return self._take_back(change)
+
+    def _take_back(self, change: Transaction) -> tuple[Job, ...]:
+        gone = _elapsed(JOBS.c.lease_until, self.clock.boot_id, self.clock.steady())
+        rows = change.connection.execute(select(JOBS).where(JOBS.c.state.in_(HELD), gone)).mappings().all()
+        return tuple(change.take_back(Job.model_validate(row)) for row in rows)
 
     def heartbeat(self, job_id: str, fence: int) -> Job:
         """Prolong the lease; the job that comes back says whether it is to be cancelled."""

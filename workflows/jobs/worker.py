@@ -78,6 +78,7 @@ class Worker:
         self._timing = timing or Timing()
         self._data_dir = settings.data_dir.resolve()
         self.owner = f"{socket.gethostname()[:64]}_{os.getpid()}_{uuid.uuid4().hex[:12]}"
+        self._since = store.clock.steady()
         self._next_sweep = 0.0
 
     def workdir(self, job_id: str) -> Path:
@@ -87,7 +88,7 @@ class Worker:
         """Run the job that is due, if there is one, and return it in its new state."""
         if self._store.clock.steady() >= self._next_sweep:
             self._sweep()
-        job = self._store.claim(self.owner, self._pipelines)
+        job = self._store.claim(self.owner, self._pipelines, since=self._since)
         if job is None:
             return None
         log.info("job %s: attempt %d by %s", job.id[:12], job.attempt, self.owner)

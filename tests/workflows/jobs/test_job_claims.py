@@ -84,6 +84,32 @@ def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: Fak
     assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
 
 
+def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(store: Store, clock: FakeClock) -> None:
+    dead = claimed(store, "dead")
+    store.submit(new_job("waits"))
+    store.submit(new_job("diff", kind="diff"))
+    clock.pass_time(1)
+    began = clock.steady()
+    assert store.claim("w2", ["merge"], since=began) is None  # nobody knows yet whether w1 lives
+    assert store.claim("w3", ["diff"], since=began).id == job_id("diff")  # no merge keeps it
+    clock.pass_time(store.lease_s - 1)
+    assert store.claim("w2", ["merge"], since=began).id == dead.id
+    assert store.claim("w2", ["merge"], since=began).id == job_id("waits")
+
+
+def test_a_worker_takes_the_next_job_as_soon_as_another_one_has_shown_that_it_lives(
+    store: Store, clock: FakeClock
+) -> None:
+    other = claimed(store, "other")
+    store.submit(new_job("waits"))
+    clock.pass_time(1)
+    began = clock.steady()
+    assert store.claim("w2", since=began) is None
+    clock.pass_time(5)
+    store.heartbeat(other.id, other.fence)
+    assert store.claim("w2", since=began).id == job_id("waits")
+
+
 def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a"))
     store.submit(new_job("b"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import threading
+import time
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_
 from hubmerge import machine
 from hubmerge.errors import DiskError, PermissionDeniedError
 from workflows.jobs import worker as worker_module
-from workflows.jobs.jobs import Job, State
+from workflows.jobs.jobs import HELD, Job, State
 from workflows.jobs.store import Store
 from workflows.jobs.worker import child_environment
 
@@ -217,23 +220,105 @@ def test_many_workers_run_every_job_once(tmp_path: Path, live: Store) -> None:
     assert [job.attempt for job in live.list_jobs()] == [1] * 6
 
 
+@dataclass(frozen=True)
+class Kill:
+    """A worker that was killed while it held a job, and the worker that was started in its place."""
+
+    job: Job
+    lease_end: float
+    replacement: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    time: float
+    worker: int
+    ticket: int
+    attempt: int
+
+
+def held_by(store: Store, worker: int) -> Job | None:
+    return next((job for job in store.list_jobs(states=HELD) if f"_{worker}_" in str(job.lease_owner)), None)
+
+
 def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path, live: Store) -> None:
-    """Each job counts its steps in a file; a step done twice, or two attempts at once, would show."""
-    lease = ("--lease-seconds", "1")
-    for number in range(3):
-        # one after another: while the lease of a dead worker runs, the next one would take a job that waits
-        trace, gate = tmp_path / f"trace{number}", tmp_path / f"gate{number}"
-        live.submit(new_job(str(number), max_attempts=50, payload={"trace": str(trace), "gate": str(gate)}))
-        for kill in range(3):
-            with worker_process(tmp_path, "steps", *lease) as worker:
-                until(lambda trace=trace, kill=kill: len(attempts(trace)) > kill)
-                worker.kill()
-        gate.touch()
-        with worker_process(tmp_path, "steps", *lease):
-            until(lambda number=number: live.get(job_id(str(number))).state is State.DONE)
-    for number in range(3):
-        assert live.get(job_id(str(number))).result == {"journal": ALL_STEPS}
-        assert "OVERLAP" not in (tmp_path / f"trace{number}").read_text()
+    """Two workers share five jobs, and one of the two is killed seven times.
+
+    Each job counts its steps in a file; a step done twice, or two attempts at once, would show. From the end of a dead
+    worker's lease on nobody takes a younger job before its own, and the worker in its place takes none before that.
+    """
+    chance = random.Random(11)
+    names = [str(number) for number in range(5)]
+    for name in names:
+        live.submit(new_job(name, max_attempts=50, payload={"trace": str(tmp_path / name), "step_s": 0.2}))
+    kills: list[Kill] = []
+    with ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            return stack.enter_context(worker_process(tmp_path, "steps", "--lease-seconds", "2"))
+
+        workers = [start(), start()]
+        for _ in range(7):
+            which = chance.randrange(2)
+            until(lambda which=which: held_by(live, workers[which].pid))
+            time.sleep(chance.uniform(0.0, 1.5))
+            workers[which].kill()
+            workers[which].wait()
+            lost = held_by(live, workers[which].pid)
+            workers[which] = start()
+            if lost is not None and lost.lease_until is not None:
+                left_s = lost.lease_until - live.clock.steady()
+                kills.append(Kill(lost, live.clock.now().timestamp() + left_s, workers[which].pid))
+        until(lambda: all(live.get(job_id(name)).state is State.DONE for name in names))
+    assert len(kills) >= 4
+    claims: list[Claim] = []
+    for name in names:
+        job, trace = live.get(job_id(name)), attempts(tmp_path / name)
+        assert job.result == {"journal": ALL_STEPS}
+        fences = [int(line.split()[3]) for line in trace]  # OVERLAP is no number
+        assert fences == sorted(set(fences))
+        story = [event for event in live.events(job.id) if event.type != "stage"]
+        taken = [event for event in story if event.type == "claimed"]
+        assert [event.data["attempt"] for event in taken] == list(range(1, job.attempt + 1))
+        assert [event.type for event in story] == [
+            "submitted",
+            *["claimed", "lost"] * (job.attempt - 1),
+            "claimed",
+            "done",
+        ]
+        claims += [
+            Claim(
+                datetime.fromisoformat(event.time).timestamp(),
+                int(event.data["worker"].split("_")[-2]),
+                job.ticket,
+                event.data["attempt"],
+            )
+            for event in taken
+        ]
+    close = 0.1  # both clocks are read one after the other
+    for kill in kills:
+        [again] = [c for c in claims if (c.ticket, c.attempt) == (kill.job.ticket, kill.job.attempt + 1)]
+        younger = [c for c in claims if c.ticket > kill.job.ticket and c.time < again.time]
+        assert again.time > kill.lease_end - close
+        assert not [claim for claim in younger if claim.time > kill.lease_end + close]
+        assert not [claim for claim in younger if claim.worker == kill.replacement]
+
+
+def test_a_free_worker_takes_a_dead_one_s_job_when_its_lease_ends(tmp_path: Path, live: Store) -> None:
+    live.lease_s, payload = 2.0, {"trace": str(tmp_path / "trace"), "gate": str(tmp_path / "gate")}
+    live.submit(new_job("a", payload=payload))
+    with worker_process(tmp_path, "steps", "--lease-seconds", "2") as first:
+        until(lambda: len(attempts(tmp_path / "trace")) == 1)
+        with running(make_worker(tmp_path, live, "steps")):
+            first.kill()
+            first.wait()
+            lease_end = live.get(job_id("a")).lease_until
+            job = until(lambda: (job := live.get(job_id("a"))).attempt == 2 and job)
+            late = live.clock.steady() - lease_end
+            (tmp_path / "gate").touch()
+            until(lambda: live.get(job_id("a")).state is State.DONE)
+    assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
+    assert late < 1.0  # a tick, and what the machine takes
 
 
 @pytest.mark.parametrize(
