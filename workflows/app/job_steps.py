@@ -31,14 +31,14 @@ _MERGE = {
 }
 _EVALUATION = {
     "resolve": _MERGE["resolve"],
-    "fetch model": ("Model", "It downloads the model."),
-    "fetch data": ("Questions", "It downloads the questions."),
+    "fetch model": ("Fetch model", "It downloads the model."),
+    "fetch data": ("Fetch questions", "It downloads the questions."),
     "start lighteval": ("Start", "It starts the evaluation."),
     "load model": ("Load", "It loads the model."),
     "generate": ("Answer", "The model answers the questions."),
     "score": ("Score", "The answers are scored."),
     "record": ("Record", "The scores are recorded."),
-    "publish": ("Cards", "It writes the scores on cards."),
+    "publish": ("Update cards", "It writes the scores on cards."),
 }
 STAGES = {stage: name for stage, (name, _) in _MERGE.items()}
 EVALUATION_STAGES = {stage: name for stage, (name, _) in _EVALUATION.items()}

@@ -62,7 +62,7 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | 
         sha = str(query.get("sha") or "")[:64] or None
         tab = str(query.get("tab") or "")
         if not model:
-            hint = notice("info", "No model is named", el("p", link("merge", "Choose models to merge")))
+            hint = notice("info", "No model is named", el("p", link("leaderboard", "Choose one on the leaderboard")))
             return _alone(join(el("h1", "Model", cls="hm-unseen"), hint))
         return _shown(service, source, visitor, model, sha, tab if tab in TABS else "scores")
 
