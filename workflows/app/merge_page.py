@@ -191,7 +191,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
             **ASKING,
             **QUIET,
         )
-        .then(None, None, None, js=script.INSPECTED, **scripted)
+        .then(None, [checked], None, js=script.INSPECTED, **scripted)
     )
     inspected.then(None, [checked, form.namespace], [start], **startable)
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)

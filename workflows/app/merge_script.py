@@ -129,7 +129,15 @@ STARTABLE = """(checked, owner) => {
   return {__type__: "update", interactive: !!owner && !empty && !checked?.refused};
 }"""
 
-INSPECTED = """() => { window.hm.busy = false; }"""
+# gradio makes nothing of a click on "Check again" while a check runs, so that what it was for is asked here.
+INSPECTED = f"""(checked) => {{
+  const hm = window.hm;
+  hm.busy = false;
+  if (!checked || checked.form === hm.wanted) return;
+  hm.asked = null;
+  clearTimeout(hm.timer);
+  hm.timer = setTimeout(hm.ask, {PAUSE_MS});
+}}"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
 CORRECT_NAME = f"""(proposed, name, address) => {{

@@ -201,10 +201,34 @@ def test_a_late_answer_about_models_that_fit_opens_the_start_of_no_other_form(pa
         del pages.service.inspect  # type: ignore[method-assign]
 
 
+def test_a_check_that_is_asked_for_during_another_comes_after_it(pages: Pages, open_page: Any) -> None:
+    answered, asked, before = Event(), Event(), pages.service.inspect
+
+    def late(recipe: Any, *given: Any) -> Any:
+        asked.set()
+        answered.wait(60)
+        return before(recipe, *given)
+
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    pages.service.inspect = late  # type: ignore[method-assign]
+    try:
+        page.get_by_label("RAM", exact=False).nth(1).check()
+        assert asked.wait(30)
+        page.get_by_label("SAR", exact=False).first.check()
+        page.locator("#inspect").click()
+        page.wait_for_timeout(1000)
+        answered.set()
+        shown(page, "#verdict", "This cannot be merged yet")
+        assert "SAR needs" in page.locator("#verdict").inner_text()
+    finally:
+        del pages.service.inspect  # type: ignore[method-assign]
+
+
 def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     errors = errors_of(page)
-    page.locator("#inspect:not([disabled])").wait_for()
+    page.locator("#inspect:not([disabled])").wait_for(state="attached")
     page.locator("#base input").click()
     page.get_by_role("option").filter(has_text=BASE).first.wait_for()  # an empty search shows something
     page.keyboard.type("zoo/math", delay=40)
