@@ -68,7 +68,7 @@ def build_calibration(method: str) -> CalibrationForm:
             split = gr.Textbox(
                 value=_DEFAULTS["split"],
                 label="Split",
-                info="Part of the dataset.",
+                info="Which part of it.",
                 max_length=256,
                 min_width=110,
                 scale=1,
