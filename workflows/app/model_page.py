@@ -167,7 +167,7 @@ def _base_of(row: Row) -> str | None:
 def _head(model: Published, endpoint: str) -> Markup:
     """Name and facts of a model that no evaluation knows."""
     parents = parents_of(model.report)
-    kind = el("span", "Merge" if parents else "Model", cls="hm-badge hm-dim")
+    kind = el("span", "Merge" if parents else "Model", cls=f"hm-badge hm-{'busy' if parents else 'dim'}")
     facts = [("Commit", el("code", model.sha[:12])), ("License", model.license or "not stated")]
     base = next((p.id for p in parents if p.role == "base"), None)
     return join(
