@@ -26,12 +26,15 @@ _STYLE = """
 @media (prefers-color-scheme:dark){:root{--line:#475569;--soft:#1e293b;--link:#2dd4bf}}
 body{font:16px/1.55 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 a{color:var(--link)}
-pre{white-space:pre-wrap;background:var(--soft);padding:1rem;border-radius:.4rem}
+body>h1{font-size:1.35rem}
+pre{overflow-x:auto;background:var(--soft);padding:1rem;border-radius:.4rem;font-size:.9rem}
 article{border:1px solid var(--line);border-radius:.5rem;padding:0 1.2rem 1rem}
 article img{max-width:100%;height:auto;background:#fff}
+@media (max-width:640px){article p:has(>img){overflow-x:auto} article img{max-width:none;width:38rem}}
 article table{display:block;max-width:100%;margin:1rem 0;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
-article th,article td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left;overflow-wrap:normal}
-summary{cursor:pointer}
+article th,article td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left;min-width:5rem}
+article th,article td{overflow-wrap:normal}
+summary{cursor:pointer;padding:.15rem 0}
 """
 
 
@@ -43,6 +46,11 @@ def _page(title: str, body: str) -> Response:
         f'<body><p><a href="/">local Hub</a></p><h1>{escape(title)}</h1>{body}</body></html>',
         headers=_HEADERS,
     )
+
+
+def _minute(date: str) -> str:
+    """A commit's date, such as 2025-01-01T09:30:00.000Z, as people write it."""
+    return f"{date[:10]} {date[11:16]} UTC"
 
 
 def _link(repo: Repo) -> str:
@@ -117,7 +125,7 @@ def _repo_page(call: Call, revision: str) -> Response:
         card = f'<article aria-label="Model card">{card_html(text, repo_files(f"/{quote(repo.path)}", sha))}</article>'
     commits = "".join(
         f"<li><code>{commit.sha[:8]}</code> {escape(commit.title)}"
-        f" <small>{escape(commit.author)}, {commit.date}</small></li>"
+        f" <small>{escape(commit.author)}, {_minute(commit.date)}</small></li>"
         for commit in call.hub.trees.history(repo.id, sha, limit=20)
     )
     return _page(

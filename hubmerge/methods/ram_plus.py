@@ -42,7 +42,7 @@ class RamPlusParameters(EpsilonParameters):
 class RamPlus(Method):
     name = "ram_plus"
     title = "RAM+"
-    summary = "RAM, with each agent's unique updates scaled up by its overlap-unique ratio, of model or tensor."
+    summary = "RAM that scales up what one agent alone changed, the more of its update others share."
     formula = "RAM with λₜ·wₜ·δₜ for c = 1, λₜ = 1 + r·clip(ρₜ, 0, α), ρₜ = sharedₜ / uniqueₜ"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 2, 6, 7"),)
     parameters = RamPlusParameters

@@ -21,7 +21,7 @@ class RamPlusSoftParameters(EpsilonParameters):
 class RamPlusSoft(Method):
     name = "ram_plus_soft"
     title = "RAM+s"
-    summary = "RAM+ with a rescaling that saturates smoothly: the shared part of the agent's updates."
+    summary = "RAM+ whose scaling grows with the part of the agent's update that others share."
     formula = "RAM with λₜ·wₜ·δₜ for c = 1, λₜ = 1 + r·sharedₜ / activeₜ"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 7, 8, 9"),)
     parameters = RamPlusSoftParameters

@@ -119,8 +119,9 @@ def _largest(rows: Iterable[Sequence[float]]) -> float:
 def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     total = statistics["total"]
     groups = _groups(len(labels))
-    shades = Shades(CIVIDIS[::-1], -0.15, 0.85)  # from light (alone) to dark (all)
-    colors = [shades.at(0.85 * step / max(len(groups) - 1, 1)) for step in range(len(groups))]
+    shades = Shades((SHARE_COLORS["overlap"], "#172554"))  # of several agents: the darker, the more
+    several = (shades.at(step / max(len(groups) - 2, 1)) for step in range(len(groups) - 1))
+    colors = [SHARE_COLORS["private"], *several]
     whole = [
         (color, f"{_SHARE_NAMES[name]}: {100 * total['shares'][name]:.3g}%") for name, color in SHARE_COLORS.items()
     ]

@@ -333,7 +333,7 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
                 where=", ".join(missing),
                 expected="calibration data of the recipe or the agent, or a file of sensitivities",
                 next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "
-                "(answer). Or choose a method without.",
+                "(answer). Or choose a method that needs none.",
             )
 
 

@@ -213,7 +213,7 @@ class _Family:
             return self.moved(agent)
         ignoring = ", ".join(f'"{n}"' for n in sizes)
         return incompatible(
-            "another vocabulary size, with rows of which nothing tells the tokens",
+            "another vocabulary size, and no tokenizer that names the added tokens",
             where=str(agent.ref),
             expected=f"{self.rows} rows, or a {TOKENIZER} of base and agent that names the added ones",
             got=f"{got}; {reason}",

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from report_helpers import FIGURES, report, report_data, report_of
 
-from hubmerge.output.drawing import CIVIDIS, ORANGE_VIOLET, Drawing, Shades, ticks, width_of
-from hubmerge.output.figures import _matrix, render_figures, short_label
+from hubmerge.output.drawing import ORANGE_VIOLET, Drawing, Shades, ticks, width_of
+from hubmerge.output.figures import SHARE_COLORS, _matrix, render_figures, short_label
 from hubmerge.output.report import Report
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -124,9 +124,9 @@ def test_a_cell_has_its_number_or_a_scale_beside_it(agents: int) -> None:
 def test_a_bar_is_as_long_as_its_share() -> None:
     """math changes 5% alone and tool_use 15%; both share 5%."""
     root = parsed(render_figures(report())["figures/overlap.svg"])
-    light, dark = Shades(CIVIDIS[::-1], -0.15, 0.85).at(0.0), CIVIDIS[0]
-    math_alone, tool_alone, *_ = rects(root, light)
-    math_shared, tool_shared, *_ = rects(root, dark)
+    # the colours of the bar of all elements, which comes first, and of its legend
+    _, _, math_alone, tool_alone, *_ = rects(root, SHARE_COLORS["private"])
+    _, _, math_shared, tool_shared, *_ = rects(root, SHARE_COLORS["overlap"])
     assert tool_alone / math_alone == pytest.approx(3, rel=0.001)
     assert math_shared == tool_shared == pytest.approx(math_alone, rel=0.001)
 

@@ -53,7 +53,7 @@ BAD: dict[str, tuple[Callable[[], Model], str]] = {
     ),
     "vocabulary": (
         lambda: model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
-        "another vocabulary size, with rows of which nothing tells the tokens in org/x@6f72672f7800: expected 8 rows, "
+        "another vocabulary size, and no tokenizer that names the added tokens in org/x@6f72672f7800: expected 8 rows, "
         "or a tokenizer.json of base and agent that names the added ones, got model.embed_tokens.weight of 9 rows",
     ),
     "shape": (

@@ -96,7 +96,7 @@ def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain
     tensors = grown({n: t for n, t in BASE.items() if n != HEAD}, 2)
     donor = write_model(tmp_path / "donor", tensors, files={"tokenizer.json": tokenizer(added=ADDED)})
     (told,) = refused(base, plain, donor)
-    assert "another vocabulary size, with rows of which nothing tells the tokens" in told
+    assert "another vocabulary size, and no tokenizer that names the added tokens" in told
     assert f"{EMBED} of 42 rows; no {HEAD}" in told
     untied = {n: t for n, t in BASE.items() if n != HEAD}
     base2, plain2 = write_model(tmp_path / "b2", untied), write_model(tmp_path / "p2", sparse_agent(untied, 0.2, 3))
@@ -141,7 +141,7 @@ def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path
 @pytest.mark.parametrize("content", [b'{"model": {}}', tokenizer(added={"<far>": 99}), tokenizer(added={"<x>": -1})])
 def test_rows_without_a_tokenizer_that_tells_them_are_refused(tmp_path: Path, base: Path, plain: Path, content: bytes):
     (told,) = refused(base, plain, agent(tmp_path / "donor", 1, 1, files={"tokenizer.json": content}))
-    assert "another vocabulary size, with rows of which nothing tells the tokens" in told
+    assert "another vocabulary size, and no tokenizer that names the added tokens" in told
     assert f"{HEAD} of 41 rows, {EMBED} of 41 rows; " in told
 
 

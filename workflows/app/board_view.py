@@ -179,10 +179,10 @@ def _summary(suite: SuiteBoard, rows: Sequence[Row], page: int, query: BoardQuer
     ranked = sum(r.rank is not None for r in suite.rows)
     merges = sum(r.facts.is_merge for r in suite.rows)
     models = f"{len(suite.rows):,} model{'s' * (len(suite.rows) != 1)}"
-    counts = f"{models}, merges among them: {merges:,}; {ranked:,} ranked."
+    counts = f"{models}, {merges:,} of them merges; {ranked:,} {'is' if ranked == 1 else 'are'} ranked."
     first = (page - 1) * ROWS_A_PAGE + 1
     last = min(page * ROWS_A_PAGE, len(rows))
-    seen = f" Shown: {first:,} to {last:,} of {len(rows):,}." if rows else " No model fits what you ask for."
+    seen = f" Shown are {first:,} to {last:,} of {len(rows):,}." if rows else " No model fits what you ask for."
     clear = link(query.href(q="", **dict.fromkeys(query.filters, "")), "Show all") if query.filters or query.q else None
     return el("p", counts, seen, " " if clear else None, clear, cls="hm-dim", id="board-summary", role="status")
 

@@ -51,17 +51,27 @@ def build_calibration(method: str) -> CalibrationForm:
         whose = gr.Dropdown(
             choices=[("every agent", EVERYONE)],
             value=EVERYONE,
-            label="For",
+            label="Data for",
             info="Questions with good answers, on which this method measures what matters to an agent. "
             "An agent without data of its own is measured on that of every agent.",
             elem_id="calibration-for",
         )
         with gr.Row():
             data = gr.Textbox(
-                label="Dataset", info="On the Hub.", placeholder="openai/gsm8k", max_length=400, scale=2, min_width=200
+                label="Dataset",
+                info="Its name on the Hub.",
+                placeholder="openai/gsm8k",
+                max_length=400,
+                scale=2,
+                min_width=200,
             )
             split = gr.Textbox(
-                value=_DEFAULTS["split"], label="Split", info="Of it.", max_length=256, min_width=110, scale=1
+                value=_DEFAULTS["split"],
+                label="Split",
+                info="Which part of it.",
+                max_length=256,
+                min_width=110,
+                scale=1,
             )
         with gr.Row():
             prompt = gr.Textbox(label="Question column", placeholder="question", max_length=256, min_width=150)

@@ -62,7 +62,7 @@ _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-diff"
 
 def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
-    html(header("What did a training change?", "One model beside the one that it was trained from."))
+    html(header("What did training change?", "One model beside the one that it was trained from."))
     before = "The model before: org/name, or the address of its page on the Hub."
     with gr.Group(elem_classes="hm-card hm-two"), gr.Row():
         base = model_box("diff-base", "Base", before, min_width=240)
@@ -180,14 +180,14 @@ def models_panel(plan: Plan, endpoint: str) -> Markup:
     cells = []
     for word, model in (("Before", plan.base), ("After", plan.agents[0])):
         ref, dtypes = model.ref, sorted({t.entry.dtype for t in model.tensors.values()})
-        pinned = join(repo_link(endpoint, ref.id, ref.sha), el("code", ref.sha[:12], cls="hm-sha"))
+        pinned = el("span", repo_link(endpoint, ref.id, ref.sha), el("code", ref.sha[:12], cls="hm-sha"))
         cells.append((word, pinned, model.kind, ", ".join(dtypes), bytes_text(model.weight_bytes)))
     return table(("Role", "Model", "Kind", "Stored as", "Size"), cells)
 
 
 def not_compared(plan: Plan, *, signed_in: bool) -> Markup:
     how = "Compare reads both, which takes seconds to minutes." if signed_in else "Sign in to have them compared."
-    told = notice("info", "These models fit, and were not compared yet", el("p", how))
+    told = notice("info", "These models fit, but they were not compared yet", el("p", how))
     return join(told, warnings_panel(plan.warnings))
 
 

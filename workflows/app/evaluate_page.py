@@ -41,8 +41,8 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
         suite = gr.Dropdown(
             choices=[(title, name) for name, title in suites.items()],
             value=next(iter(suites)),
-            label="Measure",
-            info="What it is asked.",
+            label="Questions",
+            info="What the model is asked.",
             elem_id="evaluate-suite",
             min_width=240,
         )
@@ -121,7 +121,7 @@ def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], since
         )
         for each in found
     ]
-    return table(("Model", "Measured", "Where it is", since), rows) if rows else None
+    return table(("Model", "Measured", "Progress", since), rows) if rows else None
 
 
 def _nothing(text: str) -> Markup:

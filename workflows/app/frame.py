@@ -47,7 +47,7 @@ PAGES = (
         "What merges new agents by itself: what each did, why it left some out, and a form for another.",
     ),
     Page("docs", "Docs", "The merge methods, the words of the board and the cards, and the API with calls to copy."),
-    Page("diff", "Diff", "What a training changed: one model beside the one that it was trained from.", in_bar=False),
+    Page("diff", "Diff", "What training changed: one model beside the one that it was trained from.", in_bar=False),
     Page("evaluate", "Evaluate", "Ask for a model to be measured, and see what waits and what runs.", in_bar=False),
     Page(
         "model",

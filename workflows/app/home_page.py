@@ -44,8 +44,8 @@ def home_page(demo: Any, service: Service, settings: Settings, board: BoardSourc
     )
     about = el(
         "p",
-        "Reinforcement learning changes few of a model's parameters, and each agent changes others. Averaging divides "
-        "what only one of them learned; merging here keeps it at full strength.",
+        "Reinforcement learning changes few of a model's parameters, and each agent changes different ones. Averaging "
+        "divides what only one agent learned; merging here keeps it at full strength.",
     )
     opening = el("header", el("h1", PURPOSE), about, ways, cls="hm-home")
     html(join(opening, skills_figure()), "home")

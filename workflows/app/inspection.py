@@ -92,18 +92,19 @@ def inspect_form(
     `recipe`: as the form has it, or why it has none.
     """
     if not base and not agents:
-        return Inspection(verdict("wait", "Choose models to begin"), EMPTY, _NO_ADVICE, "", False)
+        return Inspection(verdict("wait", "Choose models to begin"), EMPTY, _NO_ADVICE, "", False, refused=True)
     advice = advise(base, agents, service, visitor)
     try:
         if isinstance(recipe, HubmergeError):
             raise recipe
         if not base or len(agents) < 2:
             missing = "Choose the base" if not base else "Choose another agent" if agents else "Choose the agents"
-            return Inspection(verdict("wait", missing), join(advice.chosen), advice, "", bool(license_choice))
+            told = verdict("wait", missing)
+            return Inspection(told, join(advice.chosen), advice, "", bool(license_choice), refused=True)
         plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
     except HubmergeError as error:
         said = "Not now" if error.retryable else "This cannot be merged yet"
-        panel = problems_panel(error)
+        panel = problems_panel(error, of_form=True)
         if not (advice.choice and advice.misspelled):  # a private model is no guess where a spelling is close
             panel = join(panel, access_offer(error, visitor, service.endpoint))
         outcome = join(panel, advice.chosen)
@@ -128,7 +129,8 @@ def inspect_form(
 def _reason(error: HubmergeError) -> str:
     """Why a merge cannot be, as short as the place beside its start."""
     others = len(error.problems) - 1
-    said = shorten(error.problems[0].what, _REASON_WIDTH, placeholder=" …")
+    what = error.problems[0].what
+    said = shorten(f"{what[:1].upper()}{what[1:]}", _REASON_WIDTH, placeholder=" …")
     return f"{said}, and {others} more" if others else said
 
 

@@ -277,7 +277,7 @@ def scorings_panel(view: JobView) -> Markup | None:
         if scoring.place is not None:
             words += f", number {scoring.place} in the queue"
         shown = link(job_href(scoring.job), words) if scoring.job else words
-        name = "This merge" if scoring.role == "merge" else f"{scoring.model}, {scoring.role}"
+        name = "This merge" if scoring.role == "merge" else f"{scoring.model} ({scoring.role})"
         rows.append(el("li", f"{name}: ", shown))
     done = all(scoring.state == "done" for scoring in view.evaluations)
     title = "Evaluated, and so are its parents" if done else "Evaluation, beside its parents"

@@ -112,7 +112,7 @@ def share_bar(shares: Mapping[str, Any]) -> Markup:
 
 def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
     """How much each agent changed, and how much of it others changed, too."""
-    head = ("Agent", "Changed", "of it unique", "of it shared", "Shared / unique")
+    head = ("Agent", "Changed", "Unique part", "Shared part", "Shared / unique")
     return table(head, [_agent_row(agent) for agent in agents])
 
 
@@ -132,7 +132,7 @@ def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
 def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
     """How unevenly each update is spread; nothing before it was counted."""
     rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
-    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1%", "in the top 5%", "L0 sparsity", "Kurtosis")
+    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1%", "|δ| in the top 5%", "L0 sparsity", "Kurtosis")
     if not rows:
         return None
     told = (

@@ -31,14 +31,14 @@ _MERGE = {
 }
 _EVALUATION = {
     "resolve": _MERGE["resolve"],
-    "fetch model": ("Model", "It downloads the model."),
-    "fetch data": ("Questions", "It downloads the questions."),
+    "fetch model": ("Fetch model", "It downloads the model."),
+    "fetch data": ("Fetch questions", "It downloads the questions."),
     "start lighteval": ("Start", "It starts the evaluation."),
     "load model": ("Load", "It loads the model."),
     "generate": ("Answer", "The model answers the questions."),
     "score": ("Score", "The answers are scored."),
     "record": ("Record", "The scores are recorded."),
-    "publish": ("Cards", "It writes the scores on cards."),
+    "publish": ("Update cards", "It writes the scores on cards."),
 }
 STAGES = {stage: name for stage, (name, _) in _MERGE.items()}
 EVALUATION_STAGES = {stage: name for stage, (name, _) in _EVALUATION.items()}
@@ -214,12 +214,15 @@ def place_text(view: JobView) -> str:
 
 
 def _left(view: JobView, now: datetime) -> float | None:
-    """Seconds left in the stage: what the last report says, less the time since."""
+    """Seconds left in the stage: what the last report says, less the time since; None where that is over, and the
+    share that is done would say otherwise.
+    """
     speed, said = number_of(view.progress, "per_second"), moment(str((view.progress or {}).get("at", "")))
     done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
     if not speed or done is None or total is None:
         return None
-    return max((total - done) / speed - ((now - said).total_seconds() if said else 0.0), 0.0)
+    left = (total - done) / speed - ((now - said).total_seconds() if said else 0.0)
+    return left if left >= 0 else None
 
 
 def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:

@@ -108,7 +108,7 @@ def job_list(views: Sequence[JobView], mine: str | None = None, kept: Mapping[st
         for v in views
         if v.id not in grouped
     ]
-    return table(("Model", "State", "What", "Where it is", "By", "Submitted"), rows)
+    return table(("Model", "State", "What", "Progress", "By", "Submitted"), rows)
 
 
 def _way_on(view: JobView, mine: str | None) -> Markup | None:

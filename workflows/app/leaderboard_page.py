@@ -81,7 +81,11 @@ show(location.search, false);
 def leaderboard_page() -> None:
     """Build the page in the current Blocks context."""
     ask = el("p", link(evaluate_href(), "Submit a model"), ", or see what is being measured.")
-    html(join(header("Leaderboard", "What merges keep of their parents, measured."), ask))
+    html(
+        join(
+            header("Leaderboard", "How much merges keep of their parents' skills, measured on held-out questions."), ask
+        )
+    )
     html(el("div", LOADING, cls="hm-board"), "leaderboard", card=True, js_on_load=_JS, padding=True)
 
 

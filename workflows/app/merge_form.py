@@ -115,7 +115,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             choices=[],
             value=[],
             label="Trained from this base",
-            info="Agents whose cards name the base, to tick.",
+            info="Agents whose cards name the chosen base appear here, to tick.",
             interactive=True,
             elem_id="suggested",
         )
@@ -141,7 +141,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
                 min_width=150,
                 elem_id="namespace",
             )
-            name = text_box("target-name", "Name", "A new model repo of this name.", "my-merge", 96, scale=2)
+            name = text_box("target-name", "Name", "The model is published under this name.", "my-merge", 96, scale=2)
         with gr.Row():
             visibility = gr.Radio(
                 choices=list(VISIBILITIES),

@@ -68,7 +68,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
                 told = html(verdict("wait", "Choose models to begin"), "verdict")
                 start = gr.Button("Start merge", variant="primary", interactive=False, elem_id="start")
                 start_after = gr.Button("Sign in to start", variant="primary", visible=False, elem_id="start-after")
-            hint, said, why = (html(name=name) for name in ("hint", "said", "why"))
+            said, why = (html(name=name) for name in ("said", "why"))
             accept = gr.Button("", variant="secondary", size="sm", visible=False, elem_id="accept")
             look = build_look()
             outcome = html(EMPTY, "outcome", elem_classes="hm-card hm-outcome")
@@ -76,6 +76,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
             uncopied = html(name="uncopied")
+            hint = html(name="hint")  # last, since it comes late
             copied = gr.Textbox(
                 "", label="Copied", lines=3, max_lines=12, visible=False, buttons=["copy"], elem_id="copied"
             )
@@ -190,7 +191,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
             **ASKING,
             **QUIET,
         )
-        .then(None, None, None, js=script.INSPECTED, **scripted)
+        .then(None, [checked], None, js=script.INSPECTED, **scripted)
     )
     inspected.then(None, [checked, form.namespace], [start], **startable)
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)

@@ -119,15 +119,25 @@ INSPECTING = """() => {
 # An inspection answers with the form that it was about.
 INSPECTED_FORM = "(asked, ...values) => [window.hm.asked, ...values]"
 
-# Who can publish can start, except what an inspection has refused. An answer about another form than the present one
-# changes nothing: the next inspection is about that.
+# Who can publish can start, except an empty form and what an inspection has refused. An answer about another form than
+# the present one changes nothing: the next inspection is about that.
 STARTABLE = """(checked, owner) => {
   const known = checked && checked.form === window.hm?.wanted;
   if (owner && checked && !known) return {__type__: "update"};
-  return {__type__: "update", interactive: !!owner && !checked?.refused};
+  const [base, agents] = window.hm?.values ?? ["not filled yet"];
+  const empty = !base && !agents?.length;
+  return {__type__: "update", interactive: !!owner && !empty && !checked?.refused};
 }"""
 
-INSPECTED = """() => { window.hm.busy = false; }"""
+# gradio makes nothing of a click on "Check again" while a check runs, so that what it was for is asked here.
+INSPECTED = f"""(checked) => {{
+  const hm = window.hm;
+  hm.busy = false;
+  if (!checked || checked.form === hm.wanted) return;
+  hm.asked = null;
+  clearTimeout(hm.timer);
+  hm.timer = setTimeout(hm.ask, {PAUSE_MS});
+}}"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
 CORRECT_NAME = f"""(proposed, name, address) => {{

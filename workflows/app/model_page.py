@@ -62,7 +62,7 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | 
         sha = str(query.get("sha") or "")[:64] or None
         tab = str(query.get("tab") or "")
         if not model:
-            hint = notice("info", "No model is named", el("p", link("merge", "Choose models to merge")))
+            hint = notice("info", "No model is named", el("p", link("leaderboard", "Choose one on the leaderboard")))
             return _alone(join(el("h1", "Model", cls="hm-unseen"), hint))
         return _shown(service, source, visitor, model, sha, tab if tab in TABS else "scores")
 
@@ -167,7 +167,7 @@ def _base_of(row: Row) -> str | None:
 def _head(model: Published, endpoint: str) -> Markup:
     """Name and facts of a model that no evaluation knows."""
     parents = parents_of(model.report)
-    kind = el("span", "Merge" if parents else "Model", cls="hm-badge hm-dim")
+    kind = el("span", "Merge" if parents else "Model", cls=f"hm-badge hm-{'busy' if parents else 'dim'}")
     facts = [("Commit", el("code", model.sha[:12])), ("License", model.license or "not stated")]
     base = next((p.id for p in parents if p.role == "base"), None)
     return join(

@@ -281,9 +281,9 @@ def statistics_section(row: Row) -> Markup | None:
     settings = _parameters(facts.method_parameters)[:400]
     grid = facts_grid(
         (
-            ("Changed by any agent", share_text(facts.density)),
-            ("of it by several", share_text(facts.overlap)),
-            ("of that, in opposite directions", share_text(facts.conflict)),
+            ("Weights that agents changed", share_text(facts.density)),
+            ("Of these, by several agents", share_text(facts.overlap)),
+            ("Of those, in opposite directions", share_text(facts.conflict)),
             *((("Settings of the method", settings),) if settings else ()),
         )
     )

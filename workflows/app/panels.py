@@ -22,7 +22,7 @@ from hubmerge.sources.base import Model
 from workflows.app.format import bytes_text, el, join, link, repo_link
 from workflows.app.service import Visitor
 from workflows.app.signin import GATED, PRIVATE, sign_in_link
-from workflows.app.web_words import on_the_web
+from workflows.app.web_words import in_the_form, on_the_web
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -59,8 +59,11 @@ def tabs(label: str, ways: Iterable[tuple[str, str, bool]]) -> Markup:
     return el("nav", *shown, cls="hm-tabs", aria_label=label)
 
 
-def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") -> Markup:
-    """Every problem of an error: what is wrong, what to do next, and the code, which programs go by."""
+def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "", *, of_form: bool = False) -> Markup:
+    """Every problem of an error: what is wrong, what to do next, and the code, which programs go by.
+
+    `of_form`: it is about the merge page's form, which a step may name the fields of.
+    """
     data = error.as_dict() if isinstance(error, HubmergeError) else error
     problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
     if not problems:
@@ -68,13 +71,14 @@ def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") ->
     count, passes = len(problems), bool(data.get("retryable"))
     change = "One thing must change first" if count == 1 else f"{count} things must change first"
     later = el("p", "This may pass; try the same again later.", cls="hm-dim") if passes else None
-    return notice(
-        "bad", title or ("Not now" if passes else change), el("ul", *map(_problem, problems), cls="hm-problems"), later
-    )
+    listed = el("ul", *(_problem(problem, of_form) for problem in problems), cls="hm-problems")
+    return notice("bad", title or ("Not now" if passes else change), listed, later)
 
 
-def _problem(problem: Mapping[str, Any]) -> Markup:
+def _problem(problem: Mapping[str, Any], of_form: bool) -> Markup:
     text = {key: str(value) for key, value in problem.items() if value}
+    step = on_the_web(text.get("next_step", ""))
+    step = in_the_form(step) if of_form else step
     facts = [
         el("div", el("dt", label), el("dd", text[key]))
         for key, label in (("where", "Where"), ("expected", "Expected"), ("got", "Found"))
@@ -84,7 +88,7 @@ def _problem(problem: Mapping[str, Any]) -> Markup:
         "li",
         el("span", text.get("what", ""), cls="hm-what"),
         el("dl", *facts) if facts else None,
-        el("p", step, cls="hm-next") if (step := on_the_web(text.get("next_step", ""))) else None,
+        el("p", step, cls="hm-next") if step else None,
         el("code", text.get("code", ""), cls="hm-code"),
     )
 

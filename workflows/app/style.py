@@ -25,6 +25,7 @@ def theme() -> Any:
         # gradio's own are too pale to be read on white: 2.6 : 1 and 3.7 : 1
         body_text_color_subdued="*neutral_500",
         link_text_color="*secondary_700",
+        link_text_color_dark="*secondary_400",
         # 3 : 1 against the card, so that what is not chosen is seen
         checkbox_border_color="*neutral_500",
         checkbox_border_color_dark="*neutral_400",

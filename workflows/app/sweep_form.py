@@ -75,7 +75,7 @@ def build_sweep(method: str) -> SweepForm:
         for number in range(_SETTINGS):
             with gr.Row():
                 setting = gr.Dropdown(
-                    choices=[("–", ""), *settings_of(method)],
+                    choices=[("none", ""), *settings_of(method)],
                     value="",
                     label="Setting" if not number else "Another setting",
                     info="Of the method that is chosen above.",
@@ -192,7 +192,7 @@ def opened_with(query: Any, method: str) -> list[Any]:
 
 
 def _choices(listed: Sequence[tuple[str, str]], **value: str) -> Any:
-    return gr.update(choices=[("–", ""), *listed], **value)
+    return gr.update(choices=[("none", ""), *listed], **value)
 
 
 def sweep_of(recipe: Mapping[str, Any], methods: Sequence[str], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -239,7 +239,11 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
     if len(names) > _NAMED:
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
-        el("p", el("strong", f"{len(names)} variants, about {time} one after the other."), f" At most {MAX_VARIANTS}."),
+        el(
+            "p",
+            el("strong", f"{len(names)} variants, about {time} one after the other."),
+            f" {MAX_VARIANTS} is the most.",
+        ),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),
@@ -249,7 +253,7 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
 def _in_words(variant: str) -> str:
     """The name of a variant with its method's title; ram_plus begins with ram, so that the longest is meant."""
     method = max((name for name in registry() if f"{variant}_".startswith(f"{name}_")), key=len, default="")
-    settings = variant.removeprefix(method).removeprefix("_")
+    settings = re.sub(r"(?<=[a-z])-", " ", variant.removeprefix(method).removeprefix("_"))
     return ", ".join(filter(None, (method_title(method), settings)))
 
 

@@ -79,9 +79,9 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
             value=3, precision=0, minimum=2, maximum=MAX_AGENTS, visible=False, label="How many", elem_id="watch-best"
         )
         with gr.Row():
-            about = "Users or organisations, any of them. Anybody can claim a base, so name whom you trust."
+            about = "Users or organisations whose agents it takes. Anybody can claim a base, so name whom you trust."
             authors = text_box("watch-authors", "Authors", about, "org, ada", 2000, min_width=220)
-            about = "All of them, as the models' cards have them."
+            about = "An agent's card must have all of them."
             tags = text_box("watch-tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
         with gr.Row():
             lineage = gr.Radio(
@@ -98,7 +98,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 multiselect=True,
                 allow_custom_value=True,
                 label="Licenses",
-                info="Any of them; none: whatever allows a merge.",
+                info="An agent must have one of them. Empty: any that allows a merge.",
                 min_width=220,
                 elem_id="watch-licenses",
             )
@@ -108,7 +108,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
             choices=[(m.title, m.name) for m in registry().values()],
             value=DEFAULT_METHOD,
             label="Method",
-            info="With its usual settings; others go below.",
+            info="It has its usual settings; others go under More of the rule.",
             elem_id="watch-method",
         )
     with gr.Group(elem_classes="hm-card"):
@@ -124,7 +124,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 value="",
                 allow_custom_value=True,
                 label="Evaluate with",
-                info="Each result and its parents.",
+                info="Each result and its parents are measured with it.",
                 min_width=200,
                 elem_id="watch-suite",
             )

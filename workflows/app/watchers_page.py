@@ -113,7 +113,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     """The form of a rule, with its YAML and a trial beside it. Everybody may use it: it changes nothing."""
     base, *agents = example_models(settings)
     example = f"watchers?{address_of({'base': base, 'join': {'fixed': agents}, 'recipe': {'method': DEFAULT_METHOD}})}"
-    words = "Say what it merges, try it on the Hub, and copy its rule. Nothing here is changed. "
+    words = "Say what it merges, try it, and copy its rule. To try it changes nothing on the Hub."
     about = el("div", el("h2", "Make a watcher"), el("p", words, cls="hm-dim"), cls="hm-wizard-title")
     empty = el("p", "Choose a base to begin, or ", el("a", "open an example", href=example), ".", cls="hm-empty")
     with gr.Column(elem_classes="hm-wizard", elem_id="wizard"):
@@ -224,7 +224,7 @@ _REASONS = {  # of one model or set that was left out; docs/watchers.md lists th
     "E_SOURCE": "not to be found",
     "E_HUB": "not to be read at the moment",
     "E_RECIPE": "under a license that leaves a choice open",
-    "E_TARGET_EXISTS": "with a result's name that is taken",
+    "E_TARGET_EXISTS": "whose result would have a name that is taken",
     **dict.fromkeys(("E_CORRUPT", "E_FORMAT", "E_HEADER", "E_INDEX"), "with files that cannot be read"),
 }
 _UNKNOWN = "not to be used"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 _OF_A_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|`(?:hubmerge|hf) |\b(?:HF|HUBMERGE)_[A-Z]")
+_IGNORED = re.compile(r"\b(put|with) this line in(?:to)? the recipe: ignore: \[([^\]]*)\]")
 _SENTENCE = re.compile(r"(?<=[.;])\s+")
 _PUT = (
     ("state a license", "Read the parents' terms and choose a license."),
@@ -31,3 +32,14 @@ def on_the_web(step: str) -> str:
         if known in step:
             return words
     return " ".join(part for part in _SENTENCE.split(step) if not _OF_A_TERMINAL.search(part))
+
+
+def in_the_form(step: str) -> str:
+    """`step` for the merge page's form, which has a field for a line of the recipe."""
+    return _IGNORED.sub(_into_the_field, step)
+
+
+def _into_the_field(line: re.Match[str]) -> str:
+    verb = "write" if line[1] == "put" else "by writing"
+    names = line[2].replace('"', "")
+    return f"{verb} {names} into Ignore, under Advanced"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pages_fake import CATALOGUE, STATISTICS, FakeService, job_view
+from pages_fake import STATISTICS, FakeService, job_view
 from pages_session import CLIENT
 from report_helpers import DATA, report_data
 from test_ui_board import FakeBoard, full_board
@@ -39,7 +39,7 @@ ADDRESSES = {
     "model": "model?model=org/merge",
     **{f"model-{tab}": f"model?model=org/merge&tab={tab}" for tab in ("changed", "reproduce", "card")},
     "model-of-merges": "model?model=bob/grandchild",
-    "model-unscored": "model?model=zoo/base",
+    "model-unscored": "model?model=ada/pair-ram-plus",
     "model-unknown": "model?model=nobody/nothing",
     "model-unnamed": "model",
     "job-unnamed": "job",
@@ -80,7 +80,7 @@ def jobs() -> list[JobView]:
     return [
         job_view(RUNS, log=log, after_s=12.0, ticket=5, created=at(80), **runs),
         job_view(WAITS, created=at(30), queue_position=2, typical_s=95.0, target="ada/next-in-line", ticket=6),
-        job_view(DONE, state="done", stage="publish", ticket=3, **done, **ended),
+        job_view(DONE, state="done", stage="publish", target="org/merge", ticket=3, **done, **ended),
         job_view(FAILED, state="failed", stage="plan", error={"problems": [error]}, ticket=2, **ended),
         job_view(SCORED, kind="evaluate", suite="math", recipe={}, state="done", target="org/merge", ticket=4,
                  result={"scores": {"math": 0.858, "tool": 0.982}}, **ended),
@@ -92,8 +92,9 @@ def whole_site() -> Iterator[str]:
     """The site's address."""
     service, card = FakeService(), (DATA / "card.md").read_text("utf-8")
     service.put(jobs())
-    for name in ("org/merge", CATALOGUE[0]):
-        service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=False)
+    for name in ("org/merge", "ada/pair-ram-plus"):  # scored, and not
+        is_open = name != "org/merge"
+        service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=is_open)
     settings, board = Settings(endpoint=service.endpoint), FakeBoard(full_board())
     with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
         yield app.url

@@ -2,7 +2,8 @@
 
     python tests/workflows/app/screenshots.py [--only model,job-done] [--widths 390] [--out build/screenshots]
 
-Jobs, rules, models and scores are made up (pages_site.py), so that every state of a page is there at once.
+Jobs, rules, models and scores are made up (pages_site.py), so that every state of a page is there at once. The card on
+the embedded Hub is that of the tests' report; hub-card-open shows it with all its parts unfolded.
 """
 
 from __future__ import annotations
@@ -12,21 +13,46 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[3]
-os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="127.0.0.1")
+os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY="127.0.0.1")
 sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
+from huggingface_hub import CommitOperationAdd, HfApi  # noqa: E402
 from pages_session import session_cookie  # noqa: E402
 from pages_site import ADDRESSES, whole_site  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
+from report_helpers import report  # noqa: E402
 
+from hubmerge.output.card import render_card  # noqa: E402
+from hubmerge.output.figures import render_figures  # noqa: E402
+from localhub.process import LocalHubProcess  # noqa: E402
+
+MERGE = "ada/pair-ram-plus"  # as the report names it
+HUB_PAGES = ("hub-card", "hub-card-open")
 WIDTHS = (1440, 1024, 390)
 SETTLED_MS = 1_500
+UNFOLD = """() => { document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
+  [...document.images].forEach((image) => { image.loading = "eager"; }); }"""
 STYLE = "body{font-family:sans-serif} p{display:flex;gap:1rem;overflow-x:auto} img{height:26rem;border:1px solid #999}"
+
+
+@contextmanager
+def hub_card() -> Iterator[str]:
+    """The address of a merge on the embedded Hub, with its card and figures."""
+    made = report()
+    figures = render_figures(made)
+    files = {"README.md": render_card(made, figures=figures).encode(), **figures}
+    with TemporaryDirectory(prefix="hubmerge-screenshots-") as folder, LocalHubProcess(Path(folder)) as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["ada"])
+        api.create_repo(MERGE)
+        api.create_commit(MERGE, [CommitOperationAdd(*file) for file in files.items()], commit_message="Add the card")
+        yield f"{hub.endpoint}/{MERGE}"
 
 
 def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int], out: Path) -> None:
@@ -39,6 +65,9 @@ def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int],
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")
             page.wait_for_timeout(SETTLED_MS)
+            if name.endswith("-open"):
+                page.evaluate(UNFOLD)
+                page.wait_for_function("[...document.images].every((image) => image.complete)")
             page.wait_for_function("!/(Loading|Checking) …/.test(document.body.innerText)")
             if "merge?" in address:
                 page.locator(".hm-verdict-good, .hm-verdict-bad").first.wait_for()
@@ -65,16 +94,18 @@ def index(out: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--only", default=",".join(ADDRESSES), help="names of pages, separated by commas")
+    every = ",".join((*ADDRESSES, *HUB_PAGES))
+    parser.add_argument("--only", default=every, help="names of pages, separated by commas")
     parser.add_argument("--widths", default=",".join(map(str, WIDTHS)))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "screenshots")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with whole_site() as url, sync_playwright() as runtime:
+    with whole_site() as url, hub_card() as card, sync_playwright() as runtime:
         browser = runtime.chromium.launch(executable_path=chromium, args=flags)
-        wanted = {name: f"{url}/{ADDRESSES[name]}" for name in asked.only.split(",")}
+        known = {name: f"{url}/{path}" for name, path in ADDRESSES.items()} | dict.fromkeys(HUB_PAGES, card)
+        wanted = {name: known[name] for name in asked.only.split(",")}
         pictures(browser, wanted, list(map(int, asked.widths.split(","))), asked.out)
         browser.close()
     (asked.out / "index.html").write_text(index(asked.out), encoding="utf-8")

@@ -43,7 +43,7 @@ def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change
     pages.service.inspect = lambda *given: inspected.append(given) or before(*given)  # type: ignore[method-assign, func-returns-value]
     try:
         page = open_page(f"{pages.url}/merge")
-        page.locator("#inspect:not([disabled])").wait_for()
+        page.locator("#inspect:not([disabled])").wait_for(state="attached")
         page.wait_for_timeout(1500)
         assert inspected == []
         page.goto(f"{pages.url}{FILLED}", wait_until="domcontentloaded")
@@ -60,7 +60,7 @@ def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change
 def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
     errors = errors_of(page)
-    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#inspect:not([disabled])").wait_for(state="attached")
     page.locator("#base input").focus()
     page.keyboard.insert_text(f"https://huggingface.co/{BASE}/tree/main")
     page.keyboard.press("Enter")
@@ -74,7 +74,7 @@ def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages:
     page.keyboard.press("Escape")
     shown(page, "#verdict", "These models fit")
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
-    page.locator("#start").focus()
+    page.locator("#start:not([disabled])").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
     [(request, _)] = pages.service.requests
@@ -93,7 +93,8 @@ def tab_to(page: Any, selector: str, key: str = "Tab") -> None:
 
 def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
-    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#inspect:not([disabled])").wait_for(state="attached")
+    assert page.locator("#start").is_disabled()  # there is nothing to start yet
     tab_to(page, "#base")
     page.keyboard.type(BASE, delay=20)
     page.get_by_role("option").filter(has_text=BASE).first.wait_for()
@@ -108,6 +109,7 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     page.keyboard.press("Control+A")
     page.keyboard.type("by-keys")
     shown(page, "#verdict", "These models fit")
+    page.locator("#start:not([disabled])").wait_for()
     tab_to(page, "#start")
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
@@ -162,7 +164,7 @@ def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> Non
 def test_the_start_is_shut_with_the_reason_beside_it_while_the_models_do_not_fit(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}{FILLED}&agent=other/wide-agent", "ada")
     told = shown(page, "#verdict", "This cannot be merged yet")
-    assert "another vocabulary size, with rows of which nothing tells …, and 1 more" in told.inner_text()
+    assert "Another vocabulary size, and no tokenizer that names the …, and 1 more" in told.inner_text()
     page.locator("#start[disabled]").wait_for()
     page.locator("#agents .token").filter(has_text="wide-agent").locator(".token-remove").click()
     shown(page, "#verdict", "These models fit")
@@ -199,10 +201,34 @@ def test_a_late_answer_about_models_that_fit_opens_the_start_of_no_other_form(pa
         del pages.service.inspect  # type: ignore[method-assign]
 
 
+def test_a_check_that_is_asked_for_during_another_comes_after_it(pages: Pages, open_page: Any) -> None:
+    answered, asked, before = Event(), Event(), pages.service.inspect
+
+    def late(recipe: Any, *given: Any) -> Any:
+        asked.set()
+        answered.wait(60)
+        return before(recipe, *given)
+
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    pages.service.inspect = late  # type: ignore[method-assign]
+    try:
+        page.get_by_label("RAM", exact=False).nth(1).check()
+        assert asked.wait(30)
+        page.get_by_label("SAR", exact=False).first.check()
+        page.locator("#inspect").click()
+        page.wait_for_timeout(1000)
+        answered.set()
+        shown(page, "#verdict", "This cannot be merged yet")
+        assert "SAR needs" in page.locator("#verdict").inner_text()
+    finally:
+        del pages.service.inspect  # type: ignore[method-assign]
+
+
 def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     errors = errors_of(page)
-    page.locator("#inspect:not([disabled])").wait_for()
+    page.locator("#inspect:not([disabled])").wait_for(state="attached")
     page.locator("#base input").click()
     page.get_by_role("option").filter(has_text=BASE).first.wait_for()  # an empty search shows something
     page.keyboard.type("zoo/math", delay=40)

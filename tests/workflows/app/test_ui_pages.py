@@ -15,6 +15,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
+from workflows.app.web_words import in_the_form
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -44,7 +45,7 @@ def choose_models(page: Any, *agents: str) -> None:
 @pytest.mark.quick
 def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
-    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#inspect:not([disabled])").wait_for(state="attached")
     choose_models(page, "math-agent", "tool-agent")
     page.locator("#inspect").click()
     shown(page, "#verdict", "These models fit")
@@ -92,15 +93,19 @@ def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
         )
     told = [item.text_content() for item in page.locator("#outcome .hm-problems > li").all()]
     assert len(told) == len(expected.value.problems) > 1
-    assert all(p.what in text and p.next_step in text for p, text in zip(expected.value.problems, told, strict=True))
+    steps = [in_the_form(problem.next_step) for problem in expected.value.problems]
+    assert all("into Ignore, under Advanced" in step for step in steps)  # which is where the form has it
+    assert all(p.what in text for p, text in zip(expected.value.problems, told, strict=True))
+    assert all(step in text for step, text in zip(steps, told, strict=True))
 
 
 def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
-    page.locator("#inspect").click()
     shown(page, "#outcome", "Choose a base and the agents")
+    assert not page.get_by_role("button", name="Copy as").first.is_visible()  # of what is not there yet
     choose(page, "base", "base", CATALOGUE[0])
     shown(page, "#verdict", "Choose the agents")
+    page.get_by_role("button", name="Copy as link").wait_for()
     assert page.locator("#outcome .hm-problems").count() == 0
 
 

@@ -88,7 +88,7 @@ def test_an_address_without_variants_takes_away_nothing_that_was_chosen_meanwhil
 def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     panel = str(counted_panel([f"ties_density-0.{k}" for k in range(15)], 130, signed_in=False))
     assert "15 variants, about 2 min" in panel
-    assert "<li>TIES, density-0.0</li>" in panel
+    assert "<li>TIES, density 0.0</li>" in panel
     assert "and 3 more" in panel
     assert "Sign in to start them" in panel
     assert "one variant alone" in str(counted_panel(["ties"], 1, signed_in=True))
@@ -96,7 +96,7 @@ def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
 
 def test_a_variant_of_another_method_is_named_by_its_title() -> None:
     panel = str(counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2"], 9, signed_in=True))
-    for told in ("RAM, scope-tensor", "RAM+", "RAM+, r-0.2"):
+    for told in ("RAM, scope tensor", "RAM+", "RAM+, r 0.2"):
         assert f"<li>{told}</li>" in panel
 
 

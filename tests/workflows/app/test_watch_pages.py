@@ -38,7 +38,7 @@ ZOO = WatcherView(
     used_today=2,
     polled="2030-01-02T10:05:00+00:00",
     next_look="2030-01-02T10:10:00+00:00",
-    waiting="the day's budget of 4 is used up; tomorrow (UTC) goes on",
+    waiting="the day's budget of 4 is used up; it goes on tomorrow (UTC)",
     events=(
         WatcherEvent(
             "merged",

@@ -203,7 +203,7 @@ def decide(
         return Decision(skips=tuple(skips))
     stop = _known(rule, planned, candidates, history)
     if stop is None and budget_left < 1:
-        stop = ("budget", f"the day's budget of {rule.budget} is used up; tomorrow (UTC) goes on")
+        stop = ("budget", f"the day's budget of {rule.budget} is used up; it goes on tomorrow (UTC)")
     if stop is not None:
         skips.append(Skip(planned.subject, planned.set_id[:40], *stop))
         return Decision(skips=tuple(skips), waiting=stop[1])
