@@ -241,6 +241,6 @@ def test_a_parent_that_was_evaluated_elsewhere_ends_a_job_s_wait_as_soon_as_the_
     parent = Scoring("zoo/base", "b" * 40, "base")  # no job here scored it
     view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own, parent))
     head, *_, timer = job_shown(view, None, ENDPOINT, board)
-    assert ("not asked for yet" in head, timer["active"]) == (False, False)
+    assert ("will be asked for within minutes" in head, timer["active"]) == (False, False)
     head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
-    assert ("not asked for yet" in head, timer["active"]) == (True, True)
+    assert ("will be asked for within minutes" in head, timer["active"]) == (True, True)
