@@ -186,14 +186,6 @@ def dataset_card() -> str:
                 ],
             }
             for name in DOMAIN_NAMES
-        ]
-        # for SAR and Fisher merging, whose form names a dataset and a split
-        + [
-            {
-                "config_name": "calibration",
-                "default": True,
-                "data_files": [{"split": "train", "path": [held_out_file(name, "dev") for name in DOMAIN_NAMES]}],
-            }
         ],
     }
     body = f"""
@@ -202,7 +194,6 @@ def dataset_card() -> str:
 Held-out prompts of the zoo's three domains, made by a program: {HELD_OUT_SIZES["test"]} per domain to report
 (`test`) and {HELD_OUT_SIZES["dev"]} to choose by (`validation`, in the files `dev_*.jsonl`). Every row has a
 `prompt` and the only right `answer`; a completion counts when its words are the words of the answer.
-The default config holds the three `dev_*.jsonl` together: data by which SAR and Fisher merging weigh.
 
 {domain_table()}
 

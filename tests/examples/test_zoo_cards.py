@@ -62,11 +62,6 @@ def test_the_dataset_card_lets_datasets_load_both_splits_of_a_domain(zoo, tmp_pa
     assert questions == read_questions(zoo / "eval" / f"{name}.jsonl")
 
 
-def test_calibration_needs_only_the_dataset_s_name_its_split_and_its_columns(zoo, tmp_path):
-    rows = load_dataset(str(zoo / "eval"), split="train", cache_dir=str(tmp_path))
-    assert (len(rows), rows.column_names) == (300 * len(DOMAIN_NAMES), ["prompt", "answer"])
-
-
 def test_the_python_example_of_the_readme_prints_the_right_sum(repository, zoo, monkeypatch, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", (zoo / "README.md").read_text(encoding="utf-8"), re.S)
     monkeypatch.chdir(repository)

@@ -164,7 +164,7 @@ def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
         raise SourceNotFoundError("no such repo, or one that you may not read", where=repo)
 
     monkeypatch.setattr(job.hub, "repo_state", unseen)
-    with pytest.raises(TargetExistsError, match="may not read it.*Choose another name") as caught:
+    with pytest.raises(TargetExistsError, match=r"may not read it.*Choose another name") as caught:
         job.publish()
     assert not caught.value.retryable
     assert job.hub.commits == 0

@@ -257,7 +257,7 @@ def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> Non
 
 def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
     with pytest.raises(RecipeError) as caught:
-        given({}, EVERYONE, "zoo/held-out", "train", "", "", " ", 128, 1024, 0)
+        given({}, EVERYONE, "zoo/questions", "train", "", "", " ", 128, 1024, 0)
     assert [problem.next_step for problem in caught.value.problems] == [
         "Fill in “Question column”.",
         "Fill in “Answer column”.",
