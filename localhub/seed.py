@@ -124,7 +124,7 @@ def seed_zoo(hub: Hub, zoo_dir: Path) -> dict[str, str]:
 
 
 def seed_datasets(hub: Hub, datasets_dir: Path) -> dict[str, str]:
-    """The datasets that tasks and merges read, each with the head of its main branch; `with_mirrors` made room for them."""
+    """The datasets of tasks and merges, each with the head of its main branch; `with_mirrors` made room for them."""
     return {
         repo_id: seed_folder(
             hub, repo_id, "dataset", datasets_dir / folder, author=author, message="Add the data", stable=True
