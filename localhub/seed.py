@@ -36,6 +36,7 @@ DATASETS = {
     "openai/openai_humaneval": ("humaneval", MIRROR),
     "hubmerge/bfcl-v4": ("bfcl", MIRROR),
     "zoo/facts": ("facts", ZOO_OWNER),
+    "zoo/questions": ("questions", ZOO_OWNER),  # to calibrate with
 }
 _SEEDED = "2025-01-01T00:00:00.000Z"
 
@@ -123,7 +124,7 @@ def seed_zoo(hub: Hub, zoo_dir: Path) -> dict[str, str]:
 
 
 def seed_datasets(hub: Hub, datasets_dir: Path) -> dict[str, str]:
-    """The datasets that tasks read, each with the head of its main branch; `with_mirrors` made room for them."""
+    """The datasets of tasks and merges, each with the head of its main branch; `with_mirrors` made room for them."""
     return {
         repo_id: seed_folder(
             hub, repo_id, "dataset", datasets_dir / folder, author=author, message="Add the data", stable=True

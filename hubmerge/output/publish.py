@@ -172,8 +172,16 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
         created = hub.create_repo(target.repo, private=target.private)
         # the state of a repo that was just created is kept, so that it can be removed while it is unchanged
         state = check_target(hub.unbreakable(), target, identity)
-        if state.state == "missing":
+        if state.state == "missing" and created:
             raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
+        if state.state == "missing":  # there, and private to others or to what the sign-in covers
+            raise TargetExistsError(
+                "the target exists, and this sign-in may not read it",
+                where=target.repo,
+                expected="a new repo",
+                got="a private one that hubmerge did not make",
+                next_step="Choose another name; nothing was changed.",
+            )
         return replace(state, created=created)
     return state
 

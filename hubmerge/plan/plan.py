@@ -21,6 +21,7 @@ from hubmerge.methods.base import Threshold
 from hubmerge.methods.tensor_values import TensorValues, Values, misplaced
 from hubmerge.plan.compatibility import (
     agent_problems,
+    architecture,
     base_problems,
     differences,
     other_settings,
@@ -219,7 +220,9 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
     undecided, unnamed = misplaced(recipe.given, floats)
     problems += undecided
-    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    foreign = {str(a.ref) for a in seen.agents if architecture(a) != architecture(seen.base)}
+    tying = [p for p in views.problems if p.where not in foreign]  # theirs follow from the architecture
+    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *tying]
     problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]

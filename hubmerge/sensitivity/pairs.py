@@ -196,12 +196,13 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
             spec.data, spec.split, revision=spec.revision, token=hub.token, cache=cache, refused=SensitivityError
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise SourceNotFoundError(
-            "the dataset cannot be read",
-            where=f"{spec.label}, split {spec.split}",
-            got=str(error).strip().split("\n")[0][:200].rstrip("."),
-            next_step="Check its id, revision and split, and sign in if it is private.",
-        ) from None
+        told = str(error).strip().split("\n")[0][:200].rstrip(".")
+        step = "Check its id, revision and split, and sign in if it is private."
+        if told.startswith("Config name is missing"):
+            told = "several configs, and none of them is the default"
+            step = "Choose a dataset with one config or a default one."
+        where = f"{spec.label}, split {spec.split}"
+        raise SourceNotFoundError("the dataset cannot be read", where=where, got=told, next_step=step) from None
     if len(rows) > MAX_ROWS:
         raise SensitivityError(
             "the split has too many rows",
@@ -277,7 +278,7 @@ def tokenize(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int, context: in
         elif length > limit:
             remedy = "Raise max_tokens or leave the row out."
             if context is not None and length > context:
-                remedy = "Leave the row out: the model cannot see all of it."
+                remedy = "Choose data with shorter rows, or leave this one out: the model cannot see all of it."
             got = f"{length}: prompt {len(prompt)}, answer {len(with_end)}"
             add(pair, "a pair is too long", f"at most {limit} tokens ({reason})", got, remedy)
         else:

@@ -23,7 +23,9 @@ WANTED = {
     ("zoo/facts", "single"): {"validation": 120},
     ("zoo/facts", "multi"): {"validation": 120},
     ("zoo/held-out", "math"): {"test": 500, "validation": 300},
+    ("zoo/questions", None): {"train": 900},
 }
+CALIBRATION = "zoo/questions"
 READER = """
 import json, sys
 import datasets
@@ -49,14 +51,19 @@ def test_datasets_reads_every_seeded_dataset_at_its_sha(zoo_hub: LocalHubProcess
     assert len(facts["context"]["title"]) == len(facts["context"]["sentences"]) == 10
 
 
-def test_every_dataset_has_a_card_a_license_and_a_task(zoo_hub: LocalHubProcess) -> None:
+def test_every_dataset_has_a_card_a_license_and_a_use(zoo_hub: LocalHubProcess) -> None:
     api = HfApi(zoo_hub.endpoint, token=False)
     repos = {task.rows.repo for task in registry().values()}
     for repo, (folder, _) in DATASETS.items():
         info = api.dataset_info(repo)
         assert info.card_data.license
         assert (EXAMPLES / "datasets" / folder / "LICENSE").is_file()
-        assert repo in repos
+        assert repo in repos or repo == CALIBRATION
+
+
+def test_the_questions_to_calibrate_with_are_the_rows_to_choose_by() -> None:
+    parts = [(EXAMPLES / "zoo" / "eval" / f"dev_{name}.jsonl").read_bytes() for name in ("math", "tool", "mem")]
+    assert (EXAMPLES / "datasets" / "questions" / "train.jsonl").read_bytes() == b"".join(parts)
 
 
 def test_the_shas_follow_from_the_content_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, lfs
 from publishing import IDENTITY, Publication, Watched
 
 from hubmerge.engine.progress import Unobserved
-from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, TargetExistsError
+from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.errors import BranchMovedError, TransientHubError
 from hubmerge.output.publish import Published
 from localhub.process import LocalHubProcess
@@ -153,6 +153,21 @@ def test_a_private_merge_does_not_go_into_a_public_repo(job: Publication, moment
         job.publish(private=True)
     assert job.hub.commits == 0
     assert job.there() == {".gitattributes"}
+
+
+def test_a_private_repo_that_the_sign_in_may_not_read_is_refused_for_good(
+    job: Publication, monkeypatch: pytest.MonkeyPatch
+):
+    job.api.create_repo(job.name, private=True)
+
+    def unseen(repo: str) -> Any:
+        raise SourceNotFoundError("no such repo, or one that you may not read", where=repo)
+
+    monkeypatch.setattr(job.hub, "repo_state", unseen)
+    with pytest.raises(TargetExistsError, match=r"may not read it.*Choose another name") as caught:
+        job.publish()
+    assert not caught.value.retryable
+    assert job.hub.commits == 0
 
 
 @pytest.mark.parametrize("target", ["bob/merge", "nobody/merge", "Ada/merge"])

@@ -65,6 +65,12 @@ def test_a_head_of_its_own_does_not_fit_a_tied_base():
     assert "an output head of its own" in problem
 
 
+def test_of_another_architecture_nothing_else_is_said():
+    config = {**UNTIED, "architectures": ["QwenForCausalLM"]}
+    (problem,) = problems(BASE, A, model("org/b", WITH_HEAD, config=config))
+    assert "another architecture" in problem
+
+
 def test_an_untied_head_that_is_missing_is_missing():
     base = model("org/base", WITH_HEAD, config=UNTIED)
     (problem,) = problems(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=UNTIED))

@@ -36,7 +36,7 @@ from workflows.app.board_table import (
     skills_text,
 )
 from workflows.app.format import el, join, link, model_link
-from workflows.app.panels import fold, method_title, notice, table
+from workflows.app.panels import fold, left_out_panel, method_title, notice, table
 
 OVERALL = "Overall"
 MOST_CHOICES = 100  # of a filter
@@ -69,9 +69,8 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
     if query.page > pages:
         wrong.append(f"There is no page {query.page:,}; the last is {pages:,}.")
     shown = rows[(page - 1) * ROWS_A_PAGE : page * ROWS_A_PAGE]
-    told = [el("li", text) for text in wrong[:10]]
     return join(
-        notice("warn", "Part of this address was left out", el("ul", *told)) if told else None,
+        left_out_panel(wrong),
         _views(query),
         _form(board, suite, query, asked.every),
         _summary(suite, rows, page, query),
@@ -149,9 +148,12 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
 def _orders(every: Mapping[str, Column], shown: Sequence[str]) -> Mapping[str, str]:
     found = {}
     for column in (every[key] for key in shown):
+        if column.key == "rank":  # which the first choice of all means, too
+            found["-rank"] = "Rank, last first"
+            continue
         up, down = ("lowest first", "highest first") if column.is_number else ("A to Z", "Z to A")
-        found[f"-{column.key}"] = f"{column.title}, {down}"
-        found[column.key] = f"{column.title}, {up}"
+        first, second = (f"-{column.key}", column.key) if column.is_number else (column.key, f"-{column.key}")
+        found |= {key: f"{column.title}, {down if key.startswith('-') else up}" for key in (first, second)}
     return found
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import gradio as gr
 
+from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.calibration import CalibrationSpec
 
 EVERYONE = ""  # whose data counts for agents without data of their own
 _FIELDS = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
+_COLUMNS = (("prompt", "questions", "Question column"), ("answer", "answers", "Answer column"))
 _DEFAULTS = {
     name: field.get_default() for name, field in CalibrationSpec.model_fields.items() if not field.is_required()
 }
@@ -87,9 +89,26 @@ def build_calibration(method: str) -> CalibrationForm:
 
 
 def given(specs: Any, editing: Any, *fields: Any) -> dict[str, dict[str, Any]]:
-    """By agent, and for `EVERYONE`, what was given; those of whom no dataset is named are left out."""
+    """By agent, and for `EVERYONE`, what was given; those of whom no dataset is named are left out.
+
+    RecipeError in the form's words where a column is not named.
+    """
     known = {**(specs if isinstance(specs, Mapping) else {}), str(editing or ""): _spec(fields)}
-    return {str(who): dict(spec) for who, spec in known.items() if isinstance(spec, Mapping) and spec.get("data")}
+    named = {str(who): dict(spec) for who, spec in known.items() if isinstance(spec, Mapping) and spec.get("data")}
+    problems = tuple(
+        Problem(
+            RecipeError.code,
+            f"the column of the {what} is not named",
+            where=f"the calibration data for {who or 'every agent'}",
+            next_step=f"Fill in “{field}”.",
+        )
+        for who, spec in named.items()
+        for column, what, field in _COLUMNS
+        if not spec.get(column)
+    )
+    if problems:
+        raise RecipeError("the calibration data is not complete", problems=problems)
+    return named
 
 
 def _spec(fields: Sequence[Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
 from typing import Any
 
@@ -31,6 +31,7 @@ from workflows.app.submission import checked_recipe
 SUGGESTED = 8  # agents that are offered for a base
 _THREADS = 8
 _CLOSE = 0.72  # of difflib's ratio: one slip or two in a name
+_ALIKE = 0.8  # of the part behind the owner
 
 _REASON_WIDTH = 60  # two lines beside the button
 EMPTY = el(
@@ -151,6 +152,7 @@ def advise(base: str, agents: Sequence[str], service: Service, visitor: Visitor 
     found = _about(names, service, visitor)
     facts = {name: known for name, known in found.items() if isinstance(known, ModelFacts)}
     spelled = {name: right for name, error in found.items() if (right := _spelling(name, error, service, visitor))}
+    spelled = {name: right for name, right in spelled.items() if right not in names}
     why, choice = _corrected(base, agents, spelled) if spelled else _rearranged(base, tuple(agents), facts)
     lines = [_line(name, name == base and not i, base, found[name], service) for i, name in enumerate(names)]
     chosen = el("ul", *lines, cls="hm-chosen") if lines else ""
@@ -200,7 +202,7 @@ def _rearranged(base: str, agents: tuple[str, ...], facts: Mapping[str, ModelFac
         theirs = "The agents' cards name" if len(named) > 1 else "The agent's card names"
         if not base:
             return f"{theirs} {right} as the base.", Choice(right, agents, f"Take {right} as the base")
-        if base in facts and facts[base].id != right and len(named) == len(agents):
+        if (facts[base].id if base in facts else _bare(base)) != right and len(named) == len(agents):
             return (
                 f"{theirs} {right} as the base, not {_bare(base)}.",
                 Choice(right, agents, f"Take {right} as the base"),
@@ -221,11 +223,17 @@ def _spelling(
         for text in dict.fromkeys((own, own[: max(3, len(own) // 2)], owner)):
             if text:
                 known |= dict.fromkeys(summary.id for summary in service.search(text, visitor, 20))
-            if close := get_close_matches(bare, known, n=1, cutoff=_CLOSE):
+            # owner and usual endings make any two names alike, so what stands behind the owner counts by itself
+            near = [known_name for known_name in known if _alike(own, known_name.rpartition("/")[2])]
+            if close := get_close_matches(bare, near, n=1, cutoff=_CLOSE):
                 return close[0] + name[len(bare) :]
     except HubmergeError:
         pass  # a help only
     return None
+
+
+def _alike(one: str, other: str) -> bool:
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio() >= _ALIKE
 
 
 def _finetunes(base: str, service: Service, visitor: Visitor | None) -> tuple[str, ...]:

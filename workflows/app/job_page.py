@@ -182,7 +182,7 @@ def job_header(view: JobView) -> Markup:
         *_subject(view),
         ("Submitted", when(view.created)),
     ]
-    if view.started and (elapsed := _elapsed(view)) is not None:
+    if view.started and view.state != "queued" and (elapsed := _elapsed(view)) is not None:
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
     if view.attempt > 1:
         facts.append(("Attempt", str(view.attempt)))
@@ -247,7 +247,7 @@ def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
     """Where a published model can be looked at, and what can be done with it."""
     return el(
         "ul",
-        el("li", link(model_href(repo, commit), "Its page: scores, what changed, recipe and card")),
+        el("li", link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card")),
         el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
         el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
         el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
@@ -257,7 +257,7 @@ def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
 
 
 _SCORING_WORDS = {
-    "waiting": "not asked for yet",
+    "waiting": "will be asked for within minutes",
     "queued": "waits for its turn",
     "running": "under way",
     "cancelling": "is being cancelled",

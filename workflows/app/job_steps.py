@@ -129,6 +129,11 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     """What the job does now, in a sentence, with a bar and what is left; while it waits, its place."""
     now = now or datetime.now(UTC)
     if view.state == "queued":
+        problem = next(iter((view.error or {}).get("problems") or ()), None)
+        if view.attempt and problem:
+            told = ": ".join(filter(None, (problem.get("where"), problem.get("what"))))
+            again = "Nothing is needed from you: it is tried again by itself."
+            return notice("warn", "It did not work this time", el("p", told), el("p", again), el("p", place_text(view)))
         return notice("info", "Waiting for its turn", el("p", place_text(view)))
     if view.state == "cancelling":
         return notice("warn", "Cancelling", el("p", "It stops at the next safe point; nothing half-done is published."))

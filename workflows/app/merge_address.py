@@ -81,6 +81,8 @@ def read_address(query: Any) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
 
     methods = registry()
     recipe: dict[str, Any] = {"base": _first(query, "base"), "agents": values_at(query, "agent")[:MAX_AGENTS]}
+    if (count := len(values_at(query, "agent"))) > MAX_AGENTS:
+        wrong("agent", f"the address names {count} agents", f"at most {MAX_AGENTS}")
     method = _first(query, "method")
     if method and method not in methods:
         wrong("method", "there is no such method", ", ".join(methods), did_you_mean(method, methods))

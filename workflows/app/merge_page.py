@@ -197,13 +197,18 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)
     wire_sweep(sweep, form, recipe, service, lanes, inspected)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], **AT_ONCE)
-    start.click(
-        lanes.asking(for_visitor(starting), lambda error: [problems_panel(error), ""]),
-        [*form.target_inputs, *form.recipe_inputs],
-        [said, go],
-        **ASKING,
-        **PRIVATE,
-    ).then(None, [go], None, js=script.GO, **PRIVATE)
+    started = (
+        start.click(None, None, [said, start], js=script.STARTING, **AT_ONCE)
+        .then(
+            lanes.asking(for_visitor(starting), lambda error: [problems_panel(error), ""]),
+            [*form.target_inputs, *form.recipe_inputs],
+            [said, go],
+            **ASKING,
+            **PRIVATE,
+        )
+        .then(None, [go], None, js=script.GO, **PRIVATE)
+    )
+    started.then(None, [checked, form.namespace], [start], **startable)
     start_after.click(None, None, None, js=script.SIGN_IN, **scripted)
     show.click(as_yaml, form.recipe_inputs, [text, said], **PRIVATE)
     kept = form.kept

@@ -139,16 +139,22 @@ INSPECTED = f"""(checked) => {{
   hm.timer = setTimeout(hm.ask, {PAUSE_MS});
 }}"""
 
+# A slow Hub takes a while to answer a start; meanwhile the page says so, and a second click does nothing.
+STARTING = """() => ['<p class="hm-dim" role="status">Starting …</p>', {__type__: "update", interactive: false}]"""
+
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
 CORRECT_NAME = f"""(proposed, name, address) => {{
   const hm = window.hm;
   {_VARIANTS}
   {_STORE}
+  const own = name && name !== hm.proposed && name !== proposed;
   if (address) {{
-    history.replaceState(history.state, "", location.pathname + "?" + address + variants());
+    // a proposal stands for nothing that somebody chose, and other models have another
+    const told = own ? address : address.replace(/&name=[^&]*/, "");
+    history.replaceState(history.state, "", location.pathname + "?" + told + variants());
     store();
   }}
-  if (!proposed || (name && name !== hm.proposed)) return name;
+  if (!proposed || own) return name;
   hm.proposed = proposed;
   return proposed;
 }}"""

@@ -42,7 +42,7 @@ from workflows.app.model_panels import (
     verdict_panel,
     ways_on,
 )
-from workflows.app.panels import facts_grid, notice, problems_panel, section, snippet, tabs
+from workflows.app.panels import facts_grid, left_out_panel, notice, problems_panel, section, snippet, tabs
 from workflows.app.service import BoardSource, Published, Service, Visitor
 from workflows.app.session import for_visitor
 
@@ -59,15 +59,27 @@ def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | 
     def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         query = request.query_params
         model = str(query.get("model") or "")[:300]
-        sha = str(query.get("sha") or "")[:64] or None
-        tab = str(query.get("tab") or "")
+        sha, tab, left_out = _asked(query)
         if not model:
             hint = notice("info", "No model is named", el("p", link("leaderboard", "Choose one on the leaderboard")))
             return _alone(join(el("h1", "Model", cls="hm-unseen"), hint))
-        return _shown(service, source, visitor, model, sha, tab if tab in TABS else "scores")
+        head, body = _shown(service, source, visitor, model, sha, tab)
+        return [join(left_out_panel(left_out), head), body]
 
     opened = lanes.asking(for_visitor(opening), lambda error: _alone(problems_panel(error)))
     demo.load(opened, None, [head, body], **QUIET, **ASKING)
+
+
+def _asked(query: Mapping[str, str]) -> tuple[str | None, str, list[str]]:
+    """The commit and the tab that an address names, and what of it is wrong and left out."""
+    sha, tab, wrong = str(query.get("sha") or "")[:64], str(query.get("tab") or "scores")[:64], []
+    if sha and not _SHA.fullmatch(sha):
+        wrong.append(f"“{sha}” is no commit.")
+        sha = ""
+    if tab not in TABS:
+        wrong.append(f"There is no tab “{tab}”.")
+        tab = "scores"
+    return sha or None, tab, wrong
 
 
 def _alone(head: Markup) -> list[Any]:
@@ -101,7 +113,7 @@ def _shown(
         except HubmergeError as error:
             own = error
     if row is None and not isinstance(own, Published):
-        return _alone(_missing(failure or own, model, service.endpoint))
+        return _alone(_missing(failure or own, model, sha, service.endpoint))
     links = tab_links(model, sha, tab)
     if row is not None:
         head = join(verdict_panel(row), model_head(row, service.endpoint), ways_on(row.model, _base_of(row)))
@@ -117,11 +129,12 @@ def _published(service: Service, model: str, sha: str | None, visitor: Visitor |
     return service.published(model, sha if sha and _SHA.fullmatch(sha) else None, visitor)
 
 
-def _missing(error: HubmergeError | None, model: str, endpoint: str) -> Markup:
+def _missing(error: HubmergeError | None, model: str, sha: str | None, endpoint: str) -> Markup:
     if error is not None and error.retryable:
         return problems_panel(error, "This model cannot be shown now")
     hub = el("p", "On the Hub: ", repo_link(endpoint, model)) if is_hub_id(model) else None
-    told = "There is no such model on the Hub, or you may not read it. If it is private and yours, sign in."
+    commit = f"no commit {sha[:12]} of it, " if sha else ""
+    told = f"There is no such model on the Hub, {commit}or you may not read it. If it is private and yours, sign in."
     name = el("div", el("h1", model), cls="hm-title")
     return join(name, notice("info", "This model cannot be shown", el("p", told), hub))
 

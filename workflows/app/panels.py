@@ -6,12 +6,12 @@ Every function is pure and returns escaped HTML (format.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
+from hubmerge.errors import GatedError, HubmergeError, LoginError, Problem, RecipeError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.methods import Method, registry
 from hubmerge.methods.varying import worded, written
@@ -203,6 +203,12 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
+def left_out_panel(reasons: Sequence[str]) -> Markup | None:
+    """What of a page's address could not be used, and why."""
+    told = el("ul", *(el("li", why) for why in reasons[:10]))
+    return notice("warn", "Part of this address was left out", told) if reasons else None
+
+
 def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
     """The next steps for models that the Hub does not show: allow more in a second sign-in, or ask their owners.
 
@@ -213,6 +219,11 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, b
     hidden = _models_of(p for p in error.problems if p.what == UNREADABLE)
     gated = _models_of(p for p in error.problems if p.code == GatedError.code)
     offers: list[Markup] = []
+    if isinstance(error, LoginError) or any(p.code == LoginError.code for p in error.problems):
+        again = el("p", link(sign_in_link(back), "Sign in again"))
+        offers.append(
+            notice("info", "Your sign-in is not valid any more", el("p", "The form is kept meanwhile."), again)
+        )
     if hidden and PRIVATE not in visitor.scopes:
         why = (
             "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not there: "

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from hubmerge.hub.names import is_hub_id
 from workflows.app.format import el, join, link
 from workflows.app.frame import PAGES, Page, bar
 from workflows.app.guard import App, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ from workflows.app.style import FIRST_CSS, PLAIN_CSS, TITLE
 _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}
 _ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or its job in the address
+_MOST_CHARACTERS = 200  # of a model's name in a title
 _API = ("/gradio_api/", "/config", "/webhook")
 _MAY_BE_LEFT_OUT = {
     "leaderboard": "Nothing is evaluated here, so there is no leaderboard.",
@@ -94,15 +96,16 @@ class Site:
 
     def _with_head(self, html: bytes, page: Page, scope: Scope) -> bytes:
         url = URL(scope=scope).replace(query="")
+        page_title = _title(page, scope)
         url = url.replace(scheme="https", netloc=self._host) if self._host else url
         marks = (
-            el("title", page.title),
+            el("title", page_title),
             el("meta", name="description", content=page.description),
             el("meta", name="color-scheme", content="light dark"),
             *(
                 el("meta", property=f"og:{name}", content=content)
                 for name, content in (
-                    ("title", page.title),
+                    ("title", page_title),
                     ("description", page.description),
                     ("type", "website"),
                     ("site_name", TITLE),
@@ -117,8 +120,16 @@ class Site:
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")
         head = _FOREIGN.sub(b"", head).replace(b'<meta charset="utf-8" />', b'<meta charset="utf-8" />' + _utf8(*marks))
-        old, new = (b'"title":' + json.dumps(title, ensure_ascii=False).encode() for title in (TITLE, page.title))
+        old, new = (b'"title":' + json.dumps(title, ensure_ascii=False).encode() for title in (TITLE, page_title))
         return head + found + rest.replace(old, new, 1)  # gradio's script sets the title of its settings
+
+
+def _title(page: Page, scope: Scope) -> str:
+    """The page's title, with the name of the model that its address asks for; whether there is one is not looked up."""
+    if page.path != "model":
+        return page.title
+    model = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[-1]
+    return f"{model} · {TITLE}" if len(model) <= _MOST_CHARACTERS and is_hub_id(model) else page.title
 
 
 def _early(scope: Scope) -> Markup:

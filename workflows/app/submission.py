@@ -32,9 +32,10 @@ def names_in(typed: Iterable[str], endpoint: str) -> list[str]:
 def _names(text: str, endpoint: str) -> list[str]:
     parts = [part.strip("\"'<>[]()`") for part in _BETWEEN.split(text)]
     names = [_name(part, endpoint) for part in parts if part]
-    if len(names) > 1 and not all(is_hub_id(name.partition("@")[0]) for name in names):
-        return [text]
-    return names
+    known = [is_hub_id(name.partition("@")[0]) for name in names]
+    # words are no list of models, but one that the Hub cannot have does not take the others of a list with it
+    listed = any(fits and "/" in name for fits, name in zip(known, names, strict=True))
+    return names if len(names) == 1 or all(known) or listed else [text]
 
 
 def _name(text: str, endpoint: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,6 +268,19 @@ def long_board() -> Board:
 
 def view_of(board: Board, query: str) -> str:
     return str(board_view(board, asked(board, query), ""))
+
+
+def test_every_order_is_there_once_and_in_words_that_fit_its_column() -> None:
+    after = view_of(full_board(), "cols=overall").partition("Sort by")[2]
+    orders = re.findall(r'<option value="(-?(?:rank|model|overall)|)"[^>]*>([^<]*)<', after)
+    assert orders[:6] == [
+        ("", "Rank"),
+        ("-rank", "Rank, last first"),
+        ("model", "Model, A to Z"),
+        ("-model", "Model, Z to A"),
+        ("-overall", "Overall, highest first"),
+        ("overall", "Overall, lowest first"),
+    ]
 
 
 @pytest.mark.parametrize("view", VIEWS)

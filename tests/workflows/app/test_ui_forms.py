@@ -16,7 +16,7 @@ from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from workflows.app.app import in_loop
-from workflows.app.calibration_form import given, turn
+from workflows.app.calibration_form import EVERYONE, given, turn
 from workflows.app.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.submission import checked_recipe
@@ -253,6 +253,16 @@ def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> Non
     whose, specs, editing, *fields = turn(["org/a"], "org/b", specs, editing, *own)  # org/b was taken out
     assert (whose["value"], editing, fields) == ("", "", shared)
     assert given(specs, editing, *fields)["org/b"]["data"] == "org/other"  # for when it comes back
+
+
+def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
+    with pytest.raises(RecipeError) as caught:
+        given({}, EVERYONE, "zoo/questions", "train", "", "", " ", 128, 1024, 0)
+    assert [problem.next_step for problem in caught.value.problems] == [
+        "Fill in “Question column”.",
+        "Fill in “Answer column”.",
+    ]
+    assert all("→" not in problem.where for problem in caught.value.problems)
 
 
 def test_only_a_method_that_weighs_by_sensitivities_asks_for_data() -> None:

@@ -45,6 +45,9 @@ BASE, MATH, TOOL, MEM = CATALOGUE
         ("https://huggingface.co/datasets/org/rows", ["https://huggingface.co/datasets/org/rows"]),
         ("https://[broken/org/name", ["https://[broken/org/name"]),
         ("./folder", ["./folder"]),
+        ("not a model!", ["not a model!"]),
+        # and takes no model of a list with it
+        ("https://huggingface.co/datasets/org/rows org/a", ["https://huggingface.co/datasets/org/rows", "org/a"]),
     ],
 )
 def test_addresses_of_the_hub_and_lists_become_names(typed: str, named: list[str]) -> None:
@@ -95,6 +98,27 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
         found = inspect_form(recipe, BASE, agents, None, service, visitor)
         assert ("Is it a private model of yours?" in found.outcome) == offered
         assert found.outcome.index("must change first") < found.outcome.find("private model of yours") or not offered
+
+
+def test_no_spelling_is_proposed_that_is_another_model_or_chosen_already() -> None:
+    assert advise(BASE, ("zoo/maht-agent", MATH), FakeService(), None).choice is None
+    assert advise(BASE, ("zoo/qwen-agent", TOOL), FakeService(), None).choice is None
+
+
+def test_agents_propose_their_base_in_place_of_one_that_is_not_there_and_never_itself() -> None:
+    advice = advise("nobody/none", (MATH, TOOL), FakeService(), None)
+    assert advice.choice is not None
+    assert advice.choice.base == BASE
+    service = FakeService()
+    about = service.about
+    service.about = lambda name, visitor: about("no/such" if name == BASE else name, visitor)  # type: ignore[method-assign]
+    assert advise(BASE, (MATH, TOOL), service, None).choice is None  # it is private, perhaps
+
+
+def test_an_address_with_more_agents_than_a_merge_takes_says_so() -> None:
+    recipe, _, problems = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]))
+    assert len(recipe["agents"]) == 32
+    assert "the address names 40 agents" in problems[0].what
 
 
 def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:

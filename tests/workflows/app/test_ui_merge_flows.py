@@ -82,6 +82,42 @@ def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages:
     assert errors == []
 
 
+def test_a_proposed_name_follows_the_models_and_stands_in_no_address(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={MATH}&agent={BASE}&agent={TOOL}", "ada")
+    shown(page, "#accept", "Swap them").click()
+    page.wait_for_function(
+        "document.querySelector('#target-name input, #target-name textarea').value === 'base-ram-plus'"
+    )
+    page.wait_for_function(f"location.search.startsWith('?base={BASE}')")
+    shown(page, "#verdict", "These models fit")
+    assert "name=" not in page.url
+
+
+def test_a_start_that_takes_long_says_so_and_takes_no_second_click(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    page.locator("#start:not([disabled])").wait_for()
+    go_on, submit = Event(), pages.service.submit
+    pages.service.submit = lambda *given: go_on.wait(30) and submit(*given)  # type: ignore[method-assign]
+    try:
+        page.locator("#start").click()
+        shown(page, "#said", "Starting …")
+        assert page.locator("#start").is_disabled()
+        go_on.set()
+        page.wait_for_url("**/job?id=*")
+    finally:
+        go_on.set()
+        del pages.service.submit  # type: ignore[method-assign]
+
+
+def test_a_start_that_is_refused_can_be_tried_again(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&name=a--b", "ada")
+    shown(page, "#verdict", "These models fit")
+    page.locator("#start:not([disabled])").click()
+    shown(page, "#said", "No repo can have this name")
+    page.locator("#start:not([disabled])").wait_for()
+
+
 def tab_to(page: Any, selector: str, key: str = "Tab") -> None:
     """Press a key until what has the focus lies in `selector`."""
     for _ in range(120):

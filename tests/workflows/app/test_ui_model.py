@@ -20,7 +20,7 @@ from hubmerge.evaluation.result import ParentFacts
 from workflows.app.board_table import task_title
 from workflows.app.job_page import _shown as job_shown
 from workflows.app.jobs_page import _listing as activity
-from workflows.app.model_page import _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
+from workflows.app.model_page import _asked, _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
 from workflows.app.model_panels import verdict_panel
 from workflows.app.service import Published, Scoring, Visitor
 
@@ -81,6 +81,21 @@ def test_a_board_that_cannot_be_read_leaves_the_other_tabs(service: FakeService)
     board = FakeBoard(failure=HubUnavailableError("it is away"))
     assert "it is away" in shown(service, "ada/new", "scores", board)
     assert "A card</h1>" in shown(service, "ada/new", "card", board)
+
+
+def test_a_commit_or_a_tab_that_is_none_is_said_and_left_out() -> None:
+    assert _asked({}) == (None, "scores", [])
+    assert _asked({"sha": "a" * 40, "tab": "card"}) == ("a" * 40, "card", [])
+    assert _asked({"sha": "zzz", "tab": "nope"}) == (None, "scores", ["“zzz” is no commit.", "There is no tab “nope”."])
+
+
+def test_an_address_of_the_activity_that_says_nothing_is_left_out_with_a_word() -> None:
+    service = FakeService(ENDPOINT)
+    shown = activity(service, None, {"show": "yours", "before": "x"}, None)[0]
+    assert "Part of this address was left out" in shown
+    assert "not as “yours”" in shown
+    assert "“x” is no place in the list" in shown
+    assert "left out" not in activity(service, None, {"show": "all", "before": "7"}, None)[0]
 
 
 def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_others(service: FakeService) -> None:
@@ -241,6 +256,6 @@ def test_a_parent_that_was_evaluated_elsewhere_ends_a_job_s_wait_as_soon_as_the_
     parent = Scoring("zoo/base", "b" * 40, "base")  # no job here scored it
     view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own, parent))
     head, *_, timer = job_shown(view, None, ENDPOINT, board)
-    assert ("not asked for yet" in head, timer["active"]) == (False, False)
+    assert ("will be asked for within minutes" in head, timer["active"]) == (False, False)
     head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
-    assert ("not asked for yet" in head, timer["active"]) == (True, True)
+    assert ("will be asked for within minutes" in head, timer["active"]) == (True, True)

@@ -282,6 +282,17 @@ def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_tha
     assert "Needs login" not in head_of("running", signed_in_until=past)  # it holds its token, and the Hub will say
 
 
+def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs() -> None:
+    problem = {"code": "E_HUB", "what": "the Hub cannot be reached", "where": "zoo/base"}
+    began = "2026-01-31T14:05:00+00:00"
+    error = {"code": "E_HUB", "message": "", "problems": [problem], "retryable": True}
+    head = head_of("queued", attempt=2, started=began, error=error)
+    assert "zoo/base: the Hub cannot be reached" in head
+    assert "tried again by itself" in head
+    assert "Running for" not in head
+    assert "Waiting for its turn" in head_of("queued")
+
+
 def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -> None:
     panel = str(statistics_panel(job_view(statistics=STATISTICS)))
     widths = {name: float(width) for name, width in re.findall(r'hm-part hm-(\w+)" style="width:([\d.]+)%', panel)}
@@ -399,7 +410,7 @@ def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluatio
         f"job?id={'3' * 64}",
     ):
         assert f'href="{address}' in head
-    assert "not asked for yet" in head
+    assert "will be asked for within minutes" in head
     marked = stages(stage_track(view))
     assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
 

@@ -306,3 +306,9 @@ def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where
     assert 'href="https://hub.example/meta/llama"' in asked
     earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
     assert f'href="{sign_in_link("/merge")}"' in str(access_offer(gated, earlier, "https://hub.example"))
+
+
+def test_a_sign_in_that_the_hub_takes_no_more_leads_to_another() -> None:
+    ended = LoginError("the token is not valid or has expired", where="zoo/base", next_step="Sign in again.")
+    assert f'href="{sign_in_link("/merge")}"' in str(access_offer(ended, ADA, "https://hub.example"))
+    assert access_offer(ended, None, "https://hub.example") is None

@@ -52,6 +52,17 @@ def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: 
     assert len({p.description for p in PAGES}) == len({p.title for p in PAGES}) == len(PAGES)
 
 
+@pytest.mark.parametrize(
+    ("model", "title"),
+    [("org/merge", "org/merge · hubmerge"), ("<b>x</b>", "Model · hubmerge"), ("", "Model · hubmerge")],
+)
+def test_a_model_s_page_has_the_model_s_name_as_its_title(site: TestClient, model: str, title: str) -> None:
+    text = site.get("/model", params={"model": model}).text
+    assert f"<title>{title}</title>" in text
+    assert f'<meta property="og:title" content="{title}">' in text
+    assert "<b>x</b>" not in text.partition("<script>window.gradio_config = ")[0]
+
+
 def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
     assert site.get("/favicon.svg").headers["content-type"].startswith("image/svg+xml")
     assert site.get("/social.png").content.startswith(b"\x89PNG")
