@@ -29,7 +29,6 @@ from workflows.app.style import FIRST_CSS, PLAIN_CSS, TITLE
 _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}
 _ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or its job in the address
-_MOST_CHARACTERS = 200  # of a model's name in a title
 _API = ("/gradio_api/", "/config", "/webhook")
 _MAY_BE_LEFT_OUT = {
     "leaderboard": "Nothing is evaluated here, so there is no leaderboard.",
@@ -129,7 +128,7 @@ def _title(page: Page, scope: Scope) -> str:
     if page.path != "model":
         return page.title
     model = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[-1]
-    return f"{model} · {TITLE}" if len(model) <= _MOST_CHARACTERS and is_hub_id(model) else page.title
+    return f"{model} · {TITLE}" if is_hub_id(model) else page.title
 
 
 def _early(scope: Scope) -> Markup:
