@@ -234,7 +234,12 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
         return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
     if view.state == "cancelled":
-        return notice("info", "Cancelled", el("p", "Nothing was published."), el("p", again) if again else None)
+        return notice(
+            "info",
+            "Cancelled",
+            el("p", "Nothing was published. A repo that was made for it is empty."),
+            el("p", again) if again else None,
+        )
     return None
 
 

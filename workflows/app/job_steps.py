@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import ceil
@@ -131,7 +132,8 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     if view.state == "queued":
         problem = next(iter((view.error or {}).get("problems") or ()), None)
         if view.attempt and problem:
-            told = ": ".join(filter(None, (problem.get("where"), problem.get("what"))))
+            where = re.sub(r"(@[0-9a-f]{12})[0-9a-f]{28}\b", r"\1", str(problem.get("where") or ""))
+            told = ": ".join(filter(None, (where, problem.get("what"))))
             again = "Nothing is needed from you: it is tried again by itself."
             return notice("warn", "It did not work this time", el("p", told), el("p", again), el("p", place_text(view)))
         return notice("info", "Waiting for its turn", el("p", place_text(view)))

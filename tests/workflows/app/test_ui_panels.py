@@ -283,11 +283,11 @@ def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_tha
 
 
 def test_a_job_that_is_tried_again_says_what_went_wrong_and_not_that_it_runs() -> None:
-    problem = {"code": "E_HUB", "what": "the Hub cannot be reached", "where": "zoo/base"}
+    problem = {"code": "E_HUB", "what": "the Hub cannot be reached", "where": f"zoo/base@{'a' * 40}"}
     began = "2026-01-31T14:05:00+00:00"
     error = {"code": "E_HUB", "message": "", "problems": [problem], "retryable": True}
     head = head_of("queued", attempt=2, started=began, error=error)
-    assert "zoo/base: the Hub cannot be reached" in head
+    assert f"zoo/base@{'a' * 12}: the Hub cannot be reached" in head
     assert "tried again by itself" in head
     assert "Running for" not in head
     assert "Waiting for its turn" in head_of("queued")

@@ -110,6 +110,7 @@ def test_the_calls_of_the_docs_work_as_they_stand(demo: Demo) -> None:
     assert done["asked"]["outcome"] in ("queued", "under way", "scored")
     assert {"suite", "rows"} < done["board"].keys()
     assert done["changed"]["agent"].startswith("zoo/math-agent@")
+    assert done["difference"]
     assert len(done["trial"]["agents"]) == 3
     server = json.loads(settings)["mcpServers"]["hubmerge"]
 
