@@ -14,7 +14,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,24 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="prompts per domain (default: all 500)")
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
-    reports = _merged(options.out / "merged")
+    reports = merged(options.out / "merged")
     models = {f"zoo/{name}": ZOO / name for name in ("base", *DOMAIN_NAMES)}
     models |= {name: options.out / "merged" / name for name in reports}
-    direct, rows = {}, []
+    rows = []
     with LocalHubProcess(options.out / "hub", zoo=True) as local:
         hub = Hub(local.endpoint, local.tokens["ada"])
         for name, folder in models.items():
-            direct[name] = evaluate_model(str(folder), limit=options.limit, batch_size=250)
-            rows.append(_compared(name, folder, hub, options.out / "runs", options.limit, direct[name]))
+            direct = evaluate_model(str(folder), limit=options.limit, batch_size=250)
+            rows.append(_compared(name, folder, hub, options.out / "runs", options.limit, direct))
             print(rows[-1], flush=True)
     if options.limit is None:
-        _write(direct, reports, rows)
+        _write(reports, rows)
     differing = [row["model"] for row in rows if row["runner"] != row["direct"]]
     print(f"{len(rows)} models, {len(differing)} differ: {', '.join(differing)}")
     return 1 if differing else 0
 
 
-def _merged(folder: Path) -> dict[str, Report]:
+def merged(folder: Path) -> dict[str, Report]:
     """Every variant of the recipe of all methods, merged into a folder of its name."""
     variants = load_sweep(ROOT / "examples" / "recipes" / "all_methods.yaml").variants
     hub = Hub("http://127.0.0.1:9")  # everything is local
@@ -95,9 +95,7 @@ def _compared(
     }
 
 
-def _write(
-    direct: Mapping[str, Mapping[str, Score]], reports: Mapping[str, Report], rows: list[dict[str, Any]]
-) -> None:
+def _write(reports: Mapping[str, Report], rows: list[dict[str, Any]]) -> None:
     (DOCS / "data" / "zoo_evaluation.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     page = DOCS / "evaluation.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
@@ -106,7 +104,7 @@ def _write(
     first = next(iter(reports.values()))
     for path, image in render_figures(first).items():
         (DOCS / "figures" / f"zoo_{Path(path).name}").write_bytes(image)
-    (DOCS / "zoo.md").write_text(zoo_page(direct, reports, first.statistics["total"]), encoding="utf-8")
+    (DOCS / "zoo.md").write_text(zoo_page(rows, reports), encoding="utf-8")
 
 
 def counts_table(rows: list[dict[str, Any]]) -> str:
@@ -123,16 +121,21 @@ def counts_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def zoo_page(scores: Mapping[str, Mapping[str, Score]], reports: Mapping[str, Report], total: Row) -> str:
+def zoo_page(rows: Sequence[Row], reports: Mapping[str, Report]) -> str:
+    """The page, with the scores of the direct count."""
     scored = []
-    for name, found in scores.items():
-        values = [100 * found[d].accuracy for d in DOMAIN_NAMES]
-        shown = " | ".join(f"{100 * found[d].accuracy:.1f} ± {100 * found[d].standard_error:.1f}" for d in DOMAIN_NAMES)
-        scored.append(f"| `{name.removeprefix('zoo/')}` | {shown} | {sum(values) / 3:.1f} | {min(values):.1f} |")
+    for row in rows:
+        found = [Score(row["direct"][domain], row["total"]) for domain in DOMAIN_NAMES]
+        values = [100 * score.accuracy for score in found]
+        shown = " | ".join(map(str, found))
+        scored.append(
+            f"| `{row['model'].removeprefix('zoo/')}` | {shown} | {sum(values) / 3:.1f} | {min(values):.1f} |"
+        )
     kept = []
     for name, report in reports.items():
         shares = " | ".join(f"{o.effective_scale or 0:.3f}, {o.kept_shared or 0:.3f}" for o in report.outcomes)
         kept.append(f"| `{name}` | {report.rounding} | {shares} |")
+    total = next(iter(reports.values())).statistics["total"]
     n = total["elements"]
     agents = [
         f"| {a['agent']} | {a['density']:.2%} | {a['unique'] / n:.2%} | {a['shared'] / n:.2%} | {a['rho']:.3f} |"
@@ -148,10 +151,14 @@ def zoo_page(scores: Mapping[str, Mapping[str, Score]], reports: Mapping[str, Re
         agents="\n".join(agents),
         pairs="\n".join(pairs),
         changed=" / ".join(f"{share:.1%}" for share in total["overlap_share"]),
-        shares=", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()),
+        shares=_SHARES.format_map(total["shares"]),
     )
 
 
+_SHARES = (
+    "Shares: private {private:.2%}, several {several:.2%} (conflict {conflict:.2%}, overlap {overlap:.2%}), "
+    "unchanged {unchanged:.2%}"
+)
 _ZOO_PAGE = """\
 # Every method on the example agents
 
@@ -177,7 +184,8 @@ Effective λ on the agent's unique updates, as stored, and the share of its shar
 |---|---:|---:|---:|---:|
 {agents}
 
-Changed by 0 / 1 / 2 / 3 agents: {changed}. Shares: {shares}.
+Changed by 0 / 1 / 2 / 3 agents: {changed}.
+{shares}.
 
 | pair | Jaccard | cosine | same sign where both changed |
 |---|---:|---:|---:|

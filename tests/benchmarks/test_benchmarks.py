@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmark_helpers import MACHINE, SIX, place, ran
 
-from benchmarks import benchmark_page, gpu, metering, sections, side_by_side, suite
+from benchmarks import benchmark_page, gpu, metering, sections, side_by_side, suite, zoo
 from benchmarks.metering import FailedRunError, OutOfMemoryError, Suite, measure
 from hubmerge.plan.disk import DiskGauge
 
@@ -233,3 +233,10 @@ def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypat
     # a folder knows no committers, so that its unsigned rows are the community's
     assert folder.replace("community", "unsigned").split() == hub.split()
     assert all(f"org{k}/model-{k}" in folder for k in range(3))
+
+
+def test_the_zoo_s_pages_are_what_their_generator_writes(tmp_path: Path) -> None:
+    """With the counts that are kept as data; every method is merged anew."""
+    rows = json.loads((zoo.DOCS / "data" / "zoo_evaluation.json").read_text())
+    assert zoo.counts_table(rows) in (zoo.DOCS / "evaluation.md").read_text()
+    assert zoo.zoo_page(rows, zoo.merged(tmp_path)) == (zoo.DOCS / "zoo.md").read_text(), "run benchmarks.zoo"

@@ -36,6 +36,7 @@ from workflows.jobs.transaction import Transaction, find_job, get_job
 
 DATABASE = "jobs.sqlite3"
 LEASE_S = 30.0
+ALONE_S = 3600.0  # a job that should run alone waits so long for that
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_SEARCHED = 2000  # evaluations, among which those of a merge are looked for
 _GIVEN_UP = (State.FAILED, State.CANCELLED)
@@ -220,7 +221,7 @@ class Store:
             if change.connection.execute(held.where(JOBS.c.lease_until <= since + self.lease_s).limit(1)).scalar():
                 return None
             elapsed = _elapsed(JOBS.c.not_before, boot, steady)
-            due = due.where(JOBS.c.state == State.QUEUED, elapsed, _may_have_company())
+            due = due.where(JOBS.c.state == State.QUEUED, elapsed, _may_have_company(boot, steady))
             job_id = change.connection.execute(due.order_by(JOBS.c.priority.desc(), JOBS.c.ticket).limit(1)).scalar()
             if job_id is None:
                 return None
@@ -297,11 +298,15 @@ class Store:
             return change.requeue(job_id, 0.0, max_attempts=job.max_attempts + 1)
 
 
-def _may_have_company() -> ColumnElement[bool]:
-    """Whether a job may run beside others. One that the machine may have ended runs again only alone."""
+def _may_have_company(boot: str, steady: float) -> ColumnElement[bool]:
+    """Whether a job may run beside others.
+
+    One that the machine may have ended waits until it would run alone, an hour at most.
+    """
     others = JOBS.alias()
     at_work = select(others.c.id).where(others.c.state.in_(HELD), others.c.id != JOBS.c.id).exists()
-    return or_(JOBS.c.error["code"].as_string().is_distinct_from(MachineFaultError.code), ~at_work)
+    by_machine = JOBS.c.error["code"].as_string() == MachineFaultError.code
+    return or_(by_machine.is_not(True), ~at_work, _elapsed(JOBS.c.not_before, boot, steady - ALONE_S))
 
 
 def _elapsed(moment: ColumnElement[float | None], boot: str, now: float) -> ColumnElement[bool]:

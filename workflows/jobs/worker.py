@@ -173,16 +173,18 @@ class Worker:
         path = self.workdir(job_id)
         if not path.is_dir():
             return
-        lock = lock_workdir(path, wait_s=2.0)
-        if lock is None:
-            log.warning("job %s: its folder is still in use and stays for now", job_id[:12])
-            return
+        lock = None
         try:
-            shutil.rmtree(path)
+            lock = lock_workdir(path, wait_s=2.0)
+            if lock is None:
+                log.warning("job %s: its folder is still in use and stays for now", job_id[:12])
+            elif (job := self._store.find(job_id)) is None or job.state.is_terminal:  # not tried again meanwhile
+                shutil.rmtree(path)
         except OSError as error:
             log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
         finally:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from job_helpers import FAULT, FINAL, ROOT, FakeClock, at_once, claimed, job_id, new_job
+from job_helpers import FAULT, FINAL, ROOT, FakeClock, at_once, claim, claimed, job_id, new_job
 
 from workflows.jobs.jobs import StaleFenceError, State
 from workflows.jobs.store import Store
@@ -177,3 +177,20 @@ def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_
     store.finish(other.id, other.fence, {})
     again = store.claim("w2", ["evaluate"])
     assert (again.id, again.attempt) == (first.id, 2)
+
+
+def test_what_the_machine_may_have_ended_waits_an_hour_for_the_others_and_not_without_end(
+    store: Store, clock: FakeClock
+) -> None:
+    store.submit(new_job("evaluation", kind="evaluate"))
+    first = claim(store)
+    store.fail(first.id, first.fence, FAULT)
+    for minute in range(70):  # on a busy machine somebody is always at work
+        store.submit(new_job(f"merge {minute}"))
+        merge = store.claim("w1", ["merge"])
+        clock.pass_time(20)
+        if (job := store.claim("w2", ["evaluate"])) is not None:
+            break
+        store.finish(merge.id, merge.fence, {})
+        clock.pass_time(40)
+    assert (job.id, job.attempt, minute) == (first.id, 2, 60)

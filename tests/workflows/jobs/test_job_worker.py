@@ -16,7 +16,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_job, running, until, worker_process
+from job_helpers import (
+    FINAL,
+    QUICK,
+    claim,
+    claimed,
+    is_alive,
+    job_id,
+    make_worker,
+    new_job,
+    running,
+    until,
+    worker_process,
+)
 
 from hubmerge import machine
 from hubmerge.errors import DiskError, PermissionDeniedError
@@ -446,3 +458,35 @@ def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(
     worker.run_once()
     kept = {name for name in ("first", "second", "third", "waiting") if worker.workdir(job_id(name)).exists()}
     assert kept == {"second", "third", "waiting"}
+
+
+def test_a_folder_of_a_job_that_is_tried_again_meanwhile_is_not_swept(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = claimed(live)
+    worker = make_worker(tmp_path, live, "steps", replace(QUICK, keep_failed_s=0.0))
+    worker.workdir(job.id).mkdir(parents=True)
+    (worker.workdir(job.id) / "journal").write_text("0\n")
+    live.fail(job.id, job.fence, FINAL)
+    lock = worker_module.lock_workdir
+
+    def submitted_meanwhile(path: Path, wait_s: float) -> int | None:
+        live.submit(new_job("a", payload={"trace": str(tmp_path / "trace")}))
+        return lock(path, wait_s)
+
+    monkeypatch.setattr(worker_module, "lock_workdir", submitted_meanwhile)
+    done = worker.run_once()
+    assert (done.id, done.state) == (job.id, State.DONE)
+    assert "from 1" in attempts(tmp_path / "trace")[0]
+
+
+def test_a_disk_without_room_for_a_lock_does_not_end_the_worker(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs" / "unknown").mkdir(parents=True)
+
+    def full(path: Path, wait_s: float) -> int | None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(worker_module, "lock_workdir", full)
+    assert run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace")).state is State.DONE
