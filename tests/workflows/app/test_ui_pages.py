@@ -45,7 +45,7 @@ def choose_models(page: Any, *agents: str) -> None:
 @pytest.mark.quick
 def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
-    page.locator("#inspect:not([disabled])").wait_for(state="attached")
+    page.wait_for_function("window.hm?.opened")
     choose_models(page, "math-agent", "tool-agent")
     page.locator("#inspect").click()
     shown(page, "#verdict", "These models fit")
