@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import COMPUTE, T, f32, tensor, write_model, write_shard
+from builders import COMPUTE, T, f32, read_model, tensor, write_model, write_shard
 
 F = np.float32
 FP8_CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -104,3 +104,13 @@ def adapted(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float, *, t
 
 def write_plain(folder: Path, tensors: Mapping[str, T], **config: Any) -> Path:
     return write_model(folder, tensors, config={"architectures": ["LlamaForCausalLM"], "model_type": "llama", **config})
+
+
+ZOO = Path(__file__).resolve().parents[1] / "examples" / "zoo"
+ADAPTED = "model.layers.0.mlp.gate_proj"
+
+
+def zoo_adapter(folder: Path, base: str = "zoo/base", *, files: Mapping[str, bytes] | None = None) -> Path:
+    """A LoRA adapter of one layer of the zoo's base, of whatever base its config names."""
+    shape = read_model(ZOO / "base")[f"{ADAPTED}.weight"].shape
+    return write_adapter(folder, pair(ADAPTED, *lora((shape[0], shape[1]))), files=files, base_model_name_or_path=base)

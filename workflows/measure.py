@@ -105,14 +105,21 @@ class Measuring:
                 next_step="Only its owner can open it to everybody; then it can be measured.",
             )
         model = open_model(ModelName(id=state.id, revision=state.sha), hub, allow_local=False)
-        check_evaluable(model)
+        whole = check_evaluable(model, hub)
+        if whole is not None and hub.repo_state(whole.base.ref.id, whole.base.ref.sha).gated:
+            raise GatedError(
+                "an adapter of a gated model cannot be evaluated here",
+                where=whole.base.ref.id,
+                next_step="Only the owner of its base can open that to everybody; then it can be measured.",
+            )
+        weight_bytes = model.weight_bytes if whole is None else whole.output_bytes
         memory = usable_memory()
-        if memory is not None and model.weight_bytes > MOST_OF_MEMORY * memory:
+        if memory is not None and weight_bytes > MOST_OF_MEMORY * memory:
             raise MemoryLimitError(
                 "the model is too big to be evaluated here",
                 where=state.id,
                 expected=f"at most {MOST_OF_MEMORY * memory / 1e9:.1f} GB of weights",
-                got=f"{model.weight_bytes / 1e9:.1f} GB",
+                got=f"{weight_bytes / 1e9:.1f} GB",
                 next_step="Evaluate it where there is more memory, with hubmerge's command line.",
             )
         return state.id, state.sha

@@ -89,17 +89,16 @@ def clear_weights(workdir: Path) -> None:
         shutil.rmtree(workdir / name, ignore_errors=True)
 
 
-def require_room(model: Model, workdir: Path, what: str) -> None:
-    """DiskError where the weights would leave less than the reserve; files fetched before take no further room."""
-    if model.ref.kind != "hub":
-        return
+def require_room(weight_bytes: int, workdir: Path, what: str) -> None:
+    """DiskError where weights that are to be written would leave less than the reserve; files fetched before take no
+    further room."""
     there = used_bytes([workdir / "inputs"])
     disk = shutil.disk_usage(workdir)
     reserve = min(RESERVE_BYTES, disk.total // 20)
-    missing = max(0, model.weight_bytes - there)
+    missing = max(0, weight_bytes - there)
     if missing and missing + reserve > disk.free:
         clear_weights(workdir)
-        needed, found, kept = shown_bytes(model.weight_bytes + reserve, disk.free + there, reserve)
+        needed, found, kept = shown_bytes(weight_bytes + reserve, disk.free + there, reserve)
         raise DiskError(
             "the model does not fit on this disk",
             where=what,

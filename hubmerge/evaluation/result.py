@@ -146,6 +146,7 @@ class RunEnvironment(_Frozen):
     backend: Literal["transformers", "vllm"]
     device: Text
     dtype: Text  # that the model ran in
+    adapter_base: Text | None = None  # of an adapter: the model that it was merged onto, id@commit
     stored_dtype: Text | None = None  # where that is a wider one, for whose weights the machine had too little memory
     batch_size: Small | None = None  # prompts at most
     batch_tokens: Count | None = None  # and tokens, padding and longest answers included; None: no such bound

@@ -37,10 +37,12 @@ from hubmerge.errors import (
     IndexFileError,
     MemoryLimitError,
 )
+from hubmerge.evaluation.adapter import on_its_base, stage_on_base
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.fetch import fetch_rows
 from hubmerge.evaluation.fit import (
     ITEM_BYTES,
+    Weights,
     clear_weights,
     cleared_where_the_disk_is_full,
     fitting_dtype,
@@ -55,6 +57,7 @@ from hubmerge.extras import require
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
 from hubmerge.isolation.in_child import WallLimitError
+from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
@@ -91,6 +94,7 @@ class _Run:
     """A run whose model and suite are pinned."""
 
     model: Model
+    whole: Plan | None  # of an adapter on its base
     suite: PinnedSuite
     hub: Hub
     workdir: Path
@@ -102,6 +106,18 @@ class _Run:
         return f"{self.suite.suite.name} on {self.model.ref}"
 
     @property
+    def weights(self) -> Weights:
+        """Those that the evaluating process loads."""
+        return weights_of(self.model if self.whole is None else self.whole.base)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What fetched and merged weights take."""
+        if self.whole is not None:
+            return self.whole.download_bytes + self.whole.output_bytes
+        return self.model.weight_bytes if self.model.ref.kind == "hub" else 0
+
+    @property
     def memory_bytes(self) -> int:
         return self.options.memory_bytes or int(0.9 * (machine.memory_bytes() or 16e9))
 
@@ -111,7 +127,7 @@ class _Run:
 
         `auto` where the model runs as it is stored, and on a GPU, whose memory only that process knows.
         """
-        weights = weights_of(self.model)
+        weights = self.weights
         if self.options.device == "cuda":
             return self.options.dtype
         chosen = fitting_dtype(weights, self.options.dtype, self.memory_bytes, self.what)
@@ -147,14 +163,16 @@ def evaluate(
     workdir = workdir.absolute()
     workdir.mkdir(parents=True, exist_ok=True)
     options = replace(options, device=_device(options.device))
-    run = _Run(opened, suite, hub, workdir, options, observer)
+    run = _Run(opened, None, suite, hub, workdir, options, observer)
     facts = model_facts(hub, opened)
     try:
-        check_evaluable(opened)
+        run = replace(run, whole=check_evaluable(opened, hub))
+        if run.whole is not None:
+            facts = facts.model_copy(update={"parameters": run.whole.elements})
         if run.dtype != options.dtype:
-            stored = weights_of(opened).stored
+            stored = run.weights.stored
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
-        require_room(opened, workdir, run.what)
+        require_room(run.disk_bytes, workdir, run.what)
         observer.stage("fetch model")
         with cleared_where_the_disk_is_full(workdir, run.what):
             _stage_model(run)
@@ -189,34 +207,34 @@ def usable_memory() -> int | None:
     return machine.gpu_memory_bytes() if _device("auto") == "cuda" else machine.memory_bytes()
 
 
-def check_evaluable(model: Model) -> None:
-    """EvaluationError for a model that cannot be evaluated as it is stored."""
-    if model.adapter is not None:
-        raise EvaluationError(
-            "an adapter alone cannot be evaluated",
-            where=str(model.ref),
-            expected="a model with all its weights",
-            got=model.kind,
-            next_step="Merge it with its base first.",
-        )
-    quantized = isinstance(model.config.get("quantization_config"), dict) or model.kind != "weights"
+def check_evaluable(model: Model, hub: Hub) -> Plan | None:
+    """EvaluationError for a model that cannot be evaluated as it is stored; of an adapter its plan on its base."""
+    whole = None if model.adapter is None else on_its_base(model, hub)
+    weights = model if whole is None else whole.base
+    quantized = isinstance(weights.config.get("quantization_config"), dict) or weights.kind != "weights"
     if quantized:
         raise EvaluationError(
             "quantized weights are not evaluated",
-            where=str(model.ref),
+            where=str(weights.ref),
             expected="weights in float32, float16 or bfloat16",
-            got=model.kind,
+            got=weights.kind,
             next_step="Evaluate the model before quantization.",
         )
-    if not any(map(makes_tokenizer, model.files)):
+    if not any(map(makes_tokenizer, (*model.files, *weights.files))):
         raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
+    return whole
 
 
 def _stage_model(run: _Run) -> None:
-    def fetched(done: int, total: int) -> None:
-        run.observer.progress("fetch model", done, total, "B")
+    def told(done: int, total: int, unit: str = "B") -> None:
+        run.observer.progress("fetch model", done, total, unit)
 
-    for note in stage_model(run.model, run.hub, run.workdir / "model", run.workdir / "inputs", fetched):
+    folder, inputs = run.workdir / "model", run.workdir / "inputs"
+    if run.whole is None:
+        notes = stage_model(run.model, run.hub, folder, inputs, told)
+    else:
+        notes = stage_on_base(run.whole, run.hub, folder, inputs, told)
+    for note in notes:
         run.observer.warning(note)
 
 
@@ -272,7 +290,7 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "batch_size": options.batch_size,
         "device": options.device,
         "dtype": run.dtype,
-        "weights": asdict(weights_of(run.model)),
+        "weights": asdict(run.weights),
         "seed": options.seed,
         "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
@@ -320,7 +338,7 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
             )
             for task, score in zip(run.suite.tasks, said, strict=True)
         )
-        dtype, stored = plain(done["dtype"]), weights_of(run.model).stored
+        dtype, stored = plain(done["dtype"]), run.weights.stored
         narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored] and run.options.dtype == "auto"
         ran = {"dtype": dtype, "stored_dtype": stored if narrower else None, "batch_tokens": done.get("batch_tokens")}
         return _record(run, facts, seconds, {"device": plain(done["device"]), **ran}, tasks=scores)
@@ -355,6 +373,7 @@ def _record(
         batch_size=run.options.batch_size,
         seed=run.options.seed,
         seconds=round(seconds, 1),
+        adapter_base=None if run.whole is None else f"{run.whole.base.ref.id}@{run.whole.base.ref.sha}",
         **found,
     )
     return EvaluationResult(

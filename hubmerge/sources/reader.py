@@ -112,14 +112,17 @@ class LocalOrFetched(ShardStore):
     def path(self, model: Model, shard: str) -> Path:
         if model.ref.kind == "local":
             return super().path(model, shard)
-        with self._lock:
-            return self._hub.download(
-                model.ref.id,
-                model.ref.sha,
-                model.files[shard],
-                cache_folder(self._cache, model),
-                lambda n: self._fetched(model.ref.id, n),
-            )
+        key = shard_key(model, shard)
+        with self._lock:  # a second download would take the file away from who reads it
+            if key not in self._paths:
+                self._paths[key] = self._hub.download(
+                    model.ref.id,
+                    model.ref.sha,
+                    model.files[shard],
+                    cache_folder(self._cache, model),
+                    lambda n: self._fetched(model.ref.id, n),
+                )
+            return self._paths[key]
 
 
 def shard_key(model: Model, shard: str) -> ShardKey:

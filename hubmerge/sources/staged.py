@@ -47,10 +47,13 @@ def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Ca
     return left_out
 
 
-def stage_settings(model: Model, hub: Hub, folder: Path) -> list[str]:
-    """Write config.json and the tokenizer into `folder`; returns notes on what was left out of them."""
+def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None = None) -> list[str]:
+    """Write config.json and the tokenizer into `folder`; returns notes on what was left out of them.
+
+    `tokenizer`: the model whose tokenizer it is, where that is another one.
+    """
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
-    files, left_out = tokenizer_files(model, reader(hub))
+    files, left_out = tokenizer_files(tokenizer or model, reader(hub))
     stage_files({CONFIG: json.dumps(config, indent=1).encode(), **files}, folder)
     return [*([told(CONFIG, dropped)] if dropped else []), *left_out]
 

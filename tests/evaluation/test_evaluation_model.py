@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from huggingface_hub import HfApi
 from report_helpers import report_data
 from safetensors.numpy import save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
+from source_helpers import ADAPTED, ZOO, lora, zoo_adapter
 
 from hubmerge.errors import EvaluationError, FormatError
+from hubmerge.evaluation.adapter import stage_on_base
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
 from hubmerge.evaluation.suites import pin
@@ -100,12 +107,101 @@ def test_a_model_that_cannot_be_evaluated_as_it_is_stored_gets_a_failed_result_a
 ) -> None:
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
     with pytest.raises(EvaluationError, match=reason):
-        check_evaluable(opened(folder))
+        check_evaluable(opened(folder), OFFLINE)
     model = ModelName.parse(str(folder))
     result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
     assert result.error is not None
     assert reason in result.error.message
     assert not (workdir / "child.log").exists()
+
+
+# --- adapters
+
+
+def base_tensors() -> dict[str, Any]:
+    return {
+        name: value
+        for shard in sorted((ZOO / "base").glob("*.safetensors"))
+        for name, value in load_torch(shard).items()
+    }
+
+
+def test_an_adapter_is_measured_on_the_base_that_its_config_names(tmp_path: Path, hub: Hub) -> None:
+    folder = zoo_adapter(tmp_path / "adapter", files={"chat_template.jinja": b"{{ not without a tokenizer }}"})
+    model = opened(folder)
+    whole = check_evaluable(model, hub)
+    assert whole is not None
+    assert whole.base.ref.sha == hub.repo_state("zoo/base").sha
+    out, told = tmp_path / "staged", []
+    stage_on_base(whole, hub, out, tmp_path / "inputs", lambda done, total, unit: told.append((done, total, unit)))
+    expected = base_tensors()
+    a, b = lora(tuple(expected[f"{ADAPTED}.weight"].shape))
+    weight = expected[f"{ADAPTED}.weight"]
+    update = torch.from_numpy(8 / 4 * (b.astype(np.float64) @ a.astype(np.float64)))
+    expected[f"{ADAPTED}.weight"] = (weight.double() + update).to(weight.dtype)
+    found = load_torch(out / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        if name != f"{ADAPTED}.weight":
+            assert torch.equal(found[name], tensor), name
+        else:  # float32 sums in place of float64: the last bit of bfloat16 may differ
+            assert torch.allclose(found[name].float(), tensor.float(), rtol=2**-7, atol=0)
+            assert (found[name] != weight).any()
+    assert (out / "tokenizer.json").read_bytes() == (ZOO / "base" / "tokenizer.json").read_bytes()
+    assert not [p.name for p in out.iterdir() if p.name in (".hubmerge", "chat_template.jinja")]
+    assert {unit for *_, unit in told} == {"B", "elements"}
+    assert told[-1][0] == told[-1][1] == whole.elements
+
+
+def test_an_adapter_with_a_tokenizer_of_its_own_is_asked_by_it(tmp_path: Path, hub: Hub) -> None:
+    own = (ZOO / "base" / "tokenizer.json").read_bytes() + b"\n"
+    folder = zoo_adapter(tmp_path / "adapter", files={"tokenizer.json": own})
+    whole = check_evaluable(opened(folder), hub)
+    assert whole is not None
+    stage_on_base(whole, hub, tmp_path / "staged", tmp_path / "inputs", lambda *_: None)
+    assert (tmp_path / "staged" / "tokenizer.json").read_bytes() == own
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [
+        ("/home/ada/base", "without its base"),
+        ("zoo/nowhere", "not there, or private"),
+        ("zoo/other", "does not fit its base"),
+    ],
+)
+def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
+    tmp_path: Path, hub: Hub, zoo_hub: Any, workdir: Path, base: str, reason: str
+) -> None:
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    other = tmp_path / "other"
+    shutil.copytree(ZOO / "base", other)
+    for shard in other.glob("*.safetensors"):
+        save_torch({n: t[:1].clone() if n.startswith(ADAPTED) else t for n, t in load_torch(shard).items()}, shard)
+    api.create_repo("zoo/other", exist_ok=True)
+    api.upload_folder(repo_id="zoo/other", folder_path=other)
+    model = ModelName.parse(str(zoo_adapter(tmp_path / "adapter", base)))
+    result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
+    assert result.error is not None
+    assert reason in result.error.message
+
+
+def test_a_public_adapter_of_a_private_base_is_told_what_one_of_no_base_is(
+    tmp_path: Path, hub: Hub, zoo_hub: Any
+) -> None:
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    api.create_repo("ada/hidden", private=True, exist_ok=True)
+    api.upload_folder(repo_id="ada/hidden", folder_path=ZOO / "base")
+    told = {}
+    for base in ("ada/hidden", "ada/absent"):
+        name = base.replace("ada/", "ada/lora-")
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=zoo_adapter(tmp_path / base, base))
+        with pytest.raises(EvaluationError) as refusal:
+            check_evaluable(open_model(ModelName.parse(name), hub, allow_local=False), hub)
+        told[base] = str(refusal.value).replace(base, "BASE").replace(name, "ADAPTER")
+    hidden, absent = (text.partition("@")[0] + text.partition("):")[2] for text in told.values())
+    assert hidden == absent
 
 
 # --- facts

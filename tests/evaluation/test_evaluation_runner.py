@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
+from source_helpers import zoo_adapter
 
 from hubmerge import machine
 from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
@@ -25,6 +27,7 @@ from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation import child
 from hubmerge.recipe.model_name import ModelName
+from localhub.process import LocalHubProcess
 
 Scripted = Callable[..., EvaluationResult]
 
@@ -67,6 +70,21 @@ def test_a_run_that_ends_well_gives_a_result_that_says_all_and_leaves_no_weights
     assert notes.stages == ["resolve", "fetch model", "fetch data", "generate"]
     assert notes.warnings == ["mind the  [31m gap"]  # nothing that steers a terminal
     assert not (workdir / "inputs").exists()
+
+
+def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merged_onto(
+    scripted: Scripted, hub: Hub, zoo_hub: LocalHubProcess, tmp_path: Path, workdir: Path
+) -> None:
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    api.create_repo("ada/lora-agent", exist_ok=True)
+    api.upload_folder(repo_id="ada/lora-agent", folder_path=zoo_adapter(tmp_path / "lora"))
+    result = scripted("answers", model="ada/lora-agent")
+    assert (result.status, result.model) == ("done", "ada/lora-agent")
+    assert result.sha == hub.repo_state("ada/lora-agent").sha
+    assert result.environment.adapter_base == f"zoo/base@{hub.repo_state('zoo/base').sha}"
+    assert result.facts.parameters == 171776
+    assert not (workdir / "model").exists()
+    assert scripted("answers").environment.adapter_base is None
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
 from job_helpers import FINAL, claim
 from pydantic import SecretStr
+from source_helpers import ZOO, zoo_adapter
 
 from hubmerge.errors import (
     EvaluationError,
@@ -168,6 +170,21 @@ def test_what_cannot_be_measured_is_refused_in_words(
     with pytest.raises(error, match=told):
         site.service.request_evaluation(model, suite, site.visitor(visitor))
     assert site.store.list_jobs() == ()
+
+
+def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Path) -> None:
+    api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    for name, base in (("open", "zoo/base"), ("on-gated", "ada/gated-base"), ("on-private", "ada/private-base")):
+        if base != "zoo/base":
+            api.create_repo(base, private="private" in base, exist_ok=True)
+            api.upload_folder(repo_id=base, folder_path=ZOO / "base")
+        api.create_repo(f"ada/{name}", exist_ok=True)
+        api.upload_folder(repo_id=f"ada/{name}", folder_path=zoo_adapter(tmp_path / name, base))
+    api.update_repo_settings("ada/gated-base", gated="auto")
+    for name, error in (("on-gated", GatedError), ("on-private", EvaluationError)):
+        with pytest.raises(error):
+            site.service.request_evaluation(f"ada/{name}", "zoo", site.visitor("ada"))
+    assert site.service.request_evaluation("ada/open", "zoo", site.visitor("bob")).outcome == "queued"
 
 
 def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

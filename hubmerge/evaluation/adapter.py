@@ -1,0 +1,114 @@
+"""A LoRA adapter under evaluation is merged onto the base that its config names: transformers gets a whole checkpoint.
+
+The merge has this one agent, so it is W + s·B·A in float32, rounded once to the base's dtype. The tokenizer is the
+adapter's where its repo has one, else the base's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import merge
+from hubmerge.errors import EvaluationError, IncompatibleError, SourceNotFoundError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import is_hub_id
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import Recipe
+from hubmerge.sources.base import Model
+from hubmerge.sources.companions import makes_tokenizer
+from hubmerge.sources.open import INDEX, open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.staged import stage_settings
+
+
+def on_its_base(adapter: Model, hub: Hub) -> Plan:
+    """The plan of an adapter on the base that its config names, which is opened on the Hub.
+
+    Raises EvaluationError where it names none that everybody may read who may read the adapter, and where the two do
+    not fit; GatedError for a base that this token may not read.
+    """
+    assert adapter.adapter is not None
+    name, revision = adapter.adapter.base_name, adapter.adapter.base_revision
+    if name is None or not is_hub_id(name):
+        raise EvaluationError(
+            "an adapter cannot be evaluated without its base",
+            where=str(adapter.ref),
+            expected="base_model_name_or_path in its config: a model on the Hub",
+            got=ascii(name or "none")[1:-1][:120],
+            next_step="Merge it with its base first, and evaluate the result.",
+        )
+    base = _open_base(adapter, ModelName(id=name, revision=revision), hub)
+    own = str(adapter.ref.path) if adapter.ref.kind == "local" else adapter.ref.id
+    recipe = Recipe.model_validate(
+        {"base": name, "agents": [own], "method": "linear", "parameters": {"base_weight": 0.0}}
+    )
+    try:
+        return make_plan(recipe, base, [adapter])
+    except IncompatibleError as error:
+        raise EvaluationError(
+            "the adapter does not fit its base",
+            where=f"{adapter.ref} on {base.ref}",
+            got=error.problems[0].what,
+            next_step="Its config must name the base that it was trained on.",
+        ) from None
+
+
+def _open_base(adapter: Model, name: ModelName, hub: Hub) -> Model:
+    """A private base of a public adapter is as good as none: its name must not show that it exists, nor its answers."""
+    try:
+        base = open_model(name, hub, allow_local=False)
+        public = adapter.ref.kind == "hub" and not hub.repo_state(adapter.ref.id, adapter.ref.sha).private
+        if not (public and hub.repo_state(base.ref.id, base.ref.sha).private):
+            return base
+    except SourceNotFoundError:
+        pass
+    raise EvaluationError(
+        "the adapter's base is not there, or private",
+        where=str(adapter.ref),
+        expected="base_model_name_or_path in its config: a public model on the Hub",
+        got=str(name),
+        next_step="Merge it with its base first, and evaluate the result.",
+    )
+
+
+def stage_on_base(
+    plan: Plan, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int, str], None]
+) -> list[str]:
+    """Merge an adapter into `folder`, made anew, for transformers; returns notes on what was left out.
+
+    `progress` is called with the bytes that were fetched into `inputs`, then with the elements that were merged. What
+    it raises ends the merge.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    fetched = 0
+
+    def fetching(_: str, count: int) -> None:
+        nonlocal fetched
+        fetched += count
+        progress(fetched, plan.download_bytes, "B")
+
+    class Merging(Unobserved):
+        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+            if fetched >= plan.download_bytes:
+                progress(done, total, unit)
+
+    journal = Journal.open(folder, plan)
+    with TensorReader(plan.models, LocalOrFetched(hub, inputs, fetching)) as reader:
+        merge(plan, reader, journal, folder, StreamOptions(), Merging())
+    journal.close(folder)
+    [adapter] = plan.agents
+    tokenizer = adapter if any(map(makes_tokenizer, adapter.files)) else plan.base
+    notes = stage_settings(replace(plan.base, config=plan.config), hub, folder, tokenizer)
+    if len(plan.shards) > 1:
+        weight_map = {t.name: shard.filename for shard in plan.shards for t in shard.tensors}
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+    return notes
