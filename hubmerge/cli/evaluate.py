@@ -79,7 +79,7 @@ def table(result: EvaluationResult) -> str:
     if result.error is not None:
         return f"{head}failed: {result.error.message}\n"
     if (base := result.environment.adapter_base) is not None:
-        print(f"measured on its base, {base}", file=sys.stderr)
+        head += f"merged onto its base, {base}\n"
     if (stored := result.environment.stored_dtype) is not None:
         head += f"in {result.environment.dtype}, since {stored}, in which it is stored, did not fit here\n"
     width = max(len(score.task) for score in result.tasks)
