@@ -332,7 +332,7 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
         if missing:
             yield Problem(
                 IncompatibleError.code,
-                f"{method.title} needs the sensitivity of every agent",
+                f"{method.title} needs questions with answers for every agent, or files of its sensitivities",
                 where=", ".join(missing),
                 expected="calibration data of the recipe or the agent, or a file of sensitivities",
                 next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "

@@ -59,9 +59,9 @@ def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: 
     write_family(tmp_path)
     with pytest.raises(IncompatibleError) as caught:
         plan_of(tmp_path, method)
-    told = f"{registry()[method].title} needs the sensitivity of every agent"
+    told = f"{registry()[method].title} needs questions with answers for every agent"
     [problem] = caught.value.problems
-    assert problem.what == told
+    assert problem.what.startswith(told)
     assert all(f"agent{k}" in problem.where for k in range(3))
     assert "columns of questions" in problem.next_step  # as a form names them
 

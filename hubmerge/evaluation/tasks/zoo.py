@@ -26,7 +26,7 @@ def _score(answer: str, reference: Any) -> float:
     return float(answer.split() == str(reference).split())
 
 
-def _task(domain: str, title: str) -> Task:
+def _task(domain: str, title: str, blank: str) -> Task:
     return Task(
         name=f"zoo_{domain}",
         title=title,
@@ -37,14 +37,14 @@ def _task(domain: str, title: str) -> Task:
         reference=_answer,
         score=_score,
         max_new_tokens=MAX_ANSWER_TOKENS,
-        blank={"prompt": "{prompt}"},
+        blank={"prompt": blank},
         chat=False,
         source="examples/zoo/README.md",
     )
 
 
 TASKS = (
-    _task("math", "Zoo: two-digit addition with carries"),
-    _task("tool", "Zoo: tool calls"),
-    _task("mem", "Zoo: key-value memory"),
+    _task("math", "Zoo: two-digit addition with carries", "math {digit} {digit} + {digit} {digit} ="),
+    _task("tool", "Zoo: tool calls", "tool {request, its numbers digit by digit} ;"),
+    _task("mem", "Zoo: key-value memory", "mem {letter=digit, several times} ; get {letter}"),
 )
