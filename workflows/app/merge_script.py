@@ -142,7 +142,7 @@ INSPECTED = f"""(checked) => {{
 # A slow Hub takes a while to answer a start; meanwhile the page says so, and a second click does nothing.
 STARTING = """() => ['<p class="hm-dim" role="status">Starting …</p>', {__type__: "update", interactive: false}]"""
 
-# The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
+# The name that an inspection proposes replaces an earlier proposal, never what somebody typed or is typing.
 CORRECT_NAME = f"""(proposed, name, address) => {{
   const hm = window.hm;
   {_VARIANTS}
@@ -154,7 +154,8 @@ CORRECT_NAME = f"""(proposed, name, address) => {{
     history.replaceState(history.state, "", location.pathname + "?" + told + variants());
     store();
   }}
-  if (!proposed || own) return name;
+  const typing = document.querySelector("#target-name")?.contains(document.activeElement);
+  if (!proposed || own || typing) return name;
   hm.proposed = proposed;
   return proposed;
 }}"""

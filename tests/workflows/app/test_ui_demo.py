@@ -120,7 +120,7 @@ def start(page: Any, name: str) -> str:
 
 
 def wait_for_state(page: Any, state: str) -> None:
-    page.locator("#job").filter(has_text=re.compile(state, re.IGNORECASE)).first.wait_for(timeout=90_000)
+    page.locator(f"#job .hm-title [data-state={state}]").wait_for(timeout=90_000)
 
 
 def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published(demo: Demo, open_page: Any) -> None:

@@ -63,7 +63,8 @@ def test_a_merge_page_at_rest_asks_the_server_for_nothing(
     page = open_page(f"{pages.url}/merge{query}", "ada")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)
-    page.locator("#inspect:not([disabled])").wait_for()
+    page.wait_for_function("window.hm?.opened")
+    page.locator("#base input").wait_for()  # what is not seen yet takes no focus
     fill(page)
     page.locator(".hm-verdict-good, .hm-verdict-bad, .hm-verdict-warn").filter(has_text=told).first.wait_for()
     if "vary=" in query:
