@@ -88,9 +88,8 @@ class WorkerProcess:
                     process.wait(STOP_TIMEOUT_S)
                 process.kill()  # nothing happens to one that has ended
                 process.wait()
-            elif not self._stop.is_set():
+            elif not self._stop.wait(RESTART_AFTER_S):
                 log.warning("the worker ended with code %s and is started again", process.returncode)
-                self._stop.wait(RESTART_AFTER_S)
 
 
 def serve(
@@ -159,7 +158,8 @@ def serve(
         log.info("serving on %s", app.url)
         if ready is not None:
             ready(app.url)
-        stop.wait()
+        while not stop.wait(0.5):  # a signal that another thread got is handled when this one wakes
+            pass
     return 0
 
 
