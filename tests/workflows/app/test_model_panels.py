@@ -62,10 +62,12 @@ def test_a_hostile_name_gets_no_snippet_and_no_way_on() -> None:
 
 def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Row) -> None:
     gsm8k = replace(merged.tasks[0], task="gsm8k", few_shot=5)
-    zoo = [replace(merged.tasks[0], task=f"zoo_{name}", few_shot=0) for name in ("math", "tool")]
-    shown = str(use_it("org/merge", [gsm8k, *zoo]))
+    others = [replace(merged.tasks[0], task=name, few_shot=0) for name in ("zoo_math", "mbpp", "mbpp_sanitized")]
+    shown = str(use_it("org/merge", [gsm8k, *others]))
     assert "GSM8K, after 5 solved examples, in the model&#39;s chat template where it has one:" in shown
     assert "Question: {question}\nAnswer:" in shown
-    assert "Zoo: two-digit addition with carries, Zoo: tool calls, as plain text, without a chat template:" in shown
-    assert shown.count("<pre") == 3
+    assert "Zoo: two-digit addition with carries, as plain text, without a chat template:" in shown
+    assert "math {digit} {digit} + {digit} {digit} =" in shown
+    assert "MBPP, pass@1, MBPP sanitized, pass@1, " in shown  # which ask alike
+    assert shown.count("<pre") == 4
     assert "<details>" not in str(use_it("org/merge", merged.tasks))  # tasks that nobody knows here
