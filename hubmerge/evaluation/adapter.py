@@ -6,7 +6,6 @@ adapter's where its repo has one, else the base's.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,9 +23,9 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
-from hubmerge.sources.open import INDEX, open_model
+from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.sources.staged import stage_settings
+from hubmerge.sources.staged import stage_settings, write_index
 
 
 def on_its_base(adapter: Model, hub: Hub) -> Plan:
@@ -109,6 +108,5 @@ def stage_on_base(
     tokenizer = adapter if any(map(makes_tokenizer, adapter.files)) else plan.base
     notes = stage_settings(replace(plan.base, config=plan.config), hub, folder, tokenizer)
     if len(plan.shards) > 1:
-        weight_map = {t.name: shard.filename for shard in plan.shards for t in shard.tensors}
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), encoding="utf-8")
+        write_index(folder, {t.name: shard.filename for shard in plan.shards for t in shard.tensors}, plan.output_bytes)
     return notes

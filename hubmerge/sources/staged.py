@@ -42,9 +42,14 @@ def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Ca
         check_planned(path, model, shard)
         (folder / shard).symlink_to(path.resolve())
     if model.shards != (SINGLE,):
-        index = {"metadata": {"total_size": total}, "weight_map": {n: t.shard for n, t in model.tensors.items()}}
-        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        write_index(folder, {name: tensor.shard for name, tensor in model.tensors.items()}, total)
     return left_out
+
+
+def write_index(folder: Path, shards: Mapping[str, str], total_bytes: int) -> None:
+    """Write the index that says in which shard each tensor lies."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(shards)}
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None = None) -> list[str]:

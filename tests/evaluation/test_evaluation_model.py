@@ -24,6 +24,7 @@ from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -151,6 +152,22 @@ def test_an_adapter_is_measured_on_the_base_that_its_config_names(tmp_path: Path
     assert not [p.name for p in out.iterdir() if p.name in (".hubmerge", "chat_template.jinja")]
     assert {unit for *_, unit in told} == {"B", "elements"}
     assert told[-1][0] == told[-1][1] == whole.elements
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_base_of_several_shards_is_loaded_by_transformers(tmp_path: Path, hub: Hub) -> None:
+    from transformers import AutoModelForCausalLM  # which takes seconds
+
+    whole = check_evaluable(opened(zoo_adapter(tmp_path / "adapter")), hub)
+    assert whole is not None
+    several = make_plan(whole.recipe, whole.base, whole.agents, max_shard_bytes=100_000)
+    assert len(several.shards) > 1
+    folders = tmp_path / "one", tmp_path / "several"
+    for plan, folder in zip((whole, several), folders, strict=True):
+        stage_on_base(plan, hub, folder, tmp_path / "inputs", lambda *_: None)
+    one, many = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
 
 
 def test_an_adapter_with_a_tokenizer_of_its_own_is_asked_by_it(tmp_path: Path, hub: Hub) -> None:
