@@ -81,7 +81,7 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
     card = Path(api.hf_hub_download("ada/scored", "README.md", local_dir=tmp_path / "card")).read_text()
     assert "## Scores" in card
     assert "| Zoo: two-digit addition with carries |" in card
-    assert "as plain text, without a chat template:\n\n```text\n{prompt}\n```" in card
+    assert "as plain text, without a chat template:\n\n```text\nmath {digit} {digit} + {digit} {digit} =\n```" in card
     # again: the merge is found, every score is known, and nothing is written
     commits = len(api.list_repo_commits("ada/scored"))
     assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
