@@ -105,6 +105,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
     title = target or f"{report.method['title']} of {', '.join(labels)}"
     license = str(report.license.get("name") or report.license.get("id", "unknown"))
     open_license = report.license.get("id", "unknown") == "unknown"
+    evaluation = scores_view(report.evaluations, report.parents)
     return {
         "report": report,
         "title": title,
@@ -152,14 +153,14 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
             stem: Markdown(path) if (path := f"figures/{stem}.svg") in figures else None
             for stem in ("density_by_layer", "overlap", "pairs")
         },
-        "snippet": snippet(_task(report), target or "path/to/this/folder"),
+        "snippet": snippet(_task(report), target or "path/to/this/folder", (evaluation or {}).get("asked")),
         "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
         if target
         else "hubmerge merge recipe.yaml --out merged",
         "has_local": any(p.kind != "hub" for p in report.parents),
         "weighed": method is not None and "sensitivity" in method.extras,
         "matrix_products": method is not None and method.matrix_products,
-        "evaluation": scores_view(report.evaluations, report.parents),
+        "evaluation": evaluation,
     }
 
 

@@ -9,7 +9,7 @@ A row of `report.evaluations` is a mapping with `task`, `metric` and `value` (No
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hubmerge.markdown import Markdown, factor
@@ -49,6 +49,7 @@ def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) ->
         "lines": [(titles[task], metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
         "titles": titles,
         "prompts": _prompts(rows, titles),
+        "asked": plainly_asked((r.get("chat"), r.get("few_shot"), str(r["prompt"])) for r in _asked(rows)),
         **_against_parents(rows, parents),
     }
 
@@ -62,13 +63,22 @@ def titles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _prompts(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """(tasks, how their prompt reaches the model, prompt) of the merge's own scores; tasks that ask alike together."""
     asked: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.get("model") or not row.get("prompt"):
-            continue
+    for row in _asked(rows):
         asked.setdefault((way_of_asking(row.get("chat"), row.get("few_shot")), str(row["prompt"])), []).append(
             titles[str(row.get("task", "—"))]
         )
     return [(", ".join(dict.fromkeys(tasks)), way, text) for (way, text), tasks in asked.items()]
+
+
+def _asked(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The merge's own scores whose prompt is known."""
+    return [row for row in rows if row.get("prompt") and not row.get("model")]
+
+
+def plainly_asked(asked: Iterable[tuple[object, object, str]]) -> str | None:
+    """The first prompt of (chat, solved examples, prompt), where all stand alone and without a chat template."""
+    prompts = list(asked)
+    return prompts[0][2] if prompts and not any(chat or few_shot for chat, few_shot, _ in prompts) else None
 
 
 def way_of_asking(chat: object, few_shot: object) -> str:

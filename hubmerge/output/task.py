@@ -50,11 +50,15 @@ def task_of(config: Mapping[str, Any], *, modules: bool = False, stated: object 
     return Task(use, tag, "sentence-transformers" if modules else "transformers")
 
 
-def snippet(task: Task, where: str) -> str:
-    """Python that loads the model from `where`, a repo or folder, and uses it."""
+def snippet(task: Task, where: str, asked: str | None = None) -> str:
+    """Python that loads the model from `where`, a repo or folder, and uses it. `asked`: how an evaluation asked it as
+    plain text, with what differs from question to question in braces."""
     use = _USES.get(task.use)
     text = use.snippet.replace("TASK", use.tag or task.use) if use else _load("AutoModel")
-    return text.replace("MODEL_ID", json.dumps(where))
+    if asked is not None:
+        text = text.replace(_ASK, _ASK_PLAINLY)
+    values = {"MODEL_ID": where, "PROMPT": asked}
+    return re.sub("MODEL_ID|PROMPT", lambda found: json.dumps(values[found[0]]), text)
 
 
 def _use_of(name: str, config: Mapping[str, Any]) -> str:
@@ -175,13 +179,7 @@ print({verb}(speech))
 """
 
 
-_CAUSAL = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model_id = MODEL_ID
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
-
+_ASK = """\
 prompt = "What is 17 + 25?"
 if tokenizer.chat_template:
     inputs = tokenizer.apply_chat_template(
@@ -192,7 +190,19 @@ if tokenizer.chat_template:
     )
 else:
     inputs = tokenizer(prompt, return_tensors="pt")
-inputs = inputs.to(model.device)
+"""
+_ASK_PLAINLY = """\
+prompt = PROMPT  # fill in what stands in braces
+inputs = tokenizer(prompt, return_tensors="pt")
+"""
+_CAUSAL = f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
+
+{_ASK}inputs = inputs.to(model.device)
 output = model.generate(**inputs, max_new_tokens=256)
 print(tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 """

@@ -258,6 +258,14 @@ def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> N
     blocks = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and t.info == "text"]
     assert blocks[:2] == ["Question: {question}\n", "{prompt}\n"]
     assert "of a parent" not in card
+    assert "What is 17 + 25?" in card  # one task is asked in the chat template, others after examples
+
+
+def test_the_snippet_asks_as_the_scores_were_measured_where_that_was_plain_text() -> None:
+    row = {"task": "a", "metric": "m", "value": 0.5, "chat": False, "few_shot": 0, "prompt": "math {digit} ="}
+    assert 'prompt = "math {digit} ="  # fill in what stands in braces' in render_card(report(evaluations=[row]))
+    for other in ({"chat": True}, {"few_shot": 5}, {"prompt": None}):
+        assert "What is 17 + 25?" in render_card(report(evaluations=[{**row, **other}]))
 
 
 def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent_are_folded() -> None:

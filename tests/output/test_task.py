@@ -112,6 +112,15 @@ def test_every_snippet_is_python_for_any_place(use: str):
         assert [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == where] == [where]
 
 
+def test_a_snippet_asks_as_a_plain_evaluation_did_and_a_prompt_stays_a_value():
+    for asked in ("mem {letter}=", 'MODEL_ID "PROMPT"\n"""', "TASK\\"):
+        code = snippet(Task("text-generation"), "org/PROMPT-MODEL_ID", asked)
+        values = {n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Constant)}
+        assert {asked, "org/PROMPT-MODEL_ID"} <= values
+        assert "chat_template" not in code
+    assert "chat_template" in snippet(Task("text-generation"), "org/name")
+
+
 def test_auto_classes_on_cards_exist():
     import transformers
 

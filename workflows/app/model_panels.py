@@ -16,7 +16,7 @@ from hubmerge.evaluation.result import ParentFacts
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
-from hubmerge.output.card_scores import way_of_asking
+from hubmerge.output.card_scores import plainly_asked, way_of_asking
 from hubmerge.output.scores import Estimate, ParentLine, verdict
 from hubmerge.output.task import snippet as python
 from hubmerge.output.task import task_of
@@ -109,7 +109,9 @@ def use_it(model: str, tasks: Sequence[TaskLine]) -> Markup | None:
     """Python that loads the model and lets it answer, and how the evaluation asked."""
     if not is_hub_id(model):
         return None
-    code = python(task_of({"architectures": ["LlamaForCausalLM"]}), model)  # what is scored writes text
+    known = [(known.chat, line.few_shot, known.asked) for line in tasks if (known := registry().get(line.task))]
+    text = task_of({"architectures": ["LlamaForCausalLM"]})  # what is scored writes text
+    code = python(text, model, plainly_asked(known))
     return section("Use it", snippet(code), _prompts(tasks))
 
 

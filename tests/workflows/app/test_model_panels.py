@@ -70,4 +70,6 @@ def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Ro
     assert "math {digit} {digit} + {digit} {digit} =" in shown
     assert "MBPP, pass@1, MBPP sanitized, pass@1, " in shown  # which ask alike
     assert shown.count("<pre") == 4
+    assert "What is 17 + 25?" in shown
+    assert "prompt = &#34;math {digit} {digit} + {digit} {digit} =&#34;" in str(use_it("org/merge", others[:1]))
     assert "<details>" not in str(use_it("org/merge", merged.tasks))  # tasks that nobody knows here
