@@ -333,7 +333,7 @@ def test_a_free_worker_takes_a_dead_one_s_job_when_its_lease_ends(tmp_path: Path
             (tmp_path / "gate").touch()
             until(lambda: live.get(job_id("a")).state is State.DONE)
     assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
-    assert late < 1.0  # a tick, and what the machine takes
+    assert late < 15.0  # at the next tick, however busy the machine is; a worker that asks seldom takes longer
 
 
 @pytest.mark.parametrize(
