@@ -35,6 +35,7 @@
 enum {
     BLOCK = 4096,         /* elements; definition.py's */
     LANES = 64,           /* columns of a block */
+    WORDS = BLOCK / 64,   /* of a bit per element */
     ROWS = 4 * LANES,     /* elements of a group of rows, which a last block is filled up to */
     SPACED = BLOCK + 112, /* of rows, which would share cache sets if they lay a power of two apart */
     NEAR = 1024,          /* elements whose differences are packed while they are in the first cache level */
@@ -44,7 +45,9 @@ enum {
     LOW_BITS = 18, /* of a pattern, within a bin of histogram.py */
     BINS = 1 << 13,
     COUNT_SHIFT = 40, /* a long pattern's bin counts above, and sums offsets below */
-    KEYS = (1 << 16) + 112
+    KEYS = (1 << 16) + 112,
+    QUANTITIES = 6, /* of a result's sums; the first ALONE are of elements where one agent alone is active */
+    ALONE = 4
 };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { CHANGED, ROUNDED, NONFINITE };
@@ -54,9 +57,6 @@ typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t uints __attribute__((vector_size(4 * WIDTH)));
 typedef uint64_t longs __attribute__((vector_size(4 * WIDTH))); /* half as many */
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
-typedef int16_t shorts __attribute__((vector_size(2 * WIDTH)));
-typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
-typedef int8_t bytes __attribute__((vector_size(4 * WIDTH))); /* four times as many */
 
 /* One chunk and what is to be done with it; fast.py has the same fields. */
 struct call {
@@ -103,7 +103,10 @@ static struct counted counted(const struct call *call) {
 /* Scratch of one thread. Rows lie SPACED elements apart. */
 struct work {
     float *base, *inputs, *scaled, *delta, *step, *other_step; /* `inputs`: deltas, then a kernel's extras */
-    int8_t *states, *alone, *shared, *count; /* INACTIVE …; flags, -1 or 0; how many are active */
+    floats (*columns)[LANES / WIDTH]; /* sums of a block's result: [K][QUANTITIES] */
+    uint64_t *active, *rising;        /* [K][WORDS]: bits, where an agent is active and its update positive besides */
+    uint64_t *once;                   /* [WORDS]: where one agent alone is active */
+    uint64_t *alone, *shared;         /* [WORDS]: where an agent is active alone and with others, a part at a time */
     uint16_t *patterns, *packed, *places;
     uint32_t *longs, *fine; /* fine[K][COPIES][SHORT]: by the upper half of patterns whose lower half is 0 */
     uint64_t *coarse;       /* [K][COPIES][BINS]: the other patterns */
@@ -130,16 +133,18 @@ static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t ext
     TAKE(delta, SPACED);
     TAKE(step, SPACED);
     TAKE(other_step, SPACED);
-    TAKE(states, agents * SPACED);
-    TAKE(alone, SPACED);
-    TAKE(shared, SPACED);
-    TAKE(count, SPACED);
     TAKE(patterns, SPACED);
     TAKE(packed, agents * SPACED);
     TAKE(places, SPACED);
     TAKE(longs, agents * SPACED);
     TAKE(decoded, (agents + 1) * SPACED);
     TAKE(tails, (2 * agents + 1) * BLOCK * 4);
+    TAKE(columns, agents * QUANTITIES);
+    TAKE(active, agents * WORDS);
+    TAKE(rising, agents * WORDS);
+    TAKE(once, WORDS);
+    TAKE(alone, WORDS + 1);
+    TAKE(shared, WORDS + 1);
 #undef TAKE
     return at - begin;
 }
@@ -172,12 +177,35 @@ INLINE uints load_halves(const uint16_t *at) {
 INLINE void store_halves(uint16_t *at, uints values) {
     _mm256_storeu_si256((void *)at, _mm512_cvtepi32_epi16((__m512i)values));
 }
-INLINE ints flags(const int8_t *at) { return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)at)); }
-INLINE void store_flags(int8_t *at, ints flags) {
-    _mm_storeu_si128((void *)at, _mm512_cvtepi32_epi8((__m512i)flags));
+INLINE uint32_t bits_above(floats a, floats b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+typedef __mmask16 mask;
+INLINE mask mask_at(const uint64_t *bits, int64_t i) {
+    mask loaded;
+    memcpy(&loaded, (const char *)bits + i / 8, sizeof loaded);
+    return loaded;
 }
+INLINE floats kept(mask mask, floats x) { return (floats)_mm512_maskz_mov_ps(mask, (__m512)x); }
 INLINE ints larger_of(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
-INLINE uints smaller_of(uints a, uints b) { return (uints)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+#elif WIDTH == 8
+INLINE uints load_halves(const uint16_t *at) {
+    return (uints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)at));
+}
+INLINE void store_halves(uint16_t *at, uints values) {
+    __m256i wide = (__m256i)values;
+    _mm_storeu_si128((void *)at, _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+INLINE uint32_t bits_above(floats a, floats b) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+}
+typedef ints mask;
+INLINE mask mask_at(const uint64_t *bits, int64_t i) {
+    const ints own = {1, 2, 4, 8, 16, 32, 64, 128};
+    int32_t loaded;
+    memcpy(&loaded, (const char *)bits + i / 8, sizeof loaded); /* more than it needs, of which there is enough */
+    return (((ints){0} + loaded) & own) == own;
+}
+INLINE floats kept(mask mask, floats x) { return (floats)(mask & (ints)x); }
+INLINE ints larger_of(ints a, ints b) { return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
 #else
 INLINE uints load_halves(const uint16_t *at) {
     halves loaded;
@@ -188,22 +216,19 @@ INLINE void store_halves(uint16_t *at, uints values) {
     halves narrow = __builtin_convertvector(values, halves);
     memcpy(at, &narrow, sizeof narrow);
 }
-INLINE ints flags(const int8_t *at) { /* in two steps, which GCC has instructions for */
-    few_bytes loaded;
-    memcpy(&loaded, at, sizeof loaded);
-    return __builtin_convertvector(__builtin_convertvector(loaded, shorts), ints);
+INLINE uint32_t bits_above(floats a, floats b) {
+    ints above = (a > b) & (ints){1, 2, 4, 8};
+    return (uint32_t)(above[0] | above[1] | above[2] | above[3]);
 }
-INLINE void store_flags(int8_t *at, ints flags) {
-    few_bytes narrow = __builtin_convertvector(__builtin_convertvector(flags, shorts), few_bytes);
-    memcpy(at, &narrow, sizeof narrow);
+typedef ints mask;
+INLINE mask mask_at(const uint64_t *bits, int64_t i) {
+    const ints own = {1, 2, 4, 8};
+    return (((ints){0} + (int32_t)(bits[i / 64] >> i % 64)) & own) == own;
 }
+INLINE floats kept(mask mask, floats x) { return (floats)(mask & (ints)x); }
 INLINE ints larger_of(ints a, ints b) {
     ints larger = a > b;
     return (larger & a) | (~larger & b);
-}
-INLINE uints smaller_of(uints a, uints b) {
-    uints smaller = (uints)(a < b);
-    return (smaller & a) | (~smaller & b);
 }
 #endif
 INLINE int64_t summed(ints counts) {
@@ -211,45 +236,6 @@ INLINE int64_t summed(ints counts) {
     for (int i = 0; i < WIDTH; i++) total += counts[i];
     return total;
 }
-INLINE int64_t summed_bytes(bytes counts) {
-    int total = 0;
-    for (int i = 0; i < 4 * WIDTH; i++) total += counts[i];
-    return total;
-}
-INLINE bytes load_bytes(const int8_t *at) {
-    bytes loaded;
-    memcpy(&loaded, at, sizeof loaded);
-    return loaded;
-}
-
-/* Where an agent is active, and where its update is positive besides: bits where a vector of flags becomes bits by one
-   instruction, else bytes. `signs`: whether anybody asks for the latter. */
-
-#if WIDTH == 16
-enum { SIGNS = BLOCK / 4 }; /* bytes of a row to its second half */
-INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
-    __mmask16 active = _mm512_cmp_ps_mask((__m512)absolute(delta), (__m512)limit, _CMP_GT_OQ);
-    memcpy(row + i / 8, &active, sizeof active);
-    if (!signs) return;
-    __mmask16 positive = _mm512_mask_cmp_ps_mask(active, (__m512)delta, _mm512_setzero_ps(), _CMP_GT_OQ);
-    memcpy(row + SIGNS + i / 8, &positive, sizeof positive);
-}
-INLINE bytes bits_at(const int8_t *at) {
-    __mmask64 bits;
-    memcpy(&bits, at, sizeof bits);
-    return (bytes)_mm512_movm_epi8(bits);
-}
-INLINE bytes active_at(const int8_t *row, int64_t i) { return bits_at(row + i / 8); }
-INLINE bytes positive_at(const int8_t *row, int64_t i) { return bits_at(row + SIGNS + i / 8); }
-#else
-enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 };
-INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
-    ints active = absolute(delta) > limit;
-    store_flags(row + i, signs ? active & (ACTIVE - 2 * (delta > ZERO)) : active);
-}
-INLINE bytes active_at(const int8_t *row, int64_t i) { return load_bytes(row + i) != INACTIVE; }
-INLINE bytes positive_at(const int8_t *row, int64_t i) { return load_bytes(row + i) == POSITIVE; }
-#endif
 
 /* Stored elements */
 
@@ -346,6 +332,25 @@ static void draw_uniform(uint64_t first, uint64_t second, uint64_t index, int64_
 
 /* Packing what is not zero; up to 32 elements behind what is returned are written, too. */
 
+#if WIDTH == 8
+/* By which of eight elements are zero: the bytes of the others, in their order. */
+static uint8_t ORDERS[256][16] __attribute__((aligned(16)));
+__attribute__((constructor)) static void fill_orders(void) {
+    for (int zeros = 0; zeros < 256; zeros++)
+        for (int element = 0, at = 0; element < 8; element++)
+            if (!(zeros >> element & 1)) {
+                ORDERS[zeros][at++] = (uint8_t)(2 * element);
+                ORDERS[zeros][at++] = (uint8_t)(2 * element + 1);
+            }
+}
+INLINE int filled(__m128i eight, __m128i *order) { /* how many of eight are not zero */
+    __m128i is_zero = _mm_cmpeq_epi16(eight, _mm_setzero_si128());
+    int zeros = _mm_movemask_epi8(_mm_packs_epi16(is_zero, _mm_setzero_si128()));
+    *order = _mm_load_si128((const void *)ORDERS[zeros]);
+    return 8 - __builtin_popcount((unsigned)zeros);
+}
+#endif
+
 /* values[n] that are not zero, packed, and their places unless that is NULL. */
 static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
     int64_t found = 0;
@@ -364,26 +369,16 @@ static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_
         found += __builtin_popcount(filled);
     }
 #elif WIDTH == 8
-    static const uint64_t chosen[16] = { /* bytes of those of four elements that a mask has, in their order */
-        0x0000000000000000, 0x0000000000000100, 0x0000000000000302, 0x0000000003020100,
-        0x0000000000000504, 0x0000000005040100, 0x0000000005040302, 0x0000050403020100,
-        0x0000000000000706, 0x0000000007060100, 0x0000000007060302, 0x0000070603020100,
-        0x0000000007060504, 0x0000070605040100, 0x0000070605040302, 0x0706050403020100,
-    };
-    const __m128i zero = _mm_setzero_si128();
-    uint64_t at = 0x0003000200010000;
+    __m128i at = _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7);
     for (int64_t i = 0; i < n; i += 8) {
-        __m128i eight = _mm_loadu_si128((const __m128i *)(values + i));
-        int filled = ~_mm_movemask_epi8(_mm_packs_epi16(_mm_cmpeq_epi16(eight, zero), zero)) & 0xFF;
-        for (int half = 0; half < 2; half++, eight = _mm_srli_si128(eight, 8), filled >>= 4) {
-            __m128i order = _mm_loadl_epi64((const __m128i *)(chosen + (filled & 15)));
-            _mm_storel_epi64((__m128i *)(packed + found), _mm_shuffle_epi8(eight, order));
-            if (places) {
-                _mm_storel_epi64((__m128i *)(places + found), _mm_shuffle_epi8(_mm_cvtsi64_si128((int64_t)at), order));
-                at += 0x0004000400040004;
-            }
-            found += __builtin_popcount((unsigned)filled & 15);
+        __m128i some = _mm_loadu_si128((const void *)(values + i)), order;
+        int more = filled(some, &order);
+        _mm_storeu_si128((void *)(packed + found), _mm_shuffle_epi8(some, order));
+        if (places) {
+            _mm_storeu_si128((void *)(places + found), _mm_shuffle_epi8(at, order));
+            at = _mm_add_epi16(at, _mm_set1_epi16(8));
         }
+        found += more;
     }
 #else
     for (int64_t i = 0; i < n; i++) {
@@ -412,6 +407,19 @@ static int64_t pack_short(
             __mmask32 filled = _mm512_test_epi16_mask(some, some);
             _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
             found += __builtin_popcount(filled);
+        }
+        return found;
+    }
+#elif WIDTH == 8
+    if (!has_long) {
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; i += 8) {
+            __m128i first = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i)), 16), order;
+            __m128i second = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i + 4)), 16);
+            __m128i some = _mm_and_si128(_mm_packus_epi32(first, second), _mm_set1_epi16(0x7FFF));
+            int more = filled(some, &order);
+            _mm_storeu_si128((void *)(packed + found), _mm_shuffle_epi8(some, order));
+            found += more;
         }
         return found;
     }
@@ -457,17 +465,19 @@ INLINE void differences_of(
     ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
     const void *base_row = rows[0], *agent_rows[3];
     float *bases = work->base, *deltas[3];
-    int8_t *states[3];
+    uint32_t *active[3], *rising[3]; /* little-endian */
     for (int k = 0; k < together; k++) {
         agent_rows[k] = rows[1 + first + k];
         deltas[k] = work->inputs + (first + k) * SPACED;
-        states[k] = work->states + (first + k) * SPACED;
+        active[k] = (uint32_t *)(work->active + (first + k) * WORDS);
+        rising[k] = (uint32_t *)(work->rising + (first + k) * WORDS);
     }
     for (int64_t line = place; line < place + n; line += 32) {
         prefetch(base_row, kind, line);
 #pragma GCC unroll 3
         for (int k = 0; k < together; k++) prefetch(agent_rows[k], kind, line);
-#pragma GCC unroll 2
+        uint32_t active_bits[3] = {0}, rising_bits[3] = {0};
+#pragma GCC unroll 8
         for (int64_t i = line; i < line + 32; i += WIDTH) {
             floats base = stored_at(base_row, kind, i);
             store(bases + i, base);
@@ -476,12 +486,17 @@ INLINE void differences_of(
                 floats delta = stored_at(agent_rows[k], kind, i) - base;
                 ints bits = magnitude(delta);
                 store(deltas[k] + i, delta);
-                store_state(states[k], i, delta, limit, counting);
+                active_bits[k] |= bits_above(absolute(delta), limit) << (i - line);
+                if (counting) rising_bits[k] |= bits_above(delta, limit) << (i - line);
                 if (counting)
                     ored[k] |= bits;
                 else
                     largest[k] = larger_of(bits, largest[k]);
             }
+        }
+        for (int k = 0; k < together; k++) {
+            active[k][line / 32] = active_bits[k];
+            if (counting) rising[k][line / 32] = rising_bits[k];
         }
     }
     for (int k = 0; k < together; k++)
@@ -539,98 +554,74 @@ static void differences(
     }
 }
 
-static void count_active(const struct work *work, int64_t agents, int64_t n) {
-    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
-        bytes count = {0};
-        for (int64_t k = 0; k < agents; k++) count -= active_at(work->states + k * SPACED, i);
-        memcpy(work->count + i, &count, sizeof count);
+/* Where one agent alone is active. */
+static void find_once(const struct work *work, int64_t agents, int64_t n) {
+    for (int64_t word = 0; word < n / 64; word++) {
+        uint64_t some = 0, several = 0;
+        for (int64_t k = 0; k < agents; k++) {
+            uint64_t active = work->active[k * WORDS + word];
+            several |= some & active;
+            some |= active;
+        }
+        work->once[word] = some & ~several;
     }
 }
 
-/* Where an agent alone is active, and where with others. */
-static void mark_alone(const struct work *work, int64_t agent, int64_t n) {
-    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
-        bytes active = active_at(work->states + agent * SPACED, i), once = load_bytes(work->count + i) == 1;
-        bytes alone = active & once, shared = active & ~once;
-        memcpy(work->alone + i, &alone, sizeof alone);
-        memcpy(work->shared + i, &shared, sizeof shared);
+/* Where an agent alone is active, and where with others, of a part of a block. */
+static void mark_alone(const struct work *work, int64_t agent, int64_t place, int64_t n) {
+    for (int64_t word = 0; word < n / 64; word++) {
+        uint64_t active = work->active[agent * WORDS + place / 64 + word], once = work->once[place / 64 + word];
+        work->alone[word] = active & once;
+        work->shared[word] = active & ~once;
     }
 }
 
-/* Counting a block of the inputs. A block adds at most BLOCK / sizeof(bytes) to a byte, of at most 127; on machines
-   of short vectors it is counted in parts. */
+/* Counting a block of the inputs */
 
-#define COUNTED_AT_ONCE (64 * (int64_t)sizeof(bytes))
-
-#define COUNT(n, flags)                                                                                        \
-    ({                                                                                                         \
-        int64_t total_ = 0;                                                                                    \
-        for (int64_t part_ = 0; part_ < (n); part_ += COUNTED_AT_ONCE) {                                       \
-            bytes counts_ = {0};                                                                               \
-            int64_t end_ = MIN((n), part_ + COUNTED_AT_ONCE);                                                  \
-            for (int64_t i = part_; i < end_; i += sizeof(bytes)) counts_ -= (flags);                          \
-            total_ += summed_bytes(counts_);                                                                   \
-        }                                                                                                      \
-        total_;                                                                                                \
-    })
-
-/* Of few agents, whose counts are kept in registers. */
-INLINE void count_overlaps_of(const struct work *work, const int agents, int64_t n, int64_t *by_overlap) {
-    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
-        bytes counts[3][4] = {0};
-        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
-            bytes count = load_bytes(work->count + i);
-#pragma GCC unroll 3
-            for (int k = 0; k < agents; k++) {
-                bytes active = active_at(work->states + k * SPACED, i);
-#pragma GCC unroll 3
-                for (int c = 1; c <= agents; c++) counts[k][c] -= active & (count == (int8_t)c);
+INLINE void count_overlaps_of(const struct work *work, const int64_t agents, int64_t n, int64_t *by_overlap) {
+    enum { DIGITS = 7 }; /* of how many agents are active */
+    for (int64_t word = 0; word < n / 64; word++) {
+        uint64_t digits[DIGITS] = {0};
+        for (int64_t k = 0; k < agents; k++) {
+            uint64_t carried = work->active[k * WORDS + word];
+            for (int digit = 0; agents >> digit; digit++) {
+                uint64_t sum = digits[digit] ^ carried;
+                carried &= digits[digit];
+                digits[digit] = sum;
             }
         }
-        for (int k = 0; k < agents; k++)
-            for (int c = 1; c <= agents; c++) by_overlap[k * (agents + 1) + c] += summed_bytes(counts[k][c]);
+        for (int64_t c = 1; c <= agents; c++) {
+            uint64_t so_many = ~(uint64_t)0;
+            for (int digit = 0; agents >> digit; digit++) so_many &= c >> digit & 1 ? digits[digit] : ~digits[digit];
+            for (int64_t k = 0; k < agents; k++)
+                by_overlap[k * (agents + 1) + c] += __builtin_popcountll(work->active[k * WORDS + word] & so_many);
+        }
     }
 }
 
 static void count_overlaps(const struct work *work, int64_t agents, int64_t n, int64_t *by_overlap) {
-    if (agents == 2) {
+    if (agents == 2)
         count_overlaps_of(work, 2, n, by_overlap);
-        return;
-    }
-    if (agents == 3) {
+    else if (agents == 3)
         count_overlaps_of(work, 3, n, by_overlap);
-        return;
-    }
-    for (int64_t k = 0; k < agents; k++)
-        for (int64_t c = 1; c <= agents; c++) {
-            const int8_t *states = work->states + k * SPACED;
-            int8_t wanted = (int8_t)c;
-            by_overlap[k * (agents + 1) + c] +=
-                COUNT(n, active_at(states, i) & (load_bytes(work->count + i) == wanted));
-        }
+    else
+        count_overlaps_of(work, agents, n, by_overlap);
 }
 
 static void count_pairs(const struct work *work, int64_t agents, int64_t n, const struct counted *to) {
-    for (int64_t a = 0; a < agents; a++)
-        for (int64_t b = a + 1; b < agents; b++) {
-            const int8_t *one = work->states + a * SPACED, *other = work->states + b * SPACED;
-            to->pair_active[a * agents + b] +=
-                COUNT(n, active_at(one, i) & active_at(other, i));
-            to->pair_agree[a * agents + b] +=
-                COUNT(n, active_at(one, i) & active_at(other, i) & ~(positive_at(one, i) ^ positive_at(other, i)));
-        }
-    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
-        bytes counts = {0};
-        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
-            bytes rises = {0}, falls = {0};
-            for (int64_t k = 0; k < agents; k++) {
-                bytes up = positive_at(work->states + k * SPACED, i);
-                rises |= up;
-                falls |= active_at(work->states + k * SPACED, i) & ~up;
+    for (int64_t word = 0; word < n / 64; word++) {
+        const uint64_t *active = work->active + word, *rising = work->rising + word;
+        uint64_t rises = 0, falls = 0;
+        for (int64_t a = 0; a < agents; a++) {
+            rises |= rising[a * WORDS];
+            falls |= active[a * WORDS] & ~rising[a * WORDS];
+            for (int64_t b = a + 1; b < agents; b++) {
+                uint64_t both = active[a * WORDS] & active[b * WORDS];
+                to->pair_active[a * agents + b] += __builtin_popcountll(both);
+                to->pair_agree[a * agents + b] += __builtin_popcountll(both & ~(rising[a * WORDS] ^ rising[b * WORDS]));
             }
-            counts -= rises & falls;
         }
-        *to->conflict += summed_bytes(counts);
+        *to->conflict += __builtin_popcountll(rises & falls);
     }
 }
 
@@ -749,48 +740,31 @@ static double dot(const float *x, const float *y, int64_t n) {
     return total(lanes);
 }
 
-static double masked_dot(const float *x, const int8_t *mask, const float *y, int64_t n) {
-    floats lanes[LANES / WIDTH] = {ZERO};
-    for (int column = 0; column < LANES / WIDTH; column++)
-        for (int64_t i = column * WIDTH; i < n; i += ROWS) {
-            floats products[4];
+/* Adds x² to the columns, and x · y of each of `others` to columns of its own, where there are bits. */
+INLINE void add_where(const uint64_t *bits, const float *x, const float *const *others, const int count, int64_t n,
+                      floats (*columns)[LANES / WIDTH]) {
+    for (int64_t i = 0; i < n; i += ROWS)
+        for (int column = 0; column < LANES / WIDTH; column++) {
+            floats values[4], products[4];
+            mask masks[4];
 #pragma GCC unroll 4
             for (int row = 0; row < 4; row++) {
-                int64_t at = i + row * LANES;
-                products[row] = where(flags(mask + at), load(x + at) * load(y + at), ZERO);
+                int64_t at = i + row * LANES + column * WIDTH;
+                values[row] = load(x + at);
+                masks[row] = mask_at(bits, at);
+                products[row] = kept(masks[row], values[row] * values[row]);
             }
-            lanes[column] += GROUPED(products);
-        }
-    return total(lanes);
-}
-
-/* Σx², Σx·merged, Σx·step where alone; Σx², Σx·merged where shared */
-static void regions(
-    const float *x, const int8_t *alone, const int8_t *shared, const float *merged, const float *step, int64_t n,
-    double out[5]
-) {
-    floats lanes[5][LANES / WIDTH];
-    for (int column = 0; column < LANES / WIDTH; column++) {
-        floats sums[5] = {ZERO, ZERO, ZERO, ZERO, ZERO};
-        for (int64_t i = column * WIDTH; i < n; i += ROWS) {
-            floats found[5][4];
+            columns[0][column] += GROUPED(products);
+#pragma GCC unroll 3
+            for (int y = 0; y < count; y++) {
 #pragma GCC unroll 4
-            for (int row = 0; row < 4; row++) {
-                int64_t at = i + row * LANES;
-                floats own = load(x + at), square = own * own, kept = own * load(merged + at);
-                ints only = flags(alone + at), both = flags(shared + at);
-                found[0][row] = where(only, square, ZERO);
-                found[1][row] = where(only, kept, ZERO);
-                found[2][row] = where(only, own * load(step + at), ZERO);
-                found[3][row] = where(both, square, ZERO);
-                found[4][row] = where(both, kept, ZERO);
+                for (int row = 0; row < 4; row++) {
+                    int64_t at = i + row * LANES + column * WIDTH;
+                    products[row] = kept(masks[row], values[row] * load(others[y] + at));
+                }
+                columns[y + 1][column] += GROUPED(products);
             }
-#pragma GCC unroll 5
-            for (int quantity = 0; quantity < 5; quantity++) sums[quantity] += GROUPED(found[quantity]);
         }
-        for (int quantity = 0; quantity < 5; quantity++) lanes[quantity][column] = sums[quantity];
-    }
-    for (int quantity = 0; quantity < 5; quantity++) out[quantity] = total(lanes[quantity]);
 }
 
 static int64_t pair(int64_t a, int64_t b, int64_t agents) { /* where `sums` has agents a <= b */
@@ -841,33 +815,42 @@ static void count_inputs(
     }
 }
 
-static void sum_result(
-    const struct work *work, const struct call *call, const struct found *found, int64_t block, int64_t n
+/* Adds a part of a block, while it is in the first cache level, to each agent's columns: Σx², Σx·merged, Σx·step and
+   Σx·other step where it is active alone, then Σx² and Σx·merged where others are, too. `common`: a scale. */
+static void add_result(
+    const struct work *work, const float *values, int64_t agents, float common, int has_other, int64_t place, int64_t n
 ) {
-    int64_t agents = call->agents, blocks = (call->elements + BLOCK - 1) / BLOCK;
-    int has_other = call->both_roundings && call->kind != FLOAT32;
-    double *sums = call->result_sums + block;
-    uint32_t largest = 0;
-    for (int64_t k = 0; k < agents; k++) largest = MAX(largest, found[k].largest);
-    float common = scale_of(largest);
-    const float *values = scaled(work, found, agents, n);
+    const float *merged = work->delta + place, *step = work->step + place, *other = work->other_step + place;
     if (common != 1) {
-        scale(work->delta, common, n, work->delta);
-        scale(work->step, common, n, work->step);
-        if (has_other) scale(work->other_step, common, n, work->other_step);
+        scale(merged, common, n, work->delta + place);
+        scale(step, common, n, work->step + place);
+        if (has_other) scale(other, common, n, work->other_step + place);
     }
     for (int64_t k = 0; k < agents; k++) {
-        double out[5], undo = 1 / (double)scale_of(found[k].largest), both = undo / (double)common;
-        mark_alone(work, k, n);
-        const float *own = values + k * SPACED;
-        regions(own, work->alone, work->shared, work->delta, work->step, n, out);
-        sums[k * blocks] = out[0] * (undo * undo);
-        sums[(agents + k) * blocks] = out[1] * both;
-        sums[(2 * agents + k) * blocks] = out[2] * both;
-        sums[(3 * agents + k) * blocks] =
-            has_other ? masked_dot(own, work->alone, work->other_step, n) * both : out[2] * both;
-        sums[(4 * agents + k) * blocks] = out[3] * (undo * undo);
-        sums[(5 * agents + k) * blocks] = out[4] * both;
+        const float *own = values + k * SPACED + place;
+        floats(*columns)[LANES / WIDTH] = work->columns + k * QUANTITIES;
+        mark_alone(work, k, place, n);
+        if (has_other)
+            add_where(work->alone, own, (const float *[]){merged, step, other}, 3, n, columns);
+        else
+            add_where(work->alone, own, (const float *[]){merged, step}, 2, n, columns);
+        add_where(work->shared, own, (const float *[]){merged}, 1, n, columns + ALONE);
+    }
+}
+
+/* The sums of a block's columns */
+static void sum_result(
+    const struct work *work, const struct call *call, const struct found *found, float common, int has_other,
+    int64_t block
+) {
+    int64_t agents = call->agents, blocks = (call->elements + BLOCK - 1) / BLOCK;
+    for (int64_t k = 0; k < agents; k++) {
+        double undo = 1 / (double)scale_of(found[k].largest), both = undo / (double)common;
+        for (int64_t quantity = 0; quantity < QUANTITIES; quantity++) {
+            int64_t column = quantity == 3 && !has_other ? 2 : quantity;
+            double sum = total(work->columns[k * QUANTITIES + column]);
+            call->result_sums[(quantity * agents + k) * blocks + block] = sum * (quantity % ALONE == 0 ? undo * undo : both);
+        }
     }
 }
 
@@ -1129,12 +1112,18 @@ static void block_rows(const struct work *work, const struct call *call, int64_t
 }
 
 static void merge_block(
-    const struct work *work, const struct call *call, const float *const *sensitivities, int64_t start, int64_t first,
-    int64_t n, int64_t padded
+    const struct work *work, const struct call *call, const float *const *sensitivities, const struct found *found,
+    int64_t start, int64_t first, int64_t n, int64_t padded
 ) {
     int64_t agents = call->agents, size = call->kind == FLOAT32 ? 4 : 2;
+    int has_other = call->both_roundings && call->kind != FLOAT32;
     struct counted to = counted(call);
     float last[BLOCK];
+    uint32_t largest = 0;
+    for (int64_t k = 0; k < agents; k++) largest = MAX(largest, found[k].largest);
+    float common = scale_of(largest);
+    const float *values = scaled(work, found, agents, padded);
+    memset(work->columns, 0, (size_t)agents * QUANTITIES * sizeof *work->columns);
     for (int64_t place = 0; place < padded; place += PART) {
         int64_t few = MIN(padded - place, PART), left = n - place;
         uint64_t index = (uint64_t)(call->start + start + place);
@@ -1152,7 +1141,9 @@ static void merge_block(
         void *out = (char *)call->out + (start + place) * size;
         finish(work, call, place, index, few, left < few ? (void *)last : out, to.result);
         if (left < few && left > 0) memcpy(out, last, (size_t)(left * size));
+        add_result(work, values, agents, common, has_other, place, few);
     }
+    sum_result(work, call, found, common, has_other, start / BLOCK);
 }
 
 /* Elements first … end - 1 of a chunk, `first` being a multiple of BLOCK. Counts are added to; histograms stay in the
@@ -1168,15 +1159,12 @@ void ENTRY(work)(const struct call *call, int64_t first, int64_t end) {
         struct found found[agents];
         block_rows(&work, call, start, n, rows, sensitivities);
         differences(&work, call, rows, call->sums != NULL, padded, found);
-        count_active(&work, agents, padded);
+        find_once(&work, agents, padded);
         if (call->sums)
             count_inputs(&work, call, rows, found, start / BLOCK, n, padded);
         else if (!call->out)
             count_overlaps(&work, agents, padded, counted(call).by_overlap);
-        if (call->out) {
-            merge_block(&work, call, sensitivities, start, first, n, padded);
-            sum_result(&work, call, found, start / BLOCK, padded);
-        }
+        if (call->out) merge_block(&work, call, sensitivities, found, start, first, n, padded);
     }
 }
 
@@ -1294,15 +1282,15 @@ void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
             differences(&work, call, rows, 0, padded, found);
         else
             kind = call->kinds[0];
-        if (ranking->is_private) count_active(&work, agents, padded);
+        if (ranking->is_private) find_once(&work, agents, padded);
         for (int64_t k = ranking->first_agent; k < ranking->first_agent + ranking->agents; k++) {
             int64_t row = ranking->is_private ? 0 : k - ranking->first_agent;
             const uint16_t *wanted = ranking->wanted ? ranking->wanted + row : NULL;
             if (wanted && *wanted % 2 == 0) continue; /* an even key is one value's */
             float *own = work.inputs + k * SPACED;
-            if (ranking->is_private) mark_alone(&work, k, padded);
+            if (ranking->is_private) mark_alone(&work, k, 0, padded);
             for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH)
-                store(own + i, where(flags(work.alone + i), load(own + i), ZERO));
+                store(own + i, kept(mask_at(work.alone, i), load(own + i)));
             const void *base = differs ? zeros : rows[0], *agent = differs ? own : rows[k + 1];
 #define KEY_VALUES(kind)                                                                \
     if (wanted) key_values(base, agent, kind, 1, padded, *wanted, work.patterns);       \
