@@ -21,8 +21,8 @@ from workflows.app.board_table import interval_text
 from workflows.app.format import el, model_href, model_link, percent_text
 from workflows.app.panels import fold, method_title, table
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 72
+WIDTH, HEIGHT = 640, 376
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 88
 MAX_POINTS = 300
 LISTED = 50  # of them in the table below the chart, and at most so many have their interval drawn
 _LOG_FROM = 20.0
@@ -130,10 +130,10 @@ def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[M
     values = (
         [low * (high / low) ** (k / 4) if log else low + (high - low) * k / 4 for k in range(5)] if count else [low]
     )
-    y = f"{HEIGHT - BOTTOM + 34}"
-    marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle") for v in values]
+    y = f"{HEIGHT - BOTTOM + 26}"  # clear of the lowest score's number, also in the large letters of a phone
+    marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle hm-below") for v in values]
     center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"
-    return [*marks, el("text", "Weights that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]
+    return [*marks, el("text", "Weights that any agent changed", x=center, y=f"{HEIGHT - 10}", cls="hm-middle")]
 
 
 def _mark(
