@@ -29,8 +29,11 @@ a{color:var(--link)}
 body>h1{font-size:1.35rem}
 pre{overflow-x:auto;background:var(--soft);padding:1rem;border-radius:.4rem;font-size:.9rem}
 article{border:1px solid var(--line);border-radius:.5rem;padding:0 1.2rem 1rem}
-article img{max-width:100%;height:auto;background:#fff}
-@media (max-width:640px){article p:has(>img){overflow-x:auto} article img{max-width:none;width:38rem}}
+article img{max-width:100%;height:auto;background:#fff;padding:.5rem;border-radius:.4rem;box-sizing:border-box}
+@media (max-width:640px){
+article p:has(>img){display:flex;overflow-x:auto;mask-image:linear-gradient(to left,transparent,black 2.5rem)}
+article img{max-width:none;width:38rem;margin-right:2.5rem}
+}
 article table{display:block;max-width:100%;margin:1rem 0;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
 article th,article td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left;min-width:5rem}
 article th,article td{overflow-wrap:normal}
