@@ -85,7 +85,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
         f"{row.model}@{row.sha[:7]}" + (f" (in {_printable(row.narrowed)})" if row.narrowed else ""),
         overall,
         *(_percent(line.score if line else None) for line in lines),
-        "-" if row.skills is None else row.skills.text,
+        "-" if row.skills is None else _printable(row.skills.text),
         ", ".join(row.synergy) or "-",
         _printable(row.facts.method or "-"),
         _printable(row.run_by),

@@ -27,6 +27,7 @@ of several parents is chosen by the scores that it is judged by, which makes it 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,6 +36,7 @@ from typing import Literal
 Z = 1.959963984540054  # the 97.5% quantile of the normal distribution
 INSTRUCTION = "instruction"  # the domain whose change against the base is told
 DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
+_DOMAIN_WORDS = {"tool": "tool use", "mem": "memory", INSTRUCTION: "instructions"}
 HALF_OF_THE_GAIN = 0.5
 
 
@@ -136,6 +138,11 @@ def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], ran
     )
 
 
+def domain_words(domain: str) -> str:
+    """A domain within a sentence."""
+    return _DOMAIN_WORDS.get(domain, domain)
+
+
 def domain_order(domain: str) -> tuple[int, str]:
     return (DOMAINS.index(domain) if domain in DOMAINS else len(DOMAINS), domain)
 
@@ -188,28 +195,46 @@ class SkillsKept:
 
     @property
     def text(self) -> str:
-        """3 of 3 skills: 88 · 99 · 95%."""
+        """2 of 3 skills: 88% of the gain in math, 99% and 41% in code."""
         if not self.skills:
             return "no parent above the base"
-        gains = " · ".join(_percent(skill.gain_kept.value) for skill in self.skills)
-        return f"{self.kept} of {len(self.skills)} skill{'s' * (len(self.skills) > 1)}: {gains}%"
+        gains: dict[str, list[str]] = {}
+        for skill in self.skills:
+            gains.setdefault(domain_words(skill.domain), []).append(f"{_percent(skill.gain_kept.value)}%")
+        told = ", ".join(
+            f"{' and '.join(shares)}{' of the gain' * (k == 0)} in {domain}"
+            for k, (domain, shares) in enumerate(gains.items())
+        )
+        return f"{self.kept} of {len(self.skills)} skill{'s' * (len(self.skills) > 1)}: {told}"
 
 
 def verdict(skills: SkillsKept | None, domains: Sequence[DomainLine]) -> str | None:
-    """Keeps 3 of 3 skills; math drops 12 points.
+    """Keeps 1 of 2 skills: math, not code. Below the best parent: math by 12 points, code by 40 points.
 
-    A domain drops where it is below the best parent beyond chance. None: too little is scored.
+    What is kept may still be below the best parent, beyond chance. None: too little is scored.
     """
     if skills is None:
         return None
     count = len(skills.skills)
     kept = f"Keeps {skills.kept} of {count} skill{'s' * (count != 1)}" if count else "No parent is above the base"
-    drops = [
-        f"{line.domain} drops {max(round(-100 * line.change.value), 1)} point{'s' * (line.change.value <= -0.015)}"
+    below = [
+        f"{domain_words(line.domain)} by {max(round(-100 * line.change.value), 1)} "
+        f"point{'s' * (line.change.value <= -0.015)}"
         for line in domains
         if line.change is not None and line.change.high < 0
     ]
-    return "; ".join((kept, *drops)) + "."
+    told = f" Below the best parent: {', '.join(below)}." if below else ""
+    return f"{kept}{_which(skills) if 0 < skills.kept < count else ''}.{told}"
+
+
+def _which(skills: SkillsKept) -> str:
+    """: math and tool use (1 of 2), not code."""
+    every, kept = (
+        Counter(domain_words(s.domain) for s in skills.skills if s.kept or not only) for only in (False, True)
+    )
+    names = [d if kept[d] == every[d] else f"{d} ({kept[d]} of {every[d]})" for d in every if kept[d]]
+    lost = [d for d in every if not kept[d]]
+    return f": {' and '.join(names)}" + (f", not {' or '.join(lost)}" if lost else "")
 
 
 def _percent(share: float) -> str:

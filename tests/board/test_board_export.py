@@ -140,7 +140,7 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     text = capsys.readouterr().out
     assert "org/merge@eeeeeee" in text
     assert "61.0 ± " in text
-    assert "2 of 2 skills: 115 · 84%" in text
+    assert "2 of 2 skills: 115% of the gain in math, 84% in code" in text
     assert leaderboard(folder, "--suite", "trio", "--csv") == 0
     assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"
     assert leaderboard(folder, "--json") == 0

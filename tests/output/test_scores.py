@@ -85,7 +85,7 @@ def test_the_family_s_skills_by_hand() -> None:
     assert (math_skill.task, math_skill.best_parent, math_skill.kept) == ("math_task", "org/math", True)
     assert math_skill.gain_kept.value == pytest.approx(0.46 / 0.40)
     assert (code.domain, code.best_parent, code.gain_kept.value) == ("code", "org/code", pytest.approx(0.42 / 0.50))
-    assert row.skills.text == "2 of 2 skills: 115 · 84%"
+    assert row.skills.text == "2 of 2 skills: 115% of the gain in math, 84% in code"
     assert row.skills.mean.value == pytest.approx((1.15 + 0.84) / 2)
     assert row.skills_rank == 1
 
@@ -115,9 +115,9 @@ def test_a_parent_within_chance_of_the_base_has_no_skill() -> None:
 
 def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
     lost = row_of(family(scores={"math": 0.38, "instruction": 0.5, "code": 0.72})).skills
-    assert lost.text == "1 of 2 skills: 45 · 84%"
+    assert lost.text == "1 of 2 skills: 45% of the gain in math, 84% in code"
     below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
-    assert below.text == "1 of 2 skills: −25 · 84%"
+    assert below.text == "1 of 2 skills: −25% of the gain in math, 84% in code"
 
 
 def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> None:
@@ -141,7 +141,10 @@ def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> 
     ]
     rows = {r.model: r for r in build_board(results).suites[0].rows}
     assert rows["z/with-noise"].skills
-    assert rows["z/with-noise"].skills.text == "4 of 4 skills: 100 · 100 · 98 · 100%"
+    assert (
+        rows["z/with-noise"].skills.text
+        == "4 of 4 skills: 100% of the gain in math, 100% in code, 98% in tool use, 100% in memory"
+    )
     ranks = {name: rows[f"z/{name}"].skills_rank for name in ("of-two", "with-noise", "forgot-one")}
     assert ranks == {"of-two": 1, "with-noise": 2, "forgot-one": 3}
 

@@ -12,7 +12,7 @@ from hubmerge.board.export import flag_text
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.evaluation.tasks import registry
 from hubmerge.markdown import short_count
-from hubmerge.output.scores import Estimate, Skill
+from hubmerge.output.scores import Estimate, Skill, domain_words
 from workflows.app.format import bytes_text, el, model_link, percent_text, time_text
 from workflows.app.panels import method_title
 
@@ -125,12 +125,10 @@ def _gain_text(task: str) -> Callable[[Row], str]:
     return lambda row: skill.text if (skill := _gain_of(row, task)) else NOTHING
 
 
-_DOMAINS = {"tool": "Tool use", "mem": "Memory", "instruction": "Instructions"}
-
-
 def domain_title(domain: str) -> str:
     """The name by which readers know a domain."""
-    return _DOMAINS.get(domain, domain[:1].upper() + domain[1:40])
+    words = domain_words(domain)
+    return words[:1].upper() + words[1:40]
 
 
 def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
@@ -187,7 +185,7 @@ def scales_text(scales: Sequence[float | None]) -> str:
 
 
 def skills_text(row: Row) -> str:
-    """3 of 3 skills: 88 · 99 · 95%; before that how many parents are scored, and nothing for what is no merge."""
+    """The skills kept; before that how many parents are scored, and nothing for what is no merge."""
     if row.skills:
         return row.skills.text
     is_awaited = row.status == "done" and any(p.status != "scored" for p in row.parents)

@@ -109,7 +109,11 @@ def _latest(source: BoardSource | None) -> Markup | None:
     if not rows:
         return None
     items = [
-        el("li", model_link(row.model, row.sha), el("span", row.skills.text if row.skills else "", cls="hm-dim"))
+        el(
+            "li",
+            model_link(row.model, row.sha),
+            el("span", f"keeps {row.skills.text}" if row.skills else "", cls="hm-dim"),
+        )
         for row in rows
     ]
     more = el("a", "All on the leaderboard", href="leaderboard")

@@ -14,8 +14,8 @@ from hubmerge.output.scores import DomainLine, Estimate, Skill, SkillsKept, verd
 from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
 
 
-def skill(kept: bool) -> Skill:
-    return Skill("gsm8k", "math", "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0))
+def skill(kept: bool, domain: str = "math") -> Skill:
+    return Skill("gsm8k", domain, "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0))
 
 
 def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
@@ -23,10 +23,15 @@ def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
     return DomainLine(domain, Estimate(0.5, 0.4, 0.6), None, "org/math", estimate)
 
 
-def test_the_verdict_counts_skills_and_names_only_drops_beyond_chance() -> None:
-    three = SkillsKept((skill(True), skill(True), skill(False)))
+def test_the_verdict_names_the_skills_kept_and_what_is_below_the_best_parent_beyond_chance() -> None:
+    three = SkillsKept((skill(True), skill(True, "tool"), skill(False, "code")))
     lines = (line("math", -0.12), line("code", -0.1, 0.2), line("tool", 0.3), line("memory", -0.012, 0.001))
-    assert verdict(three, lines) == "Keeps 2 of 3 skills; math drops 12 points; memory drops 1 point."
+    below = "Below the best parent: math by 12 points, memory by 1 point."
+    assert verdict(three, lines) == f"Keeps 2 of 3 skills: math and tool use, not code. {below}"
+    assert verdict(SkillsKept((skill(True),)), lines) == f"Keeps 1 of 1 skill. {below}"
+    mixed = SkillsKept((skill(True), skill(False), skill(True, "code")))
+    assert verdict(mixed, ()) == "Keeps 2 of 3 skills: math (1 of 2) and code."
+    assert verdict(SkillsKept((skill(False),)), ()) == "Keeps 0 of 1 skill."
     assert verdict(SkillsKept((skill(True),)), ()) == "Keeps 1 of 1 skill."
     assert verdict(SkillsKept(()), ()) == "No parent is above the base."
     assert verdict(None, lines) is None  # a parent has no score yet

@@ -145,7 +145,7 @@ def test_views_filters_and_chart_are_addresses(url: str, open_page: Any) -> None
     page = open_page(f"{url}/leaderboard")
     page.locator("#view-skills").click()
     shown(page, "#board thead th", "Synergy")
-    shown(page, "#board tbody td", "2 of 2 skills: 115 · 84%")
+    shown(page, "#board tbody td", "2 of 2 skills: 115% of the gain in math, 84% in code")
     again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
     again.locator("#board tbody th").first.wait_for()
     assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]
@@ -465,7 +465,7 @@ def test_a_merge_whose_parents_wait_says_how_many_are_scored() -> None:
     [row] = trio(build_board(family()[-1:])).rows
     assert skills_text(row) == "0 of 3 parents scored"
     [scored] = [r for r in trio(build_board(family())).rows if r.skills]
-    assert skills_text(scored) == "2 of 2 skills: 115 · 84%"
+    assert skills_text(scored) == "2 of 2 skills: 115% of the gain in math, 84% in code"
 
 
 def test_the_joined_suites_share_one_section() -> None:
