@@ -195,7 +195,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     )
     inspected.then(None, [checked, form.namespace], [start], **startable)
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)
-    wire_sweep(sweep, form, recipe, service, lanes, inspected)
+    wire_sweep(sweep, form, start, recipe, service, lanes, inspected)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], **AT_ONCE)
     started = (
         start.click(None, None, [said, start], js=script.STARTING, **AT_ONCE)

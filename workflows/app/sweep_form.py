@@ -98,9 +98,11 @@ def settings_of(method: str) -> list[tuple[str, str]]:
 
 
 def wire_sweep(
-    sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Service, lanes: Lanes, inspected: Any
+    sweep: SweepForm, form: MergeForm, start_one: Any, recipe: RecipeOf, service: Service, lanes: Lanes, inspected: Any
 ) -> None:
     """`recipe` makes one from the values of `form.recipe_inputs`; HubmergeError where there is none.
+
+    `start_one`: the button that starts the form's merge alone; it stands back while there are variants to start.
 
     `inspected`: the event after which the form's models and settings are other ones, so that variants count anew.
     """
@@ -115,7 +117,7 @@ def wire_sweep(
     def counting(visitor: Visitor | None, namespace: str | None, *values: Any) -> list[Any]:
         methods, *parts = values[:count]
         if not methods and not any(str(text or "").strip() for text in parts[1::2]):
-            return [EMPTY, gr.update(interactive=False)]  # nothing asks for a second variant
+            return [EMPTY, *_buttons(0)]  # nothing asks for a second variant
         try:
             variants = checked(values).variants
             plan = service.inspect(variants[0][1].to_dict(), visitor)
@@ -129,7 +131,7 @@ def wire_sweep(
         total = sum(seconds[variant.method] for _, variant in variants)
         return [
             counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
-            gr.update(value=f"Start {len(variants)} merges", interactive=len(variants) > 1 and bool(namespace)),
+            *_buttons(len(variants), bool(namespace)),
         ]
 
     def starting(visitor: Visitor | None, *values: Any) -> Any:
@@ -145,7 +147,7 @@ def wire_sweep(
             return join(started_panel(jobs), problems_panel(error), rest if jobs else None)
         return started_panel(jobs)
 
-    outputs = [sweep.told, sweep.start]
+    outputs = [sweep.told, sweep.start, start_one]
     counted = [form.namespace, *sweep.inputs, *form.recipe_inputs]
     settings, values = zip(*sweep.pairs, strict=True)
     changes = [box.input for box in (sweep.methods, *settings)]
@@ -242,7 +244,7 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
         el(
             "p",
             el("strong", f"{len(names)} variants, about {time} one after the other."),
-            f" {MAX_VARIANTS} is the most.",
+            f" At most {MAX_VARIANTS} variants can be started together.",
         ),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
@@ -258,7 +260,20 @@ def _in_words(variant: str) -> str:
 
 
 def _not_counted(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error), gr.update(interactive=False)]
+    return [problems_panel(error), *_buttons(0)]
+
+
+def _buttons(count: int, can_start: bool = False) -> list[Any]:
+    """Updates for the button that starts all variants and for the one that starts a single merge: one stands out."""
+    if count < 2:
+        return [
+            gr.update(value="Start all variants", variant="secondary", interactive=False),
+            gr.update(value="Start merge", variant="primary"),
+        ]
+    return [
+        gr.update(value=f"Start {count} merges", variant="primary", interactive=can_start),
+        gr.update(value="Start one merge", variant="secondary"),
+    ]
 
 
 def _resettled(method: str, *values: Any) -> list[Any]:

@@ -136,6 +136,10 @@ def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open
     values.focus()
     page.keyboard.press("Enter")
     page.locator("#sweep-told").filter(has_text="2 variants, about").wait_for()
+    assert "primary" in page.locator("#sweep-start").get_attribute("class")
+    single = page.get_by_role("button", name="Start one merge")
+    assert "primary" not in single.get_attribute("class")  # one button stands out
+    assert single.is_enabled()
     page.get_by_role("button", name="Start 2 merges").click()
     page.locator("#sweep-started").filter(has_text="2 merges started").wait_for()
     assert [request.target for request, _ in pages.service.requests] == [
