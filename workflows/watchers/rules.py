@@ -65,7 +65,7 @@ def rule_data(rule: RuleHead) -> dict[str, Any]:
     return {key: data[key] for key in order}
 
 
-_PLAIN = {"missing": "this is missing", "extra_forbidden": "a rule has no such key"}  # of pydantic's kinds of error
+_PLAIN = {"missing": "this is missing", "extra_forbidden": "a rule has no such key: {}"}  # of pydantic's kinds of error
 
 
 def _problem(where: str, issue: Any) -> Problem:
@@ -74,7 +74,8 @@ def _problem(where: str, issue: Any) -> Problem:
     location = [str(part) for part in issue["loc"]]
     if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
         location, message = [field], rest
-    message = _PLAIN.get(issue["type"], message)
+    if issue["type"] in _PLAIN:
+        message = _PLAIN[issue["type"]].format(location[-1][:80])
     got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
     return Problem(RuleError.code, message, where=" → ".join([where, *location]), got=got)
 

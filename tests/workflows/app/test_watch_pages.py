@@ -77,7 +77,7 @@ FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_t
 AWAY = replace(FRESH, name="zoo-away", problem=HubUnavailableError("the Hub cannot be reached").as_dict())
 BROKEN = WatcherView(
     "mine.yaml",
-    problem=RuleError("unknown", where="mine.yaml → colour", got=HOSTILE, next_step="Remove it.").as_dict(),
+    problem=RuleError("a rule has no such key: colour", where="mine.yaml → colour", got=HOSTILE).as_dict(),
 )
 
 
