@@ -70,7 +70,7 @@ def build_calibration(method: str) -> CalibrationForm:
             split = gr.Textbox(
                 value=_DEFAULTS["split"],
                 label="Split",
-                info="Which part of it.",
+                info="Which part.",
                 max_length=256,
                 min_width=110,
                 scale=1,

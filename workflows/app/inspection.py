@@ -131,7 +131,9 @@ def _reason(error: HubmergeError) -> str:
     """Why a merge cannot be, as short as the place beside its start."""
     others = len(error.problems) - 1
     what = error.problems[0].what
-    said = shorten(f"{what[:1].upper()}{what[1:]}", _REASON_WIDTH, placeholder=" …")
+    if len(what) > _REASON_WIDTH:  # as far as it makes sense
+        what = what[:_REASON_WIDTH].rpartition(", ")[0] or shorten(what, _REASON_WIDTH, placeholder=" …")
+    said = f"{what[:1].upper()}{what[1:]}"
     return f"{said}, and {others} more" if others else said
 
 

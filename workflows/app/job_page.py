@@ -150,6 +150,7 @@ _STATES = {
     "queued": ("Queued", "info"),
     "running": ("Running", "busy"),
     "cancelling": ("Cancelling", "warn"),
+    "published": ("Published", "good"),
     "done": ("Done", "good"),
     "failed": ("Failed", "bad"),
     "cancelled": ("Cancelled", "dim"),
@@ -166,7 +167,9 @@ def needs_login(view: JobView) -> bool:
 
 
 def shown_state(view: JobView) -> str:
-    """The state as a badge has it."""
+    """The state as a badge has it; a merge is not done while its scores or a parent's are to come."""
+    if view.state == "done" and is_under_way(view):
+        return "published"
     return "needs login" if needs_login(view) else view.state
 
 

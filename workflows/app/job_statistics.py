@@ -125,7 +125,7 @@ def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
         _meter(density),
         percent_text(unique) if unique is not None and changed else "–",
         percent_text(1 - unique) if unique is not None and changed else "–",
-        "∞" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
+        "nothing unique" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
     )
 
 

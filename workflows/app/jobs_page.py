@@ -7,6 +7,7 @@ below it. The page refreshes while something on it is under way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 import gradio as gr
@@ -142,6 +143,9 @@ def _what(view: JobView) -> str:
 def _where(view: JobView) -> str:
     if view.state == "queued":
         return "" if view.queue_position is None else f"number {view.queue_position} in the queue"
+    if view.state == "failed":
+        problem = next(iter((view.error or {}).get("problems") or ()), {})
+        return shorten(str(problem.get("what", "")), 100, placeholder=" …")
     if view.state not in ("running", "cancelling"):
         return ""
     stage = stage_of(view)

@@ -24,6 +24,8 @@ def theme() -> Any:
         body_background_fill_dark="*neutral_950",
         # gradio's own are too pale to be read on white: 2.6 : 1 and 3.7 : 1
         body_text_color_subdued="*neutral_500",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
         link_text_color="*secondary_700",
         link_text_color_dark="*secondary_400",
         # 3 : 1 against the card, so that what is not chosen is seen

@@ -244,7 +244,7 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
         el(
             "p",
             el("strong", f"{len(names)} variants, about {time} one after the other."),
-            f" At most {MAX_VARIANTS} variants can be started together.",
+            f" At most {MAX_VARIANTS} variants at once.",
         ),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),

@@ -260,7 +260,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
     if view.problem is not None and not view.facts:  # a file that cannot be read says nothing else
         return el("article", title, problems_panel(view.problem, "This rule does not run"), data_rule=view.name)
     facts = (
-        ("Last look", when(view.polled) if view.polled else "not yet"),
+        ("Last look", when(view.polled) if view.polled else "none so far"),
         ("Next look", "when it is resumed" if view.paused else when(view.next_look) if view.next_look else "not known"),
         ("Today", f"{view.used_today} of {view.budget} merges"),
         ("Results", "private" if view.private else "public"),

@@ -204,7 +204,7 @@ def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
     _, _, panel = job_panel(running, HUB)
     assert "494 M parameters counted so far" in panel
     assert "21.4%" in panel  # math-agent's density
-    assert "∞" in panel  # mem-agent shares everything
+    assert "nothing unique" in panel  # mem-agent shares everything
     assert job_panel(job_view(state="running"), "")[2] == ""
 
 
@@ -432,8 +432,10 @@ def test_what_is_left_of_the_evaluations_is_told_while_it_holds() -> None:
 def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alone_to_go_on() -> None:
     merge = job_view(state="done", result={"repo": "ada/three-in-one"}, evaluations=SCORINGS)
     evaluation = job_view("2" * 64, kind="evaluate", state="done", recipe={}, suite="zoo")
-    failed = job_view("4" * 64, state="failed")
+    failed = job_view("4" * 64, state="failed", error={"problems": [{"what": "a tensor is missing"}]})
     listed = str(job_list([merge, evaluation, failed], "ada"))
+    assert "Published" in listed  # not done before its scores are there
+    assert "a tensor is missing" in listed
     assert listed.count("<tr>") == 1 + 2
     assert "1 of 3 evaluated" in listed
     assert "kept 3 of 3 skills" in str(job_list([merge], "ada", {merge.id: "3 of 3 skills"}))
