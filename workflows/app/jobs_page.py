@@ -144,7 +144,7 @@ def _where(view: JobView) -> str:
     if view.state == "queued":
         return "" if view.queue_position is None else f"number {view.queue_position} in the queue"
     if view.state == "failed":
-        problem = next(iter((view.error or {}).get("problems") or ()), {})
+        problem: Mapping[str, Any] = next(iter((view.error or {}).get("problems") or ()), {})
         return shorten(str(problem.get("what", "")), 100, placeholder=" …")
     if view.state not in ("running", "cancelling"):
         return ""
