@@ -76,7 +76,7 @@ class Settings(BaseModel):
     rank: int = Field(default=0, ge=0)  # RANK: which of the processes this is, as launchers number them
     world_size: int = Field(default=1, ge=1)  # WORLD_SIZE: how many processes share one merge
     local_rank: int | None = Field(default=None, ge=0)  # LOCAL_RANK: which of this machine's it is; takes a GPU by it
-    device_memory_gb: float = Field(default=2.0, gt=0, lt=1e9)  # HUBMERGE_DEVICE_MEMORY: of a GPU, that a job may take
+    device_memory_gb: float | None = Field(default=None, gt=0, lt=1e9)  # HUBMERGE_DEVICE_MEMORY: of a GPU, for a job
     zero_gpu: bool = False  # SPACES_ZERO_GPU: set by the platform where a GPU is lent per call
     suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
 

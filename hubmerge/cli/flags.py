@@ -51,9 +51,9 @@ def add_stream_options(command: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cuda", "cpu"),
         default="auto",
-        help="where chunks are merged; auto: on a GPU if it is faster",
+        help="where chunks are merged; auto: products of matrices on a GPU, all else on the CPU",
     )
-    words = "what a GPU is asked for at most; default: 2"
+    words = "what a GPU is asked for at most; default: 2 for chunks, what it takes for whole tensors"
     command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
     words = "what fetched inputs and output may take on disk together; default: what is free"
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)

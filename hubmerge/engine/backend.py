@@ -1,12 +1,18 @@
-"""Where the chunks of a merge are counted and merged, in how many threads and how large; the choice changes no bit.
+"""Where a merge computes: its chunks, in how many threads and how large, and its products of matrices.
 
-The CPU has the fast pass, or the definition where this machine has no compiler. A device takes its place as long as it
-works (device.py). What a method ranks before it can merge is counted on the CPU in any case.
+Chunks are the CPU's: it has the fast pass, or the definition where this machine has no compiler. "auto" gives them to a
+device only in that case. On an H200 (docs/gpu.md) a device takes as long per parameter as one core with the fast pass,
+since each of some 1,400 operations is a kernel of its own; whoever names it gets it. What a method ranks before it can
+merge is counted on the CPU in any case. No choice among these changes a bit.
+
+Products of matrices (`merge_whole`) are a device's wherever there is one, forty times as fast there as on sixteen
+cores. Their last bits are the device's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -14,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from hubmerge.dtypes import Float32
 from hubmerge.engine import definition
-from hubmerge.engine.definition import Rule
-from hubmerge.engine.device import COUNTING, Engine, Host, open_engine
-from hubmerge.engine.memory import Shares, device_shares, shares_of
+from hubmerge.engine.definition import ChunkInputs, Rule
+from hubmerge.engine.device import COUNTING, DeviceTask, Engine, open_engine
+from hubmerge.engine.memory import Shares, device_shares, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.rules import is_whole, rule_of
@@ -37,12 +44,13 @@ class Backend:
     cpu: ModuleType  # definition or fast
     shares: Shares  # of the CPU
     engine: Engine | None = None
+    chunks_on_device: bool = False
     refused: dict[str, Any] | None = None  # why a device that is there is not used, for the report's environment
 
     @property
     def device(self) -> Engine | None:
-        """The device, as long as it works."""
-        return self.engine if self.engine is not None and self.engine.working else None
+        """What takes chunks in place of the CPU, as long as it works."""
+        return self.engine if self.chunks_on_device and self.engine is not None and self.engine.working else None
 
     @property
     def module(self) -> Any:
@@ -76,6 +84,19 @@ class Backend:
             return 1
         return self.options.parallel_shards or max(1, min(MOST_SHARDS, self.threads // CORES_PER_SHARD))
 
+    def whole_update(self, stored: ChunkInputs, rule: Rule) -> Float32:
+        """δ* [n] of a chunk that is a whole tensor, as its method's `merge_whole` has it."""
+
+        def on_host() -> Float32:
+            from threadpoolctl import threadpool_limits
+
+            # products of one thread each: the order of a product's sums depends on their number
+            with threadpool_limits(1), ThreadPoolExecutor(self.shares.threads) as pool, np.errstate(all="ignore"):
+                update: Float32 = definition.whole_update(stored, rule, lambda work, parts: list(pool.map(work, parts)))
+                return np.ascontiguousarray(update)
+
+        return on_host() if self.engine is None else self.engine.whole_update(stored, rule, on_host)
+
     def facts(self) -> dict[str, Any]:
         """For the report's environment."""
         return dict(self.refused or {}) if self.engine is None else self.engine.facts()
@@ -88,14 +109,22 @@ def opened(
     """The backend of merges of the same models in one pass, or of a probe."""
     options = _runnable(options, observer)
     cpu, shares = cpu_module(options), shares_of(plans, options)
-    trials = [trial for plan in plans for trial in _trials(plan)] if merging else [(COUNTING, "BF16")]
-    agents = len(plans[0].agents)
-    engine, refused = open_engine(options, agents, trials, Host(cpu, shares.threads, shares.chunk), observer.warning)
+    trials: list[tuple[Rule, str]] = []
+    if options.device == "cuda" or cpu is definition:
+        trials = [trial for plan in plans for trial in _trials(plan)] if merging else [(COUNTING, "BF16")]
+    task = DeviceTask(len(plans[0].agents), trials, largest_whole(plans) if merging else 0)
+    engine, refused = open_engine(options, task, cpu, observer.warning)
     try:
-        yield Backend(plans, options, cpu, shares, engine, refused)
+        yield Backend(plans, options, cpu, shares, engine, bool(trials), refused)
     finally:
         if engine is not None:
             engine.close()
+
+
+def largest_whole(plans: Sequence[Plan]) -> int:
+    """The bytes that the largest whole tensor takes where its matrices are multiplied; 0 without any."""
+    shapes = (t.shape for plan in plans for t in plan.tensors() if is_whole(plan, t))
+    return max((whole_bytes(shape, len(plans[0].agents)) for shape in shapes), default=0)
 
 
 def cpu_module(options: StreamOptions) -> ModuleType:

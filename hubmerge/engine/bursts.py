@@ -12,7 +12,8 @@ platform stops an app that has none.
 
 The inputs are held in the shard cache, fetched and verified, before the GPU is asked for: no GPU second goes to the
 network. A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here,
-by the path that every merge takes, with the same bytes and one warning. What is wrong with an input is found there.
+by the path that every merge takes, with one warning. What is wrong with an input is found there. Only shards that a
+device has work for (backend.py) are bursts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from hubmerge.engine.backend import Backend, opened
 from hubmerge.engine.distributed import ALONE
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.parallel_shards import Relay
+from hubmerge.engine.prediction import DEVICE_OPERATIONS
 from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.rules import operations_of
 from hubmerge.engine.shard_work import ShardTask, count_shard, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.isolation.confinement import die_with_parent
@@ -111,7 +114,7 @@ class Bursts:
         What must be counted first is counted here, by the CPU, and comes back with the task.
         """
         shard = task.shard
-        if self._given_up or any(map(task.is_whole, shard.tensors)):
+        if self._given_up or not (any(map(task.is_whole, shard.tensors)) or not backend.fast):
             return task, []
         with reader.held(shard.tensors) as paths:
             if paths is None:
@@ -119,16 +122,16 @@ class Bursts:
                     self._told_of_budget = True
                     relay.warning(
                         f"the inputs of {shard.filename} exceed the disk budget together; "
-                        "such shards are merged on the CPU with the same result"
+                        "such shards are merged on the CPU"
                     )
                 return task, []
             task = replace(task, known=count_shard(task, reader, backend, relay))
-            options = replace(backend.options, device="cuda", ranks=ALONE, bursts=False)
+            options = replace(backend.options, device="auto", ranks=ALONE)
             try:
                 finished = self._call(Burst(task, reader.models, paths, options), relay)
             except _Failed as failed:
                 self._given_up = True
-                relay.warning(f"no GPU for {shard.filename}, the CPU goes on with the same result: {failed}")
+                relay.warning(f"no GPU for {shard.filename}, the CPU goes on: {failed}")
                 return task, []
             for tensor in shard.tensors:
                 reader.consumed(tensor, tensor.elements)
@@ -201,7 +204,8 @@ def seconds_of(burst: Burst, _asking: int) -> int:
     """What the platform is asked for."""
     task = burst.task
     size = task.shard.size * (len(task.plan.models) + len(task.outputs))
-    return min(_LONGEST_S, _STARTING_S + size // BYTES_PER_SECOND)
+    operations = sum(operations_of(output.plan, t) for output in task.outputs for t in task.shard.tensors)
+    return min(_LONGEST_S, _STARTING_S + size // BYTES_PER_SECOND + int(operations / DEVICE_OPERATIONS))
 
 
 def decorated(settings: Settings) -> Call | None:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import definition
 from hubmerge.engine.backend import Backend
 from hubmerge.engine.counting import Counted
 from hubmerge.engine.definition import ChunkInputs, Rule
@@ -91,7 +90,9 @@ class Work:
             stored = replace(stored, uniform_keys=draw_keys(self.plan, tensor))
         if stored.sensitivities and "sensitivity" not in rule.extras:
             stored = replace(stored, sensitivities=())
-        module = definition if rule.whole else self._backend.module
+        module = self._backend.module
+        if rule.whole is not None:
+            stored, module = replace(stored, given=self._backend.whole_update(stored, rule)), self._backend.cpu
         key = make_key(self.plan.recipe.seed, "rounding", tensor.name)
         with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
             out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)

@@ -14,7 +14,7 @@ The bits of a NaN differ between devices. They reach no file: a NaN in an input 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from hubmerge.arrays import Array, concat, numbers, stack, where
 from hubmerge.counter_rng import Key, draws_of, uniform_of
 from hubmerge.dtypes import Float32, Rounding, decode, encode
 from hubmerge.engine.counting import Counted, Read, activity, input_counts, overlaps_of, result_counts
+from hubmerge.methods.base import Each
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
 Raw = NDArray[Any]
@@ -41,7 +42,7 @@ class Rule:
     epsilon: float  # an update is active above it
     rounding: Rounding
     both_roundings: bool  # also measure what the other rounding mode would have stored
-    whole: bool = False  # the kernel takes a whole tensor at once, so only this pass can run it
+    whole: Callable[[Sequence[Array], Each], Array] | None = None  # δ* [n] of a whole tensor, in the kernel's place
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class ChunkInputs:
     start: int  # the chunk's first element within its tensor, a multiple of BLOCK
     uniform_keys: tuple[Key, ...] = ()  # per agent, when the method draws
     sensitivities: tuple[Float32, ...] = ()  # K × [n], when the method weighs by them
+    given: Float32 | None = None  # [n], δ* where it was computed for the whole tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,9 @@ def merge(
     values, deltas = decoded(chunk)
     act = activity(deltas, scalars.epsilon)
     base = values[0]
-    delta = rule.kernel((*deltas, *_extras(chunk, rule)), scalars.per_agent, scalars.constants)
+    delta = chunk.given
+    if delta is None:
+        delta = rule.kernel((*deltas, *_extras(chunk, rule)), scalars.per_agent, scalars.constants)
     # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
     exact = where(delta == 0, base, base + delta)
 
@@ -118,6 +122,12 @@ def decoded(chunk: ChunkInputs) -> tuple[Array, Array]:
     values = stack([decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)])
     with np.errstate(all="ignore"):
         return values, values[1:] - values[0]
+
+
+def whole_update(chunk: ChunkInputs, rule: Rule, each: Each) -> Array:
+    """δ* [n], float32, of a chunk that is a whole tensor."""
+    assert rule.whole is not None
+    return rule.whole(tuple(decoded(chunk)[1]), each)
 
 
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:

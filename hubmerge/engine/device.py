@@ -1,22 +1,19 @@
-"""A CUDA device: chunks go there and back in bounded memory (lanes.py), or the CPU takes over.
+"""A CUDA device: it multiplies the matrices of whole tensors, and takes chunks where it is to; or the CPU takes over.
 
-Before its first chunk a device must reproduce small ones bit for bit; one that computes otherwise (another rounding,
-flushed subnormals, fused operations) or fails in any way is not used. Once it has passed, a device that fails (out of
-memory, driver error) is left for good at a chunk's boundary: the chunk in hand and all that follow are computed on the
-CPU from the same host memory, with the same bytes, and the observer is warned once. An error that is not the device's
-own is raised then, as it is a mistake of ours.
+Chunks go there and back in bounded memory (lanes.py). Before its first one a device must reproduce small ones bit for
+bit; one that computes otherwise (another rounding, flushed subnormals, fused operations) or fails in any way is not
+used. Products must be as exact as float32 is.
 
-"auto" takes the faster of the two. It asks torch, which takes two seconds to import, only where the machine shows a
-device; the device then merges chunks of the merge's own shape, and so does the CPU with all its threads. Nothing about
-the result depends on the choice, so whatever goes wrong while a device is opened costs a warning and nothing else.
+Once it has passed, a device that fails (out of memory, driver error) is left for good: the chunk or tensor in hand and
+all that follow are computed on the CPU from the same host memory, and the observer is warned once. An error that is not
+the device's own is raised then, as it is a mistake of ours. torch, which takes two seconds to import, is asked only
+where the machine shows a device that there is work for.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,17 +22,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hubmerge import machine
 from hubmerge.counter_rng import Key, make_key
-from hubmerge.dtypes import decode, encode
+from hubmerge.dtypes import Float32, decode, encode
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK, Counted, Read
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.memory import LANES, device_shares
-from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.errors import DeviceError, MemoryLimitError
 from hubmerge.extras import require
+from hubmerge.methods.base import one_by_one
 from hubmerge.statistics.statistics import Tally
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 Warn = Callable[[str], None]
 
-_ROUNDS = 3  # of a contest; the best counts, so that the first may be slow
+_EXACT = 1e-5  # of float32's products of 256 elements, relative; TF32's are thirty times as far off
 T = TypeVar("T")
 
 
@@ -56,12 +55,12 @@ def _first(inputs: Any, per_agent: Any, constants: Any) -> Any:
 COUNTING = Rule(_first, (), (), (), 1e-5, "nearest", both_roundings=False)  # of a probe, which merges nothing
 
 
-class Host(NamedTuple):
-    """How the CPU does what a device would do."""
+class DeviceTask(NamedTuple):
+    """What a device would do."""
 
-    module: ModuleType
-    threads: int
-    chunk: int  # elements
+    agents: int
+    trials: Sequence[tuple[Rule, str]]  # rules of chunks, each with the output's dtype; empty: it gets no chunks
+    whole: int  # bytes that the largest tensor takes whose matrices it would multiply; 0: none
 
 
 def require_cuda() -> None:
@@ -81,39 +80,47 @@ def require_cuda() -> None:
 
 
 def open_engine(
-    options: StreamOptions, agents: int, trials: Sequence[tuple[Rule, str]], host: Host, warn: Warn
+    options: StreamOptions, task: DeviceTask, host: ModuleType, warn: Warn
 ) -> tuple[Engine | None, dict[str, Any]]:
-    """The options' device for so many agents, once it has passed the `trials` (rules, each with the output's dtype).
+    """The options' device, once it has passed its trials; `host` is the module that does the same on the CPU.
 
     Without one the CPU works; the facts beside say why a device that is there is not used.
     """
-    if options.device == "cpu" or not trials or (options.device == "auto" and not machine.device_there()):
+    if options.device == "cpu" or not (task.trials or task.whole):
+        return None, {}
+    if options.device == "auto" and not (options.bursts or machine.device_there()):
         return None, {}
     engine = None
     try:
-        threads, chunk = device_shares(agents, options)
+        if task.trials:
+            device_shares(task.agents, options)  # MemoryLimitError
+        _check_room(options, task)
         place = _place(options.ranks.local_rank)
         if place is None:
-            warn("torch finds no CUDA device here; the CPU goes on with the same result")
+            warn("torch finds no CUDA device here; the CPU goes on")
             return None, {}
-        engine = Engine(place, host.module, memory_bytes=options.device_memory_bytes)
-        for rule, dtype in trials:
-            engine.prove(rule, agents, dtype)
-        if options.device == "auto":
-            on_host, on_device = _contest(engine, host, threads, chunk, agents, trials)
-            if on_host <= on_device:
-                slower = f"{engine.name} {on_device * 1e9:.2g} ns per parameter, the CPU {on_host * 1e9:.2g}"
-                facts = engine.facts() | {"device": "cpu", "device_slower": slower}
-                facts.pop("peak_device_bytes", None)
-                engine.close()
-                return None, facts
+        engine = Engine(place, host, memory_bytes=options.device_memory_bytes or (0 if task.whole else DEVICE_BYTES))
+        for rule, dtype in task.trials:
+            engine.prove(rule, task.agents, dtype)
+        if task.whole:
+            engine.prove_products()
     except Exception as error:  # noqa: BLE001 (torch's have no common type, and the CPU gives the same)
         if engine is not None:
             engine.close()
         why = _reason(error)
-        warn(f"the CUDA device cannot be used, the CPU goes on with the same result: {why}")
+        warn(f"the CUDA device cannot be used, the CPU goes on: {why}")
         return None, {"device_failed": why}
     return engine, {}
+
+
+def _check_room(options: StreamOptions, task: DeviceTask) -> None:
+    if options.device_memory_bytes and task.whole > options.device_memory_bytes:
+        raise MemoryLimitError(
+            "the largest tensor does not fit the device's memory",
+            expected=f"{task.whole / 1e9:.1f} GB",
+            got=f"{options.device_memory_bytes / 1e9:.1f} GB",
+            next_step="Leave --device-memory out.",
+        )
 
 
 def _place(local_rank: int) -> torch.device | None:
@@ -129,7 +136,7 @@ def _place(local_rank: int) -> torch.device | None:
 class Engine:
     """Counts and merges chunks on one torch device; called from several threads.
 
-    `host`: the module that does the same on the CPU.
+    `host`: the module that does the same on the CPU. `memory_bytes`: 0 for all that is free.
     """
 
     def __init__(self, device: torch.device, host: ModuleType, *, memory_bytes: int) -> None:
@@ -144,14 +151,15 @@ class Engine:
         self._host = host
         self._failed = ""
         self._untold: list[str] = []  # warnings
-        self._lock = threading.Lock()
+        self._lock, self._multiplying = threading.Lock(), threading.Lock()
         self._lanes: SimpleQueue[Lane] = SimpleQueue()
         self._cuda = device.type == "cuda"
         try:
             if self._cuda:
                 properties = torch.cuda.get_device_properties(device)
                 self.name = str(properties.name)
-                torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / properties.total_memory), device)
+                share = min(1.0, memory_bytes / properties.total_memory) if memory_bytes else 1.0
+                torch.cuda.set_per_process_memory_fraction(share, device)
                 torch.cuda.reset_peak_memory_stats(device)
             for _ in range(LANES):
                 self._lanes.put(Lane(device))
@@ -169,6 +177,14 @@ class Engine:
         wanted = definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
         if self.merged(chunk, rule, dtype, key, with_inputs=True).bits() != wanted.bits():
             raise RuntimeError("it computes other bits than the CPU")
+
+    def prove_products(self) -> None:
+        """RuntimeError unless a product of float32 matrices is as exact as float32 is, which TF32 is not."""
+        rng = np.random.default_rng(0)
+        x, y = rng.standard_normal((2, 256, 256))
+        found = self._product(x.astype(np.float32), y.astype(np.float32))
+        if not np.abs(found - x @ y).max() < _EXACT * np.abs(x @ y).max():
+            raise RuntimeError("its products of matrices are less exact than float32")
 
     def merged(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """`merge_chunk` on the device, whatever becomes of it."""
@@ -190,6 +206,45 @@ class Engine:
         on_host = partial(self._host.merge_chunk, chunk, rule, dtype, key, with_inputs=with_inputs)
         output: ChunkOutput = self._tried(on_device, on_host)
         return output
+
+    def whole_update(self, chunk: ChunkInputs, rule: Rule, on_host: Callable[[], Float32]) -> Float32:
+        """definition.whole_update, in host memory; one tensor at a time."""
+
+        def on_device() -> Float32:
+            with self._products():
+                raws: Any = tuple(map(self._there, chunk.raws, chunk.dtypes))
+                update = definition.whole_update(replace(chunk, raws=raws), rule, one_by_one)
+                found: Float32 = update.cpu().numpy()
+            return found
+
+        return self._tried(on_device, on_host)
+
+    def _product(self, x: Float32, y: Float32) -> Float32:
+        with self._products():
+            found: Float32 = (self._there(x, "F32") @ self._there(y, "F32")).cpu().numpy()
+        return found
+
+    def _there(self, stored: NDArray[Any], dtype: str) -> torch.Tensor:
+        """A copy on the device."""
+        import torch
+
+        from hubmerge.engine.lanes import STORED
+
+        there = torch.from_numpy(np.array(stored).view(np.uint8)).to(self._device)
+        return there.view(STORED[dtype])
+
+    @contextmanager
+    def _products(self) -> Iterator[None]:
+        """This thread alone multiplies matrices of float32, without TF32, which torch may have been told to use."""
+        import torch
+
+        of_torch = torch.backends.cuda.matmul
+        with self._multiplying, torch.inference_mode():
+            kept, of_torch.allow_tf32 = of_torch.allow_tf32, False
+            try:
+                yield
+            finally:
+                of_torch.allow_tf32 = kept
 
     def _tried(self, on_device: Callable[[], T], on_host: Callable[[], T]) -> T:
         if self.working:
@@ -214,9 +269,7 @@ class Engine:
             if self._failed:
                 return
             self._failed = _reason(error)
-            self._untold.append(
-                f"the device {self._device} is no longer used, the CPU goes on with the same result: {self._failed}"
-            )
+            self._untold.append(f"the device {self._device} is no longer used, the CPU goes on: {self._failed}")
 
     def tell(self, warn: Warn) -> None:
         """Say, in the caller's thread, what was not said yet: that the device has failed."""
@@ -284,33 +337,3 @@ def _trial(rule: Rule, agents: int, dtype: str) -> ChunkInputs:
         tuple(make_key(2, "trial", str(k)) for k in range(agents)) if "uniform" in rule.extras else (),
         tuple(np.abs(v) for v in values[1:]) if "sensitivity" in rule.extras else (),
     )
-
-
-def _contest(
-    engine: Engine, host: Host, threads: int, chunk: int, agents: int, trials: Sequence[tuple[Rule, str]]
-) -> tuple[float, float]:
-    """Seconds per element of all trials together, on the CPU and on the device with so many threads and elements."""
-    on_host = on_device = 0.0
-    for rule, dtype in trials:
-        trial = _trial(rule, agents, dtype)
-        on_host += _seconds(host.module.merge_chunk, _lengthened(trial, host.chunk), rule, dtype, host.threads)
-        on_device += _seconds(engine.merged, _lengthened(trial, chunk), rule, dtype, threads)
-    return on_host, on_device
-
-
-def _lengthened(trial: ChunkInputs, elements: int) -> ChunkInputs:
-    """The trial over and over."""
-    raws = tuple(np.resize(raw, elements) for raw in trial.raws)
-    return replace(trial, raws=raws, sensitivities=tuple(np.resize(s, elements) for s in trial.sensitivities))
-
-
-def _seconds(merge: Callable[..., object], chunk: ChunkInputs, rule: Rule, dtype: str, threads: int) -> float:
-    """Per element, where so many threads merge a chunk each, again and again."""
-    took, key = [], make_key(1, "trial")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(_ROUNDS):
-            begun = time.perf_counter()
-            for done in [pool.submit(merge, chunk, rule, dtype, key, with_inputs=True) for _ in range(threads)]:
-                done.result()
-            took.append(time.perf_counter() - begun)
-    return min(took) / (threads * len(chunk.raws[0]))

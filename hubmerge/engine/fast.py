@@ -239,12 +239,14 @@ def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """definition.merge_chunk."""
-    fused = rule.kernel in _kernels()
+    fused = rule.kernel in _kernels() and chunk.given is None
     extras = len(chunk.uniform_keys) + len(chunk.sensitivities)
     plain = chunk if fused else replace(chunk, uniform_keys=(), sensitivities=())
     work = _Pass(plain, rule.epsilon, extras if fused else 0)
     out = empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
     work.merge_into(out, rule, dtype, key)
+    if not fused:
+        work.call.kernel = -1
     if with_inputs:
         work.count_inputs()
     histogram = work.run_all() if fused else _run_pieces(work, chunk, rule)
@@ -257,7 +259,8 @@ def _run_pieces(work: _Pass, chunk: ChunkInputs, rule: Rule) -> Histogram:
     parts = []
     for first in range(0, work.elements, PIECE):
         end = min(work.elements, first + PIECE)
-        given = np.ascontiguousarray(definition.merged(_piece(chunk, first, end), rule))
+        piece = _piece(chunk, first, end)
+        given = np.ascontiguousarray(definition.merged(piece, rule) if piece.given is None else piece.given)
         work.call.given = _address(given)
         work.run(first, end)
         if work.call.sums and (end == work.elements or end % _COUNTED_AT_ONCE == 0):
@@ -267,7 +270,8 @@ def _run_pieces(work: _Pass, chunk: ChunkInputs, rule: Rule) -> Histogram:
 
 def _piece(chunk: ChunkInputs, first: int, end: int) -> ChunkInputs:
     raws, sensitivities = (tuple(row[first:end] for row in rows) for rows in (chunk.raws, chunk.sensitivities))
-    return replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first)
+    given = None if chunk.given is None else chunk.given[first:end]
+    return replace(chunk, raws=raws, sensitivities=sensitivities, given=given, start=chunk.start + first)
 
 
 def count_magnitudes(

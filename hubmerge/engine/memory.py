@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from hubmerge import machine
 from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
 from hubmerge.sources.header import DTYPE_BYTES
@@ -90,12 +92,13 @@ def blocks(elements: int) -> int:
 def device_shares(agents: int, options: StreamOptions) -> tuple[int, int]:
     """How many threads feed a device, and the elements of their chunks: as many as are wanted, and LANES of them fit
     into the device's memory."""
-    fitting = options.device_memory_bytes // (LANES * device_bytes(agents)) // BLOCK * BLOCK
+    memory = options.device_memory_bytes or DEVICE_BYTES
+    fitting = memory // (LANES * device_bytes(agents)) // BLOCK * BLOCK
     if fitting < BLOCK:
         raise MemoryLimitError(
             "not even one block fits the device's memory",
             expected=f"{LANES * device_bytes(agents) * BLOCK / 1e6:.0f} MB",
-            got=f"{options.device_memory_bytes / 1e6:.0f} MB",
+            got=f"{memory / 1e6:.0f} MB",
             next_step="Run on the CPU (--device cpu), which has no such limit.",
         )
     chunk = min(blocks(options.chunk_elements or _LARGEST_DEVICE_CHUNK), _LARGEST_DEVICE_CHUNK, fitting)
@@ -107,6 +110,12 @@ def device_bytes(agents: int) -> int:
     rounding: inputs as they came and in float32, differences, scaled differences and their products, masks, draws and
     sensitivities."""
     return (48 + 40 * agents) * 5 // 4
+
+
+def whole_bytes(shape: Sequence[int], agents: int) -> int:
+    """What a whole tensor takes where its matrices are multiplied: inputs of 16 bits and values while they are decoded,
+    then updates, perhaps weighted, and nine more of its size, and a square of its smaller side per agent."""
+    return prod(shape) * (2 * (agents + 1) + 4 * (2 * agents + 9)) + 4 * (agents + 1) * min(shape) ** 2
 
 
 def plain_bytes(agents: int) -> int:

@@ -12,7 +12,7 @@ Backend = Literal["auto", "eager"]
 DeviceName = Literal["cpu", "cuda", "auto"]
 Sink = Literal["disk", "null"]
 
-DEVICE_BYTES = 2 * 1000**3  # of a device's memory, the driver's own context not counted
+DEVICE_BYTES = 2 * 1000**3  # of a device's memory for chunks, the driver's own context not counted
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StreamOptions:
     threads: int = 0  # at most, and fewer where memory does not allow them; 0: one per core
     backend: Backend = "auto"  # "eager": never the fast pass
     device: DeviceName = "cpu"
-    device_memory_bytes: int = DEVICE_BYTES  # the most that the device is asked for
+    device_memory_bytes: int = 0  # the most that the device is asked for; 0: DEVICE_BYTES, or what whole tensors take
     bursts: bool = False  # a GPU is lent for one shard at a time (bursts.py)
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work

@@ -2,10 +2,10 @@
 
 Memory is a promise: a constant of the method, the number of agents and the threads, because a stream holds a few
 chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
-Hub to read from, torch and a device add to it. What a device adds on the host was never measured on one.
+Hub to read from, torch and a device add to it.
 
-Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds. Fetching and
-publishing depend on the network and are left out, and nothing is said where a method works on whole tensors.
+Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, and the products
+of matrices of whole tensors. Fetching and publishing depend on the network and are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ import numpy as np
 
 from hubmerge import machine as this_machine
 from hubmerge.engine.compiled import is_built
-from hubmerge.engine.memory import plain_bytes, shares_of
+from hubmerge.engine.memory import shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
-from hubmerge.engine.rules import is_whole
+from hubmerge.engine.rules import is_whole, operations_of
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.machine import device_there
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
-from hubmerge.plan.plan import Plan, PlannedTensor
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
 
 _MB = 1_000_000
@@ -41,8 +40,9 @@ _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
 _TORCH = 200 * _MB  # what `import torch` adds
 _DEVICE = 800 * _MB  # an estimate: CUDA's libraries, the driver's context on the host, pinned buffers
-_WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
 
+DEVICE_OPERATIONS = 3e13  # products of float32 a second: 5e13 on an H200
+CORE_OPERATIONS = 8e10  # of one core at speed 1
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
 _START_S = 0.7  # imports and the card
@@ -57,7 +57,7 @@ class Machine:
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the rate was measured on
     to_build: bool = False  # whether its fast pass has to be built first
-    device: bool = False  # that "auto" takes
+    device: bool = False  # whether it has one
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
@@ -71,7 +71,7 @@ class Machine:
 @dataclass(frozen=True)
 class Prediction:
     memory_bytes: int  # peak resident, all threads and the interpreter
-    seconds: float | None  # without fetching and publishing; None where a rate per element says nothing
+    seconds: float  # without fetching and publishing
 
 
 def predict(
@@ -79,14 +79,15 @@ def predict(
 ) -> Prediction:
     """A pure function of its arguments; `beside`: other recipes that are merged in the same pass."""
     options, plans = options or StreamOptions(threads=machine.cores, device="auto"), (plan, *beside)
-    needed, seconds = _memory(plans, options), _seconds(plans, machine, options)
+    whole = any(is_whole(p, t) for p in plans for t in p.tensors())
+    on_device = options.device == "cuda" or (options.device == "auto" and machine.device and whole)
+    needed, seconds = _memory(plans, options), _seconds(plans, machine, options, on_device=on_device)
     if plan.download_bytes:
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
             needed += min(KEPT_BLOCKS * BLOCK_BYTES, plan.download_bytes)  # of shards that are read by ranges
-    on_device = options.device == "cuda" or (options.device == "auto" and machine.device)
     needed += _DEVICE * on_device + _TORCH * (on_device or options.ranks.size > 1)
-    if machine.to_build and options.backend != "eager" and seconds is not None:
+    if machine.to_build and options.backend != "eager":
         seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)
 
@@ -99,25 +100,21 @@ def _memory(plans: Sequence[Plan], options: StreamOptions) -> int:
     longest = max((t.elements for t in tensors if t not in whole), default=0)
     buffers = threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
     buffers += gathered_bytes(len(plans)) * len(plans)
-    buffers += max((_whole_bytes(t, agents) for t in whole), default=0)
+    buffers += max((whole_bytes(t.shape, agents) for t in whole), default=0)
     of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT
     card = _CARD + max(plan.companions.bytes for plan in plans)  # one folder after the other is completed
     return _IMPORTED + plans[0].resident_bytes + len(tensors) * of_tensor + max(buffers, card)
 
 
-def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
-    rows, columns = tensor.shape[0], prod(tensor.shape[1:])
-    return tensor.elements * (plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
-
-
-def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions) -> float | None:
-    if any(is_whole(plan, t) for plan in plans for t in plan.tensors()):
-        return None
+def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions, *, on_device: bool) -> float:
     # a pass that only counts, or a further recipe in the same pass, takes about half as long
     passes = (1 + max(plan.passes for plan in plans) + len(plans) - 1) / 2
     work = plans[0].elements * (len(plans[0].agents) + 1) * passes * _RATE_NS * 1e-9
     work *= _EAGER if options.backend == "eager" else 1
-    return (_START_S + work / min(shares_of(plans, options).threads + 2, machine.cores)) / machine.speed
+    threads = shares_of(plans, options).threads
+    operations = sum(operations_of(plan, t) for plan in plans for t in plan.tensors())
+    products = operations / DEVICE_OPERATIONS if on_device else operations / CORE_OPERATIONS / threads / machine.speed
+    return products + (_START_S + work / min(threads + 2, machine.cores)) / machine.speed
 
 
 @cache
@@ -138,5 +135,5 @@ def _speed() -> float:
 
 def as_facts(prediction: Prediction) -> dict[str, Any]:
     """For `plan_summary`; two digits, since more would claim too much."""
-    seconds = {} if prediction.seconds is None else {"predicted_seconds": float(f"{prediction.seconds:.2g}")}
-    return {"predicted_memory_bytes": prediction.memory_bytes, **seconds}
+    seconds = float(f"{prediction.seconds:.2g}")
+    return {"predicted_memory_bytes": prediction.memory_bytes, "predicted_seconds": seconds}

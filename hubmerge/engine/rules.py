@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from hubmerge.arrays import Array
 from hubmerge.counter_rng import Key, make_key
-from hubmerge.dtypes import Float32
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import Method, get_method
-from hubmerge.methods.base import EPSILON, Scope
+from hubmerge.methods.base import EPSILON, Each, Scope
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.statistics.statistics import Overlaps
 
@@ -33,10 +32,9 @@ def rule_of(
         return None
     values, method = plan.values[tensor.name], get_method(plan.recipe.method)
     scope = Scope(values.parameters, values.weights, model, overlaps, thresholds, values.own)
-    whole = is_whole(plan, tensor)
     return Rule(
-        kernel=_whole(method, tensor, scope) if whole else method.kernel,
-        whole=whole,
+        kernel=method.kernel,
+        whole=_whole(method, tensor, scope) if is_whole(plan, tensor) else None,
         extras=method.extras,
         per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
         constants=tuple(np.float32(v) for v in method.constants(scope)),
@@ -46,19 +44,24 @@ def rule_of(
     )
 
 
-def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[..., Float32]:
-    """A whole-tensor merge in the form of a kernel over one chunk that is the tensor."""
+def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[[Sequence[Array], Each], Array]:
+    def merged(deltas: Sequence[Array], each: Each) -> Array:
+        return method.merge_whole([d.reshape(tensor.shape) for d in deltas], scope, each).reshape(-1)
 
-    def kernel(inputs: Sequence[Float32], per_agent: Any, constants: Any) -> Float32:
-        deltas = [d.reshape(tensor.shape) for d in inputs[: len(per_agent)]]
-        return np.ascontiguousarray(method.merge_whole(deltas, scope)).reshape(-1)
-
-    return kernel
+    return merged
 
 
 def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
     """True where a tensor must be one chunk."""
     return tensor.action == "merge" and get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
+
+
+def operations_of(plan: Plan, tensor: PlannedTensor) -> float:
+    """How many additions and multiplications a whole tensor takes, roughly; 0 for one that is merged in chunks."""
+    if not is_whole(plan, tensor):
+        return 0.0
+    parameters = plan.values[tensor.name].parameters
+    return get_method(plan.recipe.method).operations(tensor.shape, len(plan.agents), parameters)
 
 
 def epsilon_of(plan: Plan) -> float:

@@ -23,16 +23,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hubmerge.arrays import Array
 from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods import varying
 from hubmerge.statistics.statistics import Overlaps
 from hubmerge.wording import did_you_mean
 
 EPSILON = 1e-5  # RAM Sec. 3.1: two parameters are equal when they differ by at most this, absolute
+
+
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+def one_by_one(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+    """An `Each` without threads."""
+    return [work(part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class Method(ABC):
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
-    matrix_products: ClassVar[bool] = False  # of numpy's BLAS, whose last bits differ from processor to processor
+    matrix_products: ClassVar[bool] = False  # whose last bits differ between processors, and on a device
     of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
@@ -204,8 +211,16 @@ class Method(ABC):
         """True where δ* of a tensor cannot be computed element by element; `merge_whole` is called then."""
         return False
 
-    def merge_whole(self, deltas: Sequence[NDArray[np.float32]], scope: Scope) -> NDArray[np.float32]:
-        """δ* of a whole tensor from K deltas of its shape; only where `needs_whole`."""
+    def merge_whole(self, deltas: Sequence[Array], scope: Scope, each: Each = one_by_one) -> Array:
+        """δ* of a whole tensor from K deltas of its shape, float32; only where `needs_whole`.
+
+        They are numpy's, or torch's on a device. `each(work, parts)` is `[work(p) for p in parts]` in all threads; a
+        product of matrices takes one, so that no bit depends on their number.
+        """
+        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+
+    def operations(self, shape: tuple[int, ...], agents: int, parameters: Any) -> float:
+        """How many additions and multiplications of float32 `merge_whole` takes, roughly; to predict time."""
         raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
 
     def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:

@@ -4,25 +4,28 @@ Source: Cheng et al. 2025, "Whoever Started the Interference Should End It", arX
 arXiv:2601.13572, Table 10. For each 2-D weight of a linear layer, δ* minimises
     Σk ‖(δ* − δk) δkᵀ‖²_F / ‖δk‖²_F
 by Adam (β 0.9, 0.999; ε 1e-8) from Σ δk; every other tensor is averaged over the agents.
-Deviations: none known. The gradient 2·Σk (δ* − δk)·δkᵀδk / ‖δk‖² is written out instead of differentiated, with the
-smaller of the two products δkᵀδk and (δ* − δk)δkᵀ as the intermediate. Matrix products run on one thread, since
-their summation order depends on the number of threads.
-A whole tensor is in memory: K deltas, δ*, two moments and a gradient in float32.
+Deviations: none known. The gradient 2·Σk (δ* − δk)·δkᵀδk / ‖δk‖² is written out instead of differentiated: as
+2·(δ*·G − C) with G = Σk δkᵀδk / ‖δk‖² and C = Σk δk·δkᵀδk / ‖δk‖² where a weight has no more columns than rows,
+otherwise with (δ* − δk)δkᵀ as the intermediate, since G would be larger than the weight.
+
+A row of δ* depends on no other row, so rows descend in blocks of ROWS: each block is one thread's from the first step
+to the last and stays in the caches, and no bit depends on the number of threads. A device takes all rows at once; its
+products have other last bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
-from hubmerge.dtypes import Float32
-from hubmerge.methods.base import Method, Paper, Parameters, Scope
+from hubmerge.arrays import Array, cast, concat, is_numpy
+from hubmerge.methods.base import Each, Method, Paper, Parameters, Scope, one_by_one
 from hubmerge.statistics.statistics import module_of
 
-_BETA1, _BETA2, _EPS = np.float32(0.9), np.float32(0.999), np.float32(1e-8)
+ROWS = 256  # of a weight that a thread takes at once
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
 class WudiParameters(Parameters):
@@ -56,37 +59,65 @@ class Wudi(Method):
             total = total + inputs[k] * per_agent[k][0]
         return total / constants[0]
 
-    def merge_whole(self, deltas: Sequence[Float32], scope: Scope) -> Float32:
-        from threadpoolctl import threadpool_limits
+    def operations(self, shape: tuple[int, ...], agents: int, parameters: Any) -> float:
+        rows, columns = shape
+        steps = float(parameters.steps)
+        if columns <= rows:
+            return 2.0 * columns * columns * rows * (steps + 2 * agents)
+        return 4.0 * agents * rows * rows * columns * steps
 
-        updates = [d * np.float32(w) for d, w in zip(deltas, scope.weights, strict=True)]
-        updates = [d for d in updates if d.any()]
+    def merge_whole(self, deltas: Sequence[Array], scope: Scope, each: Each = one_by_one) -> Array:
+        updates = [d if w == 1 else d * float(w) for d, w in zip(deltas, scope.weights, strict=True)]
+        updates = [d for d in updates if bool(d.any())]
         if not updates:
-            return np.zeros_like(deltas[0])
-        with threadpool_limits(1):
-            return _descend(updates, scope.parameters)
+            return deltas[0] * 0.0
+        return _descended(updates, scope.parameters, each)
 
 
-def _descend(updates: Sequence[Float32], parameters: WudiParameters) -> Float32:
-    merged = updates[0].copy()
-    for update in updates[1:]:
-        merged += update
-    norms = [np.float32(np.sum(np.square(d, dtype=np.float64))) for d in updates]
-    rows, columns = merged.shape
-    grams = [(d.T @ d) / n for d, n in zip(updates, norms, strict=True)] if columns <= rows else None
-    first, second = np.zeros_like(merged), np.zeros_like(merged)
+def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each) -> Array:
+    rows, columns = updates[0].shape
+    blocks = [slice(first, min(rows, first + ROWS)) for first in range(0, rows, ROWS)]
+    norms = [sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) for d in updates]
+    if not is_numpy(updates[0]):
+        blocks = [slice(0, rows)]
+    if columns <= rows:
+        grams = [gram / norm for gram, norm in zip(each(lambda d: d.T @ d, updates), norms, strict=True)]
+        gram = _total(grams)
+
+        def descended(block: slice) -> Array:
+            own = [d[block] for d in updates]
+            towards = _total([d @ g for d, g in zip(own, grams, strict=True)])
+            return _descend(_total(own), lambda merged: merged @ gram - towards, parameters)
+    else:
+        turned = [d.T for d in updates]
+
+        def descended(block: slice) -> Array:
+            own = [d[block] for d in updates]
+
+            def gradient(merged: Array) -> Array:
+                products = [(merged - o) @ t / n for o, t, n in zip(own, turned, norms, strict=True)]
+                return _total([p @ d for p, d in zip(products, updates, strict=True)])
+
+            return _descend(_total(own), gradient, parameters)
+
+    return concat(each(descended, blocks))
+
+
+def _descend(start: Array, gradient_of: Callable[[Array], Array], parameters: WudiParameters) -> Array:
+    """Adam on half of the objective's gradient times two."""
+    merged, first, second = start, start * 0.0, start * 0.0
     for step in range(1, parameters.steps + 1):
-        gradient = np.zeros_like(merged)
-        for k, (update, norm) in enumerate(zip(updates, norms, strict=True)):
-            difference = merged - update
-            if grams is not None:
-                gradient += difference @ grams[k]
-            else:
-                gradient += (difference @ update.T) @ (update / norm)
-        gradient *= np.float32(2)
-        first = _BETA1 * first + (np.float32(1) - _BETA1) * gradient
-        second = _BETA2 * second + (np.float32(1) - _BETA2) * gradient * gradient
-        unbiased1 = first / np.float32(1 - float(_BETA1) ** step)
-        unbiased2 = second / np.float32(1 - float(_BETA2) ** step)
-        merged = merged - np.float32(parameters.lr) * unbiased1 / (np.sqrt(unbiased2) + _EPS)
+        gradient = gradient_of(merged) * 2.0
+        first = first * _BETA1 + gradient * (1.0 - _BETA1)
+        second = second * _BETA2 + gradient * gradient * (1.0 - _BETA2)
+        unbiased1 = first / (1.0 - _BETA1**step)
+        unbiased2 = second / (1.0 - _BETA2**step)
+        merged = merged - unbiased1 * parameters.lr / (unbiased2**0.5 + _EPS)
     return merged
+
+
+def _total(parts: Sequence[Array]) -> Array:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,42 +1,42 @@
-"""A device is opened, proves itself, competes with the CPU, and is left when it fails: the same bytes throughout.
+"""A device is opened, proves itself, works, and is left when it fails: chunks have the same bytes throughout.
 
 Torch's CPU stands for the device, or torch's own Python functions run over a faked lowest level (cuda_fake.py).
 """
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cuda_fake import MEMORY, FakeCuda
 from device_helpers import engine_here, pretend_a_device
-from stream_helpers import NOWHERE, Watching, bytes_of, plan_of, run, tallies, write_family
+from stream_helpers import NOWHERE, Watching, bytes_of, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge import machine
 from hubmerge.cli import main as cli
 from hubmerge.cli.flags import stream_options
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import backend, definition, device, lanes, memory, shard_work, stream, threads
+from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device import Host, open_engine
+from hubmerge.engine.device import DeviceTask, open_engine
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.memory import HOST_THREADS, LANES, device_bytes, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.engine.stream import MergeResult, probe
 from hubmerge.errors import MemoryLimitError
 from hubmerge.machine import device_there
+from hubmerge.methods.wudi import Wudi
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
-HOST = Host(definition, 2, BLOCK)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_co
 @pytest.mark.parametrize("command", ["merge", "run", "probe", "sweep"])
 def test_the_command_line_sets_the_limit(command: str) -> None:
     more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
-    for given, wanted in (([], DEVICE_BYTES), (["--device-memory", "0.5"], 500_000_000)):
+    for given, wanted in (([], 0), (["--device-memory", "0.5"], 500_000_000)):
         arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
         assert stream_options(arguments, Settings()).device_memory_bytes == wanted
 
@@ -166,13 +166,13 @@ def test_the_page_says_how_large_a_chunk_is() -> None:
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    trials = [(device.COUNTING, "BF16")]
+    task = DeviceTask(3, [(device.COUNTING, "BF16")], 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine, "device_there", lambda: False)
     for name in ("cpu", "auto"):
-        assert open_engine(StreamOptions(device=name), 3, trials, HOST, messages.append) == (None, {})  # type: ignore[arg-type]
+        assert open_engine(StreamOptions(device=name), task, definition, messages.append) == (None, {})  # type: ignore[arg-type]
     assert messages == []
-    assert open_engine(StreamOptions(device="cuda"), 3, trials, HOST, messages.append) == (None, {})
+    assert open_engine(StreamOptions(device="cuda"), task, definition, messages.append) == (None, {})
     assert "no CUDA device" in messages[0]
     assert not device_there(tmp_path)
     (tmp_path / "nvidia0").touch()
@@ -198,12 +198,6 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
     assert warnings == []
     assert found.device["device"] == "cpu"
     assert len(calls) > 5
-
-
-def test_methods_of_whole_tensors_ask_for_no_device(tmp_path: Path, here: None) -> None:
-    write_family(tmp_path, sizes={"model.layers.0.mlp.up_proj.weight": (64, 64)})
-    found, warnings = merged(plan_of(tmp_path, "wudi"), tmp_path / "device")
-    assert (found.device, warnings) == ({}, [])
 
 
 def test_threads_share_few_lanes_and_get_their_own_results() -> None:
@@ -333,61 +327,108 @@ def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
 
 
 @pytest.mark.parametrize("method", ["ram", "ram_plus", "ties"])
-@pytest.mark.parametrize("device_s", [1e-9, 3e-9], ids=["faster", "slower"])
-def test_auto_takes_the_faster_of_the_two_with_the_same_bytes(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, device_s: float
+def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Each measured chunk is really merged once."""
+    def asked(*_: Any) -> Any:
+        raise AssertionError("a device was asked for")
 
-    def seconds(merge: Any, chunk: Any, rule: Any, dtype: str, threads: int) -> float:
-        merge(chunk, rule, dtype, make_key(0, "x"), with_inputs=True)
-        return 2e-9 if merge == definition.merge_chunk else device_s
-
-    monkeypatch.setattr(device, "_seconds", seconds)
+    monkeypatch.setattr(machine, "device_there", lambda: True)
+    monkeypatch.setattr(device, "_place", asked)
     write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method), tmp_path / "device", device="auto")
+    found, warnings = merged(plan_of(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
+    assert (found.device, warnings) == ({}, [])
+
+
+def test_auto_gives_chunks_to_a_device_where_there_is_no_fast_pass(plan: Plan, tmp_path: Path, here: None) -> None:
+    found, warnings = merged(plan, tmp_path / "device", device="auto", backend="eager")
     assert warnings == []
-    assert found.device["device"] == "cpu"
-    assert found.device.get("device_slower", "") == ("cpu 3 ns per parameter, the CPU 2" if device_s > 2e-9 else "")
+    assert found.device["device"] == "cpu"  # torch's
 
 
-def test_a_device_that_fails_in_the_contest_is_not_used(
-    plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+# --- products of matrices ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Plan:
+    write_family(tmp_path)
+    return plan_of(tmp_path, "wudi", parameters={"steps": 5, "lr": 1e-3})
+
+
+def near(found: Path, wanted: Path, plan: Plan) -> bool:
+    """Whether two merges differ by less than what a step of the descent moves; in float32."""
+    ours, theirs = tensors_of(found, plan), tensors_of(wanted, plan)
+    return all(np.allclose(ours[n].astype(np.float32), theirs[n].astype(np.float32), atol=1e-3) for n in theirs)
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_products_are_a_devices_and_all_else_is_counted_as_ever(
+    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
 ) -> None:
-    def failing(*_: Any) -> float:
+    wanted = run(whole, tmp_path / "cpu")
+    kinds: list[type] = []
+    of_method = Wudi.merge_whole
+
+    def seen(self: Any, deltas: Any, *arguments: Any) -> Any:
+        kinds.append(type(deltas[0]))
+        return of_method(self, deltas, *arguments)
+
+    monkeypatch.setattr(Wudi, "merge_whole", seen)
+    watching = Watching()
+    found = run(whole, tmp_path / "device", device=name, backend=backend, observer=watching)
+    assert watching.messages == []
+    assert set(kinds) == {torch.Tensor}
+    assert found.device["device"] == "cpu"  # torch's
+    assert near(tmp_path / "device", tmp_path / "cpu", whole)
+    assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
+
+
+def test_products_go_on_on_the_cpu_when_the_device_fails(
+    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(whole, tmp_path / "cpu")
+
+    def failing(*_: Any) -> Any:
         raise OUT_OF_MEMORY
 
-    monkeypatch.setattr(device, "_seconds", failing)
-    found, [warning] = merged(plan, tmp_path / "device", device="auto")
-    assert "CUDA out of memory" in warning
-    assert "device_failed" in found.device
+    there = device.Engine._there
+    calls: list[int] = []
+
+    def some(self: Any, stored: Any, dtype: str) -> Any:
+        calls.append(1)
+        return there(self, stored, dtype) if len(calls) < 8 else failing()
+
+    monkeypatch.setattr(device.Engine, "_there", some)
+    watching = Watching()
+    found = run(whole, tmp_path / "device", device="auto", observer=watching)
+    [warning] = watching.messages
+    assert "the CPU goes on: CUDA out of memory" in warning
+    assert "CUDA out of memory" in found.device["device_failed"]
+    assert near(tmp_path / "device", tmp_path / "cpu", whole)
 
 
-def test_the_contest_is_between_all_cores_and_the_threads_that_feed_a_device(
-    plan: Plan, here: None, monkeypatch: pytest.MonkeyPatch
+def test_a_device_whose_products_are_those_of_tf32_is_not_used(
+    whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 16)
-    asked: list[tuple[int, int]] = []
+    exact = device.Engine._product
 
-    def seconds(merge: Any, chunk: definition.ChunkInputs, rule: Any, dtype: str, threads: int) -> float:
-        asked.append((threads, len(chunk.raws[0])))
-        return 1.0
+    def coarse(self: Any, x: Any, y: Any) -> Any:
+        short = ((a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in (x, y))  # ten bits of a fraction
+        return exact(self, *short)
 
-    monkeypatch.setattr(device, "_seconds", seconds)
-    for name in ("auto", "cuda"):  # who names a device gets it
-        with backend.opened([plan], StreamOptions(device=name), Watching()):  # type: ignore[arg-type]
-            pass
-    [on_host, on_device] = asked
-    assert (on_host[0], on_device[0]) == (16, 8)
-    assert on_device[1] > on_host[1] <= memory.LARGEST_CHUNK
+    monkeypatch.setattr(device.Engine, "_product", coarse)
+    watching = Watching()
+    run(whole, tmp_path / "out", device="auto", observer=watching)
+    [warning] = watching.messages
+    assert "less exact than float32" in warning
 
 
-def test_a_rate_is_of_all_threads_together() -> None:
-    chunk = chunk_of(2, BLOCK, ("F32",) * 3)
-
-    def sleep(*_: Any, **__: Any) -> None:
-        time.sleep(0.02)
-
-    one, four = (device._seconds(sleep, chunk, device.COUNTING, "F32", threads) for threads in (1, 4))
-    assert one >= 0.02 / BLOCK
-    assert four < one / 2
+def test_a_tensor_that_exceeds_the_memory_that_was_named_is_merged_on_the_cpu(
+    whole: Plan, tmp_path: Path, here: None
+) -> None:
+    watching = Watching()
+    found = run(whole, tmp_path / "out", device="auto", device_memory_bytes=10_000, observer=watching)
+    [warning] = watching.messages
+    assert "the largest tensor does not fit" in warning
+    assert "device_failed" in found.device

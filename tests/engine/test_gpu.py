@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from device_helpers import compare
@@ -17,10 +19,12 @@ from test_fast import chunk_of, for_method, rule_of
 from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.device import Engine
 from hubmerge.engine.memory import LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.methods import registry
+from hubmerge.methods.base import Scope, one_by_one
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,6 +80,40 @@ def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path: Path, memory: int
     assert tallies(found) == tallies(wanted)
     assert bool(watching.messages) == (memory < DEVICE_BYTES)
     assert found.device.get("device") == (None if memory < DEVICE_BYTES else torch.cuda.get_device_name())
+
+
+def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    engine.prove_products()
+    assert torch.backends.cuda.matmul.allow_tf32
+    method, rng = registry()["wudi"], np.random.default_rng(0)
+    scope = Scope(method.parse_parameters({"steps": 100}), [1.0, 0.5, 1.0])
+    for shape in ((2000, 300), (300, 2000)):
+        values = [rng.normal(size=shape).astype(np.float32) * np.float32(0.01) for _ in range(4)]
+        chunk = ChunkInputs(tuple(v.reshape(-1) for v in values), ("F32",) * 4, 0)
+        rule = replace(
+            rule_of("linear", for_method(chunk, "linear"), "nearest"),
+            whole=lambda deltas, each, shape=shape: method.merge_whole([d.reshape(shape) for d in deltas], scope, each),
+        )
+        wanted = definition.whole_update(chunk, rule, one_by_one)
+        found = engine.whole_update(chunk, rule, lambda: pytest.fail("the CPU was asked"))
+        start = sum(w * (v - values[0]) for w, v in zip(scope.weights, values[1:], strict=True))
+        moved = np.abs(wanted - start)
+        assert moved.max() > 5e-4
+        assert np.abs(found - wanted).mean() < 1e-3 * moved.mean()
+        assert np.abs(found - wanted).max() < 0.1 * moved.max()
+
+
+def test_auto_leaves_chunks_to_the_cpu_and_takes_products(tmp_path: Path) -> None:
+    write_family(tmp_path, sizes={"model.layers.0.mlp.up_proj.weight": (3000, 1024)})
+    for method, name in (("ram", None), ("wudi", torch.cuda.get_device_name())):
+        watching = Watching()
+        plan = plan_of(tmp_path, method)
+        found = run(plan, tmp_path / method, device="auto", backend="auto", observer=watching)
+        assert watching.messages == []
+        assert found.device.get("device") == name
 
 
 def test_a_gpu_that_breaks_for_good_costs_one_warning_and_neither_a_byte_nor_the_process(tmp_path: Path) -> None:

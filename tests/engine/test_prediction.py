@@ -40,8 +40,6 @@ def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
     plan, new = planned("ram"), Machine(2, to_build=True)
     first, second = predict(plan, new), predict(plan, Machine(2))
     assert first.memory_bytes == second.memory_bytes  # another process builds it
-    assert first.seconds is not None
-    assert second.seconds is not None
     assert first.seconds > second.seconds + 2
     eager = StreamOptions(threads=2, backend="eager")
     assert predict(plan, new, eager) == predict(plan, Machine(2), eager)
@@ -58,7 +56,7 @@ def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_t
     assert memory(planned("ram", agents=8)) > ram
     assert memory(planned("ram"), threads=8) > ram
     assert memory(planned("ram"), threads=8, chunk_elements=4096) < memory(planned("ram"), threads=8)
-    assert memory(planned("wudi", base="synthetic:llama-70b")) > 20_000_000_000
+    assert memory(planned("wudi", base="synthetic:llama-70b")) > 10_000_000_000
     assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
 
 
@@ -66,7 +64,8 @@ def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_h
     plan, machine = planned("ram"), Machine(16, device=True)
     alone = prediction._TORCH + prediction._DEVICE
     without = predict(plan, replace(machine, device=False)).memory_bytes
-    assert predict(plan, machine).memory_bytes == without + alone
+    assert predict(plan, machine).memory_bytes == without, "which takes no chunks unless it is named"
+    assert predict(plan, machine, StreamOptions(threads=16, device="cuda")).memory_bytes == without + alone
     assert predict(plan, machine, StreamOptions(threads=16, device="cpu")).memory_bytes == without
     assert predict(plan, replace(machine, device=False), StreamOptions(device="cuda")).memory_bytes >= alone
 
@@ -83,9 +82,7 @@ def test_what_torch_takes_is_what_importing_it_takes_here() -> None:
 
 def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
     def seconds(method: str, machine: Machine, shape: str = "synthetic:llama-70b") -> float:
-        found = predict(planned(method, base=shape), machine).seconds
-        assert found is not None
-        return found
+        return predict(planned(method, base=shape), machine).seconds
 
     one = seconds("ram", Machine(1))
     assert seconds("ram", Machine(2)) == pytest.approx(one / 2, rel=0.1)
@@ -94,10 +91,15 @@ def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
     assert seconds("ram", Machine(1), "synthetic:llama-405b") > 5 * one
 
 
-def test_nothing_is_said_of_the_time_of_a_method_that_works_on_whole_tensors() -> None:
-    told = predict(planned("wudi"), Machine(2))
-    assert told.seconds is None
-    assert prediction.as_facts(told) == {"predicted_memory_bytes": told.memory_bytes}
+def test_products_of_matrices_take_time_by_their_operations_and_little_of_it_on_a_device() -> None:
+    two, four = (predict(planned("wudi"), Machine(cores)).seconds for cores in (2, 4))
+    assert two == pytest.approx(2 * four, rel=0.1)
+    assert two > 100 * predict(planned("linear"), Machine(2)).seconds
+    half = predict(planned("wudi", parameters={"steps": 150}), Machine(2)).seconds
+    assert half == pytest.approx(two / 2, rel=0.1)
+    on_device = predict(planned("wudi"), Machine(2, device=True))
+    assert on_device.seconds < two / 50
+    assert on_device.memory_bytes > predict(planned("wudi"), Machine(2)).memory_bytes + prediction._DEVICE
 
 
 def test_inspect_says_what_is_predicted(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import merge_reference
 import numpy as np
 import pytest
+import torch
 from stream_helpers import plan_of, run, tensors_of, values_of, write_family
+from threadpoolctl import threadpool_limits
 
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
@@ -25,6 +28,32 @@ def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
     moved = np.abs(expected - sum(deltas)).max()
     assert moved > 1e-3  # the descent does something
     assert np.abs(method.merge_whole(deltas, scope) - expected).max() < 1e-3 * moved
+
+
+@pytest.mark.parametrize("shape", [(600, 40), (600, 700), (1, 8)])
+def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(3)]
+    method = get_method("wudi")
+    scope = Scope(method.parse_parameters({"steps": 5, "lr": 1e-3}), [1.0, 0.5, 2.0])
+    with threadpool_limits(1), ThreadPoolExecutor(4) as pool:
+        alone = method.merge_whole(deltas, scope)
+        together = method.merge_whole(deltas, scope, lambda work, parts: list(pool.map(work, parts)))
+    assert together.tobytes() == alone.tobytes()
+    weighted = [d * F(w) for d, w in zip(deltas, scope.weights, strict=True)]
+    assert np.abs(alone - merge_reference.wudi(weighted, 5, 1e-3)).max() < 1e-4, "of 5e-3 that it may move"
+
+
+def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
+    rng = np.random.default_rng(2)
+    method = get_method("wudi")
+    scope = Scope(method.parse_parameters({"steps": 20, "lr": 1e-3}), [1.0, 1.5])
+    for shape in ((300, 8), (8, 300)):
+        deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(2)]
+        found = method.merge_whole([torch.from_numpy(d) for d in deltas], scope)
+        assert found.dtype == torch.float32
+        assert np.abs(found.numpy() - method.merge_whole(deltas, scope)).max() < 1e-5
+    assert not method.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
 def test_agents_in_orthogonal_rows_keep_their_sum_which_is_the_optimum() -> None:

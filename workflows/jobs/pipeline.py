@@ -59,7 +59,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
 def stream_options(settings: Settings) -> StreamOptions:
     """Options that use the machine's own GPU, if there is one. Where a GPU is lent per call, the job's process has
     none."""
-    memory = int(settings.device_memory_gb * 10**9)
+    memory = int((settings.device_memory_gb or 0) * 10**9)
     lent = settings.zero_gpu
     return StreamOptions(device="cpu" if lent else "auto", device_memory_bytes=memory, bursts=lent)
 
