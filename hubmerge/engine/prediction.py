@@ -96,9 +96,8 @@ def _memory(plans: Sequence[Plan], options: StreamOptions) -> int:
     agents, tensors = len(plans[0].agents), [t for t in plans[0].tensors() if t.action == "merge"]
     shares = shares_of(plans, options)
     whole = [t for t in tensors if any(is_whole(plan, t) for plan in plans)]
-    threads = 1 if whole else shares.threads
     longest = max((t.elements for t in tensors if t not in whole), default=0)
-    buffers = threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
+    buffers = shares.threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
     buffers += gathered_bytes(len(plans)) * len(plans)
     buffers += max((whole_bytes(t.shape, agents) for t in whole), default=0)
     of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT

@@ -183,7 +183,8 @@ class ShardWork:
         self._chunk = backend.chunk
         self._works = [Work(o.plan, backend, task.statistics) for o in task.outputs]
         self._sensitivities = next((o.sensitivities for o in task.outputs if o.sensitivities), ())
-        self._counted_now = 0  # chunks whose results have not been taken
+        self._counted_now = self._in_flight = 0  # steps whose results have not been taken: to be counted, and all
+        self._whole_at_once = 1 if backend.engine is None else 2  # a device multiplies while the next one is read
         self.known = dict(task.known)
 
     def counting_steps(self, tensors: Sequence[PlannedTensor]) -> Iterator[Step | None]:
@@ -198,6 +199,7 @@ class ShardWork:
                 if number == 1 or any(counting.left):
                     for chunk in chunks_of(tensor, self._chunk):
                         self._counted_now += 1
+                        self._in_flight += 1
                         yield Step(chunk, counting)
                 elif self._task.passes(tensor) == 2:
                     self._reader.consumed(tensor, tensor.elements)  # which is read once less
@@ -217,8 +219,11 @@ class ShardWork:
                     work.rule(tensor, output.thresholds.get(tensor.name) or own, known.overlaps)
                     for work, output, own in zip(self._works, self._task.outputs, known.thresholds, strict=True)
                 ]
-                size = tensor.elements if self._task.is_whole(tensor) else self._chunk
-                for chunk in chunks_of(tensor, size):
+                whole = self._task.is_whole(tensor)
+                while whole and self._in_flight >= self._whole_at_once:  # it is large, and may take all threads
+                    yield None
+                for chunk in chunks_of(tensor, tensor.elements if whole else self._chunk):
+                    self._in_flight += 1
                     yield Step(chunk, None, rules)
 
     def run(self, step: Step) -> Result:
@@ -237,6 +242,7 @@ class ShardWork:
 
     def took(self, result: Result) -> None:
         """A result was taken in its order."""
+        self._in_flight -= 1
         if result.step.counting is not None:
             self._counted_now -= 1
             result.step.counting.take(result)
@@ -247,8 +253,6 @@ def write_shard(
 ) -> list[FinishedShard]:
     """Write the shard of every output, with so many threads."""
     work, tallies = ShardWork(task, reader, backend), _Tallies(task, relay)
-    if any(map(task.is_whole, task.shard.tensors)):
-        workers = 1  # a whole tensor is large: no more than two at a time
     done = 0
     with ExitStack() as stack:
         keep = backend.options.sink == "disk"

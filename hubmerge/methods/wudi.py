@@ -22,6 +22,7 @@ from pydantic import Field
 
 from hubmerge.arrays import Array, cast, concat, is_numpy
 from hubmerge.methods.base import Each, Method, Paper, Parameters, Scope, one_by_one
+from hubmerge.methods.linear import Linear
 from hubmerge.statistics.statistics import module_of
 
 ROWS = 256  # of a weight that a thread takes at once
@@ -52,12 +53,7 @@ class Wudi(Method):
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (float(len(scope.weights)),)
 
-    @staticmethod
-    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        total = inputs[0] * per_agent[0][0]
-        for k in range(1, len(per_agent)):
-            total = total + inputs[k] * per_agent[k][0]
-        return total / constants[0]
+    kernel = staticmethod(Linear.kernel)
 
     def operations(self, shape: tuple[int, ...], agents: int, parameters: Any) -> float:
         rows, columns = shape
@@ -77,11 +73,13 @@ class Wudi(Method):
 def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each) -> Array:
     rows, columns = updates[0].shape
     blocks = [slice(first, min(rows, first + ROWS)) for first in range(0, rows, ROWS)]
-    norms = [sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) for d in updates]
+    halves = [
+        sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) / 2 for d in updates
+    ]  # of the norms
     if not is_numpy(updates[0]):
         blocks = [slice(0, rows)]
     if columns <= rows:
-        grams = [gram / norm for gram, norm in zip(each(lambda d: d.T @ d, updates), norms, strict=True)]
+        grams = [gram / half for gram, half in zip(each(lambda d: d.T @ d, updates), halves, strict=True)]
         gram = _total(grams)
 
         def descended(block: slice) -> Array:
@@ -95,7 +93,7 @@ def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each)
             own = [d[block] for d in updates]
 
             def gradient(merged: Array) -> Array:
-                products = [(merged - o) @ t / n for o, t, n in zip(own, turned, norms, strict=True)]
+                products = [(merged - o) @ t / half for o, t, half in zip(own, turned, halves, strict=True)]
                 return _total([p @ d for p, d in zip(products, updates, strict=True)])
 
             return _descend(_total(own), gradient, parameters)
@@ -104,20 +102,27 @@ def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each)
 
 
 def _descend(start: Array, gradient_of: Callable[[Array], Array], parameters: WudiParameters) -> Array:
-    """Adam on half of the objective's gradient times two."""
-    merged, first, second = start, start * 0.0, start * 0.0
+    """Adam; in place, so that a block stays in the caches."""
+    merged, first, second = start + 0.0, start * 0.0, start * 0.0
     for step in range(1, parameters.steps + 1):
-        gradient = gradient_of(merged) * 2.0
-        first = first * _BETA1 + gradient * (1.0 - _BETA1)
-        second = second * _BETA2 + gradient * gradient * (1.0 - _BETA2)
-        unbiased1 = first / (1.0 - _BETA1**step)
-        unbiased2 = second / (1.0 - _BETA2**step)
-        merged = merged - unbiased1 * parameters.lr / (unbiased2**0.5 + _EPS)
+        gradient = gradient_of(merged)
+        first *= _BETA1
+        first += gradient * (1 - _BETA1)
+        gradient *= gradient
+        gradient *= 1 - _BETA2
+        second *= _BETA2
+        second += gradient
+        root = second**0.5
+        root *= (1 - _BETA2**step) ** -0.5
+        root += _EPS
+        change = first / root
+        change *= parameters.lr / (1 - _BETA1**step)
+        merged -= change
     return merged
 
 
 def _total(parts: Sequence[Array]) -> Array:
-    total = parts[0]
+    total = parts[0] + 0.0
     for part in parts[1:]:
-        total = total + part
+        total += part
     return total
