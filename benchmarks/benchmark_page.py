@@ -208,7 +208,7 @@ def _gpu(found: Row | None) -> str:
     if found is None:
         return f"{title}Not measured: no GPU. `python -m benchmarks.gpu --json docs/data/gpu.json` measures on one."
     cells = [
-        (TITLES.get(m["method"], m["method"]), m["asked"], f"{m['wall_s']:.1f}", f"{m['seconds']:.1f}",
+        (TITLES.get(m["method"], m["method"]), _device(m), f"{m['wall_s']:.1f}", f"{m['seconds']:.1f}",
          f"{m['parameters_per_s'] / 1e9:.2f} B", _mb(m.get("peak_device_bytes", 0)), _mb(m["peak_rss_bytes"]))
         for m in found["merges"] if not m["exit_code"]
     ]  # fmt: skip
@@ -220,11 +220,21 @@ def _gpu(found: Row | None) -> str:
     told = f"{machine['device']}, {machine['cores']} cores, torch {machine['torch']}, CUDA {machine['cuda']}"
     return (
         f"{title}Whole processes, written and hashed: three synthetic agents of {found.get('shape', '7B')}{part}, read "
-        "as fast as from the page cache. The bytes are "
-        f"{'the same on both' if found['same_bytes'] else '**not** the same on both'}.{tests}"
+        f"as fast as from the page cache.{_same(found)}{tests}"
         f"{' **Failed: ' + ', '.join(failed) + '.**' if failed else ''}\n\n"
         f"{table(head, cells)}\n\n*{told}{', ' + machine['date'] if 'date' in machine else ''}.*"
     )
+
+
+def _device(merge: Row) -> str:
+    """What was asked for, and what "auto" took."""
+    return f"auto: {merge.get('device', 'cpu')}" if merge["asked"] == "auto" else str(merge["asked"])
+
+
+def _same(found: Row) -> str:
+    if len({merge["asked"] for merge in found["merges"]}) < 2:
+        return ""
+    return f" The bytes are {'' if found['same_bytes'] else '**not** '}the same on both."
 
 
 def _kills(found: Row) -> str:

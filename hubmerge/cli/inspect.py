@@ -65,8 +65,7 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
         passes.setdefault(layout_of(plan), []).append(plan)
     machine = Machine.here(*plans)
     said = [predict(first, machine, beside=more) for first, *more in passes.values()]
-    seconds = [one.seconds for one in said if one.seconds is not None]
-    needed = Prediction(max(one.memory_bytes for one in said), sum(seconds) if len(seconds) == len(said) else None)
+    needed = Prediction(max(one.memory_bytes for one in said), sum(one.seconds for one in said))
     common = plan_summary(plans[0])
     least = sum(output_need(plan, uploaded=False) for plan in plans) + sensitivity_need(plans)
     return {

@@ -39,7 +39,8 @@ _CLIENT = 16 * _MB  # of the Hub
 _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
 _TORCH = 200 * _MB  # what `import torch` adds
-_DEVICE = 800 * _MB  # an estimate: CUDA's libraries, the driver's context on the host, pinned buffers
+_DEVICE = 800 * _MB  # CUDA's libraries, the driver's context on the host, pinned buffers
+_DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
 DEVICE_OPERATIONS = 3e13  # products of float32 a second: 5e13 on an H200
 CORE_OPERATIONS = 8e10  # of one core at speed 1
@@ -81,7 +82,8 @@ def predict(
     options, plans = options or StreamOptions(threads=machine.cores, device="auto"), (plan, *beside)
     whole = any(is_whole(p, t) for p in plans for t in p.tensors())
     on_device = options.device == "cuda" or (options.device == "auto" and machine.device and whole)
-    needed, seconds = _memory(plans, options), _seconds(plans, machine, options, on_device=on_device)
+    needed = _memory(plans, options, on_device=on_device)
+    seconds = _seconds(plans, machine, options, on_device=on_device)
     if plan.download_bytes:
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
@@ -92,14 +94,17 @@ def predict(
     return Prediction(needed, seconds)
 
 
-def _memory(plans: Sequence[Plan], options: StreamOptions) -> int:
+def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -> int:
     agents, tensors = len(plans[0].agents), [t for t in plans[0].tensors() if t.action == "merge"]
     shares = shares_of(plans, options)
     whole = [t for t in tensors if any(is_whole(plan, t) for plan in plans)]
     longest = max((t.elements for t in tensors if t not in whole), default=0)
     buffers = shares.threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
     buffers += gathered_bytes(len(plans)) * len(plans)
-    buffers += max((whole_bytes(t.shape, agents) for t in whole), default=0)
+    if on_device:
+        buffers += max((2 * t.elements * (2 * (agents + 1) + _DELTA_AND_OUTPUT) for t in whole), default=0)
+    else:
+        buffers += max((whole_bytes(t.shape, agents) for t in whole), default=0)
     of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT
     card = _CARD + max(plan.companions.bytes for plan in plans)  # one folder after the other is completed
     return _IMPORTED + plans[0].resident_bytes + len(tensors) * of_tensor + max(buffers, card)

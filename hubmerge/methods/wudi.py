@@ -8,7 +8,7 @@ Deviations: none known. The gradient 2·Σk (δ* − δk)·δkᵀδk / ‖δk‖
 2·(δ*·G − C) with G = Σk δkᵀδk / ‖δk‖² and C = Σk δk·δkᵀδk / ‖δk‖² where a weight has no more columns than rows,
 otherwise with (δ* − δk)δkᵀ as the intermediate, since G would be larger than the weight.
 
-A row of δ* depends on no other row, so rows descend in blocks of ROWS: each block is one thread's from the first step
+A row of δ* depends on no other row, so rows descend in blocks: each is one thread's from the first step
 to the last and stays in the caches, and no bit depends on the number of threads. A device takes all rows at once; its
 products have other last bits.
 """
@@ -25,7 +25,7 @@ from hubmerge.methods.base import Each, Method, Paper, Parameters, Scope, one_by
 from hubmerge.methods.linear import Linear
 from hubmerge.statistics.statistics import module_of
 
-ROWS = 256  # of a weight that a thread takes at once
+BLOCK = 256  # rows that a thread takes at once; the last bits follow from it
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
@@ -72,7 +72,7 @@ class Wudi(Method):
 
 def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each) -> Array:
     rows, columns = updates[0].shape
-    blocks = [slice(first, min(rows, first + ROWS)) for first in range(0, rows, ROWS)]
+    blocks = [slice(first, min(rows, first + BLOCK)) for first in range(0, rows, BLOCK)]
     halves = [
         sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) / 2 for d in updates
     ]  # of the norms

@@ -121,11 +121,13 @@ def test_the_target_on_a_gpu_is_told_with_its_figure_or_without() -> None:
     merge = {"method": "ram_plus", "asked": "cuda", "exit_code": 0, "wall_s": 12.34}
     found = {"machine": {"device": "NVIDIA H200"}, "shape": "qwen2.5-7b", "layers": 0, "merges": [merge]}
     assert gpu_target(None) == ("not measured: no GPU", NOT_MEASURED)
-    assert gpu_target(found) == ("12.3 s on NVIDIA H200", "yes")
-    assert gpu_target({**found, "merges": [{**merge, "wall_s": 15.1}]}) == ("15.1 s on NVIDIA H200", "**no**")
+    assert gpu_target(found) == ("12.3 s on a machine with NVIDIA H200 (`--device cuda`)", "yes")
+    faster = {**merge, "asked": "auto", "wall_s": 11.0}
+    assert gpu_target({**found, "merges": [merge, faster]})[0].startswith("11.0 s")
+    assert gpu_target({**found, "merges": [{**merge, "wall_s": 15.1}]})[1] == "**no**"
     assert gpu_target({**found, "merges": [{**merge, "device_failed": "lost"}]})[1] == "**no**"
     assert gpu_target({**found, "layers": 2})[1] == gpu_target({**found, "merges": []})[1] == NOT_MEASURED
-    assert gpu_target({**found, "machine": {"device": "NVIDIA T4"}}) == ("12.3 s on NVIDIA T4", NOT_MEASURED)
+    assert gpu_target({**found, "machine": {"device": "NVIDIA T4"}})[1] == NOT_MEASURED
 
 
 def test_a_part_of_a_model_is_called_one() -> None:
@@ -148,9 +150,13 @@ def test_the_page_shows_what_a_gpu_gave() -> None:
     }  # fmt: skip
     failed = {"method": "ram", "asked": "cuda", "exit_code": 1, "wall_s": 1.0, "error": "x"}
     machine = {"device": "NVIDIA H200", "cores": 16, "torch": "2", "cuda": "13"}
-    found = {"machine": machine, "shape": "qwen2.5-7b", "layers": 0, "same_bytes": False, "merges": [merge, failed]}
+    auto = {**merge, "asked": "auto", "device": "cpu"}
+    rows = [merge, auto, failed]
+    found = {"machine": machine, "shape": "qwen2.5-7b", "layers": 0, "same_bytes": False, "merges": rows}
     page = benchmark_page._gpu(found)
     assert "| TIES | cuda | 9.0 | 8.0 | 2.00 B | 1.00 GB | 100 MB |" in page
+    assert "| TIES | auto: cpu | 9.0 |" in page
     assert "**not** the same" in page
+    assert "the same on both" not in benchmark_page._gpu({**found, "merges": [merge]})
     assert "**Failed: ram on cuda.**" in page
     assert "Not measured: no GPU" in benchmark_page._gpu(None)

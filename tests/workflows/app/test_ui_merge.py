@@ -121,6 +121,14 @@ def test_an_address_with_more_agents_than_a_merge_takes_says_so() -> None:
     assert "the address names 40 agents" in problems[0].what
 
 
+@pytest.mark.parametrize("method", [name for name, method in registry().items() if "sensitivity" not in method.extras])
+def test_models_that_fit_are_told_with_size_and_time_whatever_the_method(method: str) -> None:
+    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": method}
+    found = inspect_form(recipe, BASE, (MATH, TOOL), None, FakeService(), None)
+    assert "These models fit" in found.verdict
+    assert "about" in found.verdict
+
+
 def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
     service = FakeService()
     service.failure = HubUnavailableError("the Hub is away")
