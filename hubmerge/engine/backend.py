@@ -11,10 +11,12 @@ cores. Their last bits are the device's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +35,7 @@ from hubmerge.statistics.statistics import Overlaps
 
 CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
 MOST_SHARDS = 4  # at once: each reads somewhere else
+_multiplying = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Backend:
     def shards_at_once(self) -> int:
         """How many output shards to write at once: more than one only on the CPU's cores."""
         whole = any(is_whole(plan, t) for plan in self.plans for t in plan.tensors())
-        if self.device is not None or self.options.bursts or whole:
+        if self.device is not None or whole or (self.options.bursts and not self.fast):
             return 1
         return self.options.parallel_shards or max(1, min(MOST_SHARDS, self.threads // CORES_PER_SHARD))
 
@@ -90,9 +93,13 @@ class Backend:
         def on_host() -> Float32:
             from threadpoolctl import threadpool_limits
 
-            # products of one thread each: the order of a product's sums depends on their number
-            with threadpool_limits(1), ThreadPoolExecutor(self.shares.threads) as pool, np.errstate(all="ignore"):
-                update: Float32 = definition.whole_update(stored, rule, lambda work, parts: list(pool.map(work, parts)))
+            def each(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
+                return list(pool.map(partial(_quietly, work), parts))
+
+            # products of one thread each: the order of a product's sums depends on their number. The limit is the
+            # process's, so one tensor at a time
+            with _multiplying, threadpool_limits(1), ThreadPoolExecutor(self.shares.threads) as pool:
+                update: Float32 = _quietly(partial(definition.whole_update, stored, rule), each)
                 return np.ascontiguousarray(update)
 
         return on_host() if self.engine is None else self.engine.whole_update(stored, rule, on_host)
@@ -119,6 +126,12 @@ def opened(
     finally:
         if engine is not None:
             engine.close()
+
+
+def _quietly(work: Callable[[Any], Any], part: Any) -> Any:
+    """NaN and Inf are counted, not warned about; what numpy is told holds for one thread."""
+    with np.errstate(all="ignore"):
+        return work(part)
 
 
 def largest_whole(plans: Sequence[Plan]) -> int:
