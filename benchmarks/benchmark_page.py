@@ -209,7 +209,8 @@ def _gpu(found: Row | None) -> str:
         return f"{title}Not measured: no GPU. `python -m benchmarks.gpu --json docs/data/gpu.json` measures on one."
     cells = [
         (TITLES.get(m["method"], m["method"]), _device(m), f"{m['wall_s']:.1f}", f"{m['seconds']:.1f}",
-         f"{m['parameters_per_s'] / 1e9:.2f} B", _mb(m.get("peak_device_bytes", 0)), _mb(m["peak_rss_bytes"]))
+         f"{m['parameters_per_s'] / 1e9:.2f} B", _mb(m.get("peak_device_bytes", 0)),
+         _mb(m["peak_rss_bytes"]) if "peak_rss_bytes" in m else "not measured")
         for m in found["merges"] if not m["exit_code"]
     ]  # fmt: skip
     failed = [f"{m['method']} on {m['asked']}" for m in found["merges"] if m["exit_code"] or m.get("device_failed")]
