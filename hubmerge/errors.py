@@ -197,6 +197,12 @@ class MemoryLimitError(HubmergeError):
     code = "E_TOO_BIG"
 
 
+class TimeLimitError(HubmergeError):
+    """A merge would take longer than the app's owner allows."""
+
+    code = "E_TOO_LONG"
+
+
 class MachineFaultError(HubmergeError):
     """A run was ended by something that may be the machine's fault; a second run tells."""
 

@@ -43,6 +43,7 @@ _VARIABLES = {
     "results_repo": "HUBMERGE_RESULTS",
     "rules_dir": "HUBMERGE_RULES",
     "suite": "HUBMERGE_SUITE",
+    "merge_hours": "HUBMERGE_MERGE_HOURS",
     "zero_gpu": "SPACES_ZERO_GPU",
     "device_memory_gb": "HUBMERGE_DEVICE_MEMORY",
 }
@@ -77,6 +78,7 @@ class Settings(BaseModel):
     world_size: int = Field(default=1, ge=1)  # WORLD_SIZE: how many processes share one merge
     local_rank: int | None = Field(default=None, ge=0)  # LOCAL_RANK: which of this machine's it is; takes a GPU by it
     device_memory_gb: float | None = Field(default=None, gt=0, lt=1e9)  # HUBMERGE_DEVICE_MEMORY: of a GPU, for a job
+    merge_hours: float = Field(default=24.0, gt=0, lt=1e6)  # HUBMERGE_MERGE_HOURS: that a visitor's merge may take
     zero_gpu: bool = False  # SPACES_ZERO_GPU: set by the platform where a GPU is lent per call
     suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from hubmerge.engine.preview import Preview, Tell, preview, untold
-from hubmerge.errors import LoginError, PermissionDeniedError
+from hubmerge.errors import LoginError, PermissionDeniedError, TimeLimitError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
 from hubmerge.line import Request, prepare
@@ -58,6 +58,7 @@ class MergeService:
     ) -> None:
         self.endpoint = settings.endpoint
         self._bot_token = settings.token
+        self._longest_s = None if settings.zero_gpu else settings.merge_hours * 3600  # of a lent GPU nothing is known
         self._store = store
         self._vault = vault
         self._trail = Trail(store, suite=settings.suite)
@@ -91,7 +92,22 @@ class MergeService:
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
+        plan = prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
+        self._seconds(plan)
+        return plan
+
+    def _seconds(self, plan: Plan) -> float:
+        """What the merge is predicted to take; TimeLimitError where it would hold up everybody else's for too long."""
+        seconds = float(plan_summary(plan)["predicted_seconds"])
+        if self._longest_s is not None and seconds > self._longest_s:
+            raise TimeLimitError(
+                "the merge would take too long here",
+                where=plan.recipe.method,
+                expected=f"{self._longest_s / 3600:g} h at most",
+                got=f"about {seconds / 3600:.0f} h",
+                next_step="Choose a smaller model or another method, or merge on a machine of your own: hubmerge run.",
+            )
+        return seconds
 
     def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
         return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None), tell)
@@ -112,7 +128,7 @@ class MergeService:
             "expose": target.expose,
             "license": request.license,
             "warnings": list(prepared.plan.warnings),
-            "predicted_s": plan_summary(prepared.plan).get("predicted_seconds"),
+            "predicted_s": self._seconds(prepared.plan),
         }
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
         new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)

@@ -14,8 +14,9 @@ from job_helpers import FINAL, claim, make_worker, new_job, running, service_of,
 from pydantic import SecretStr
 
 from hubmerge.engine.preview import PREVIEW_BYTES
-from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError
+from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError, TimeLimitError
 from hubmerge.methods import registry
+from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
 from workflows.app.service import MergeRequest, Visitor
 from workflows.jobs.jobs import JobNotFoundError, State, iso
@@ -95,6 +96,24 @@ def test_models_without_a_license_are_inspected_and_started_once_the_form_states
         service.submit(MergeRequest(recipe, "ada/of-open", private=False), ada)
     job = service.submit(MergeRequest(recipe, "ada/of-open", private=False, license="apache-2.0"), ada)
     assert job.state == State.QUEUED
+
+
+def test_a_merge_that_would_hold_up_all_others_for_days_is_refused_at_once(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    ada = visitor(zoo_hub, "ada")
+    long = {**RECIPE, "method": "wudi", "parameters": {"steps": 100_000}}
+    allowed = service_of(zoo_hub.endpoint, store, merge_hours=1000.0)
+    hours = plan_summary(allowed.inspect(long, ada))["predicted_seconds"] / 3600
+    service = service_of(zoo_hub.endpoint, store, merge_hours=hours / 10)
+    service.inspect(RECIPE, ada)
+    for ask in (
+        lambda: service.inspect(long, ada),
+        lambda: service.submit(MergeRequest(long, "ada/of-days", private=False), ada),
+    ):
+        with pytest.raises(TimeLimitError, match=r"too long here in wudi: expected .* h at most, got about"):
+            ask()
+    assert not store.list_jobs()
 
 
 def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in(
