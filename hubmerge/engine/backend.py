@@ -135,9 +135,11 @@ def _quietly(work: Callable[[Any], Any], part: Any) -> Any:
 
 
 def largest_whole(plans: Sequence[Plan]) -> int:
-    """The bytes that the largest whole tensor takes where its matrices are multiplied; 0 without any."""
-    shapes = (t.shape for plan in plans for t in plan.tensors() if is_whole(plan, t))
-    return max((whole_bytes(shape, len(plans[0].agents)) for shape in shapes), default=0)
+    """The bytes of a device that the largest whole tensor takes, with a quarter on top for the allocator's rounding; 0
+    without any."""
+    return (
+        max((whole_bytes(plan, t) for plan in plans for t in plan.tensors() if is_whole(plan, t)), default=0) * 5 // 4
+    )
 
 
 def cpu_module(options: StreamOptions) -> ModuleType:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from hubmerge import machine
@@ -19,11 +18,12 @@ from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
+from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from hubmerge.engine.options import StreamOptions
-    from hubmerge.plan.plan import InputKind, Plan
+    from hubmerge.plan.plan import InputKind, Plan, PlannedTensor
 
 STREAM_BYTES = 260_000_000  # a process of 8 agents stays 512 MB above its imports
 LEAST_STREAM_BYTES = 32_000_000
@@ -112,10 +112,12 @@ def device_bytes(agents: int) -> int:
     return (48 + 40 * agents) * 5 // 4
 
 
-def whole_bytes(shape: Sequence[int], agents: int) -> int:
-    """What a whole tensor takes where its matrices are multiplied: inputs of 16 bits and values while they are decoded,
-    then updates, perhaps weighted, and nine more of its size, and a square of its smaller side per agent."""
-    return prod(shape) * (2 * (agents + 1) + 4 * (2 * agents + 9)) + 4 * (agents + 1) * min(shape) ** 2
+def whole_bytes(plan: Plan, tensor: PlannedTensor) -> int:
+    """What a whole tensor takes where its method works on it: inputs as they are stored, and the agents' deltas."""
+    agents = len(plan.agents)
+    stored = sum(4 if isinstance(t, DerivedTensor) else DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs)
+    own = get_method(plan.recipe.method).floats(tensor.shape, agents)
+    return tensor.elements * (stored + 4 * agents) + 4 * own
 
 
 def plain_bytes(agents: int) -> int:

@@ -104,7 +104,7 @@ def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -
     if on_device:
         buffers += max((2 * t.elements * (2 * (agents + 1) + _DELTA_AND_OUTPUT) for t in whole), default=0)
     else:
-        buffers += max((whole_bytes(t.shape, agents) for t in whole), default=0)
+        buffers += max((whole_bytes(p, t) for p in plans for t in tensors if is_whole(p, t)), default=0)
     of_tensor = _TENSOR + agents * _TENSOR_PER_AGENT + (len(plans) - 1) * _TENSOR_PER_VARIANT
     card = _CARD + max(plan.companions.bytes for plan in plans)  # one folder after the other is completed
     return _IMPORTED + plans[0].resident_bytes + len(tensors) * of_tensor + max(buffers, card)

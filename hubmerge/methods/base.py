@@ -223,6 +223,10 @@ class Method(ABC):
         """How many additions and multiplications of float32 `merge_whole` takes, roughly; to predict time."""
         raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
 
+    def floats(self, shape: tuple[int, ...], agents: int) -> int:
+        """How many float32 `merge_whole` holds at once beside the K deltas, roughly; to predict memory."""
+        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+
     def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
         """Where this method must count overlaps before it can merge: per tensor, or over the model, which takes a pass
         of its own. None: it needs no counts."""

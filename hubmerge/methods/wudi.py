@@ -62,6 +62,11 @@ class Wudi(Method):
             return 2.0 * columns * columns * rows * (steps + 2 * agents)
         return 4.0 * agents * rows * rows * columns * steps
 
+    def floats(self, shape: tuple[int, ...], agents: int) -> int:
+        rows, columns = shape
+        weighted, descending, grams = agents, 9, (agents + 1) * (columns <= rows)
+        return rows * columns * (weighted + descending) + columns * columns * grams
+
     def merge_whole(self, deltas: Sequence[Array], scope: Scope, each: Each = one_by_one) -> Array:
         updates = [d if w == 1 else d * float(w) for d, w in zip(deltas, scope.weights, strict=True)]
         updates = [d for d in updates if bool(d.any())]
