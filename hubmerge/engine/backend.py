@@ -137,9 +137,8 @@ def _quietly(work: Callable[[Any], Any], part: Any) -> Any:
 def largest_whole(plans: Sequence[Plan]) -> int:
     """The bytes of a device that the largest whole tensor takes, with a quarter on top for the allocator's rounding; 0
     without any."""
-    return (
-        max((whole_bytes(plan, t) for plan in plans for t in plan.tensors() if is_whole(plan, t)), default=0) * 5 // 4
-    )
+    sizes = (whole_bytes(plan, t) for plan in plans for t in plan.tensors() if is_whole(plan, t))
+    return max(sizes, default=0) * 5 // 4
 
 
 def cpu_module(options: StreamOptions) -> ModuleType:

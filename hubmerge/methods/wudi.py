@@ -78,9 +78,8 @@ class Wudi(Method):
 def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each) -> Array:
     rows, columns = updates[0].shape
     blocks = [slice(first, min(rows, first + BLOCK)) for first in range(0, rows, BLOCK)]
-    halves = [
-        sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) / 2 for d in updates
-    ]  # of the norms
+    squares = [sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) for d in updates]
+    halves = [square / 2 for square in squares]  # so that no gradient need be doubled
     if not is_numpy(updates[0]):
         blocks = [slice(0, rows)]
     if columns <= rows:
