@@ -15,13 +15,14 @@ sys.path.insert(0, str(ROOT / "tests" / "engine"))
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
+METHODS = ("ram_plus", "ties", "ram", "wudi")
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     write_family(folder)
-    for method in ("ram_plus", "ties", "ram"):
+    for method in METHODS:
         agents = ", ".join(str(folder / f"agent{k}") for k in range(3))
         text = f"base: {folder / 'base'}\nagents: [{agents}]\nmethod: {method}\n"
         (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
@@ -46,10 +47,10 @@ def content(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def alone(start: Launcher, family: Path) -> dict[str, dict[str, Any]]:
     """What one process gives, by method."""
-    runs = [argv(family, method, family / "alone" / method) for method in ("ram_plus", "ties", "ram")]
+    runs = [argv(family, method, family / "alone" / method) for method in METHODS]
     [(code, error)] = start(1, runs)
     assert code == 0, error
-    found = {method: content(family / "alone" / method) for method in ("ram_plus", "ties", "ram")}
+    found = {method: content(family / "alone" / method) for method in METHODS}
     assert all(sum(name.endswith(".safetensors") for name in files) >= 3 for files in found.values())
     return found
 
@@ -57,10 +58,9 @@ def alone(start: Launcher, family: Path) -> dict[str, dict[str, Any]]:
 def test_two_processes_give_the_bytes_and_statistics_of_one(
     start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    methods = ("ram_plus", "ties", "ram")
-    finished = start(2, [argv(family, method, tmp_path / method) for method in methods])
+    finished = start(2, [argv(family, method, tmp_path / method) for method in METHODS])
     assert [code for code, _ in finished] == [0, 0], finished
-    for method in methods:
+    for method in METHODS:
         assert content(tmp_path / method) == alone[method], method
 
 
@@ -69,11 +69,11 @@ def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, famil
 
     if torch.cuda.is_available():
         pytest.skip("here a CUDA device can be used, so that nobody warns")
-    command = argv(family, "ram_plus", tmp_path / "out", "--device", "auto")
+    command = argv(family, "wudi", tmp_path / "out", "--device", "auto")  # whose products a device would get
     finished = start(2, [command], environment={"PRETEND_A_DEVICE": "1"})
     assert [code for code, _ in finished] == [0, 0], finished
     said = [[line for line in error.splitlines() if "warning:" in line] for _, error in finished]
-    missing = "torch finds no CUDA device here; the CPU goes on with the same result"
+    missing = "torch finds no CUDA device here; the CPU goes on"
     assert said == [[f"hubmerge: warning: {missing}"], [f"hubmerge: warning: rank 1: {missing}"]]
 
 
