@@ -121,9 +121,8 @@ def _awaits_verdict(view: JobView) -> bool:
 def _shown(view: JobView, visitor: Visitor | None, endpoint: str, board: BoardSource | None = None) -> list[Any]:
     row = published_row(view, board)
     verdict = verdict_panel(row) if row else None
-    if verdict is not None:  # the board has every parent, also one whose evaluation was no job here
-        settled = (replace(s, state="done") if s.state == "waiting" else s for s in view.evaluations)
-        view = replace(view, evaluations=tuple(settled))
+    if verdict is not None:
+        view = settled(view)
     head, warnings, statistics = job_panel(view, endpoint, verdict)
     owner = visitor is not None and visitor.name == view.user
     return [
@@ -156,6 +155,12 @@ _STATES = {
     "cancelled": ("Cancelled", "dim"),
     "needs login": ("Needs login", "warn"),
 }
+
+
+def settled(view: JobView) -> JobView:
+    """A job whose verdict the board has: it has every parent, also one whose evaluation was no job here."""
+    known = (replace(s, state="done") if s.state == "waiting" else s for s in view.evaluations)
+    return replace(view, evaluations=tuple(known))
 
 
 def needs_login(view: JobView) -> bool:

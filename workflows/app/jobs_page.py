@@ -16,7 +16,7 @@ from markupsafe import Markup
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, job_href, join, link, number_of, percent_text, when
 from workflows.app.frame import AT_ONCE, LOADING, html
-from workflows.app.job_page import badge, scorings_panel, shown_state
+from workflows.app.job_page import badge, scorings_panel, settled, shown_state
 from workflows.app.job_steps import EVALUATION_STAGES, STAGES, is_under_way, stage_of
 from workflows.app.model_panels import published_row
 from workflows.app.panels import fold, header, left_out_panel, method_title, notice, problems_panel, table, tabs
@@ -79,6 +79,7 @@ def _listing(
     older = el("p", link(address, "Older ones"), cls="hm-older") if is_more else None
     rows = ((v.id, published_row(v, board)) for v in shown)
     kept = {job: row.skills.text for job, row in rows if row and row.skills and row.skills.skills}
+    shown = [settled(v) if v.id in kept else v for v in shown]
     listed = join(above, job_list(shown, visitor.name if visitor else None, kept), older)
     return [listed, gr.update(active=any(map(is_under_way, shown)))]
 

@@ -238,6 +238,12 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
     service.put([view])
     assert f"kept {row.skills.text}" in activity(service, board, {"show": "all"}, None)[0]
     assert "1 of 1 evaluated" in activity(service, FakeBoard(), {"show": "all"}, None)[0]
+    # the board has every parent, also one whose evaluation was no job here
+    parent = Scoring("zoo/other-agent", "b" * 40, "agent", "", "waiting")
+    service.put([replace(view, evaluations=(own, parent))])
+    for known, state in ((board, "Done"), (FakeBoard(), "Published")):
+        listed, timer = activity(service, known, {"show": "all"}, None)
+        assert (f">{state}<" in listed, timer["active"]) == (True, state == "Published")
 
     head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
     assert ("hm-verdict" in head, timer["active"]) == (False, True)  # the board lags behind
