@@ -23,6 +23,7 @@ from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
+from workflows.app.format import duration_text
 from workflows.app.service import (
     PAGE_JOBS,
     Comparison,
@@ -100,12 +101,14 @@ class MergeService:
         """What the merge is predicted to take; TimeLimitError where it would hold up everybody else's for too long."""
         seconds = float(plan_summary(plan)["predicted_seconds"])
         if self._longest_s is not None and seconds > self._longest_s:
+            less = "fewer steps, " if "steps" in plan.recipe.parameters else ""
             raise TimeLimitError(
                 "the merge would take too long here",
                 where=plan.recipe.method,
                 expected=f"{self._longest_s / 3600:g} h at most",
-                got=f"about {seconds / 3600:.0f} h",
-                next_step="Choose a smaller model or another method, or merge on a machine of your own: hubmerge run.",
+                got=f"about {duration_text(seconds)}",
+                next_step=f"Choose {less}a smaller model or another method, or merge on a machine of your own "
+                "(`hubmerge run`).",
             )
         return seconds
 
