@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "cuda" in arguments.devices and cuda_device() is None:
         print("skipped: torch sees no CUDA device on this machine; --devices cpu leaves it out", file=sys.stderr)
         return 0
+    hashes: dict[str, set[str]]
     found: dict[str, Any] = {"machine": machine(), "shape": arguments.shape, "layers": arguments.layers}
     if not arguments.skip_tests:
         found["tests"] = gpu_tests()
+    found["merges"], hashes = [], {}
     with tempfile.TemporaryDirectory(prefix="hubmerge-gpu-", dir=arguments.out) as scratch:
-        found["merges"] = [
-            merged(Path(scratch), method, device, arguments.shape, arguments.layers)
-            for method in arguments.methods
-            for device in arguments.devices
-        ]
-    hashes: dict[str, set[str]] = {}
-    for merge in found["merges"]:
-        hashes.setdefault(merge["method"], set()).add(json.dumps(merge.pop("sha256", None)))
-    found["same_bytes"] = all(len(several) == 1 and "null" not in several for several in hashes.values())
-    text = json.dumps(found, indent=1) + "\n"
+        for method, device in product(arguments.methods, arguments.devices):
+            merge = merged(Path(scratch), method, device, arguments.shape, arguments.layers)
+            hashes.setdefault(method, set()).add(json.dumps(merge.pop("sha256", None)))
+            found["merges"].append(merge)
+            found["same_bytes"] = all(len(several) == 1 and "null" not in several for several in hashes.values())
+            text = json.dumps(found, indent=1) + "\n"
+            if arguments.json:  # so far: a lent machine may be taken back
+                arguments.json.write_text(text)
     print(text, end="")
-    if arguments.json:
-        arguments.json.write_text(text)
     failed = any(m["exit_code"] for m in found["merges"]) or found.get("tests", {}).get("exit_code")
     return int(bool(failed) or not found["same_bytes"])
 
