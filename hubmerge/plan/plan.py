@@ -52,6 +52,7 @@ class InputKind(NamedTuple):
 
 
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
+WHOLE_SHARD_BYTES = 256 * 1024**2  # where matrices are multiplied, which takes minutes or hours for so many
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     warnings += companions.warnings
     if problems:
         raise refusal(problems)
+    if any(method.needs_whole(name, t.entry.shape) for name, t in views.base.items()):
+        max_shard_bytes = min(max_shard_bytes, WHOLE_SHARD_BYTES)
     shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")

@@ -203,7 +203,7 @@ def test_a_burst_is_asked_for_as_long_as_its_products_take() -> None:
     seconds = []
     for steps in (1, 300):
         plan = planned("wudi", 3, "synthetic:qwen2.5-0.5b?layers=8", parameters={"steps": steps})
-        task = ShardTask((Output(plan, Path("out"), (), {}),), 0, None)
+        task = ShardTask((Output(plan, Path("out"), (), {}),), 1, None)  # the first is the embedding
         seconds.append(seconds_of(Burst(task, plan.models, {}, StreamOptions()), 0))
     assert 15 < seconds[0] < seconds[1] < 120
 

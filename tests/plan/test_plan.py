@@ -26,7 +26,9 @@ from plan_helpers import (
 
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.names import FileInfo
+from hubmerge.line import Request, prepare
 from hubmerge.plan.compatibility import refuse_equal_folders
+from hubmerge.plan.plan import WHOLE_SHARD_BYTES
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
@@ -199,6 +201,19 @@ def test_shards_are_cut_by_size_and_a_tensor_above_it_stands_alone():
     alone = plan(BASE, A, B, max_shard_bytes=1)
     assert [len(s.tensors) for s in alone.shards] == [1, 1, 1]
     assert_laid_out(alone)
+
+
+def test_shards_are_small_where_matrices_are_multiplied():
+    """What a resumed merge repeats, and what a lent GPU is asked for at once, takes as long as its products."""
+    base = "synthetic:qwen2.5-0.5b"
+    recipe = {"base": base, "agents": [f"{base}?agent={k}&density=0.1" for k in (1, 2)]}
+    shards = {
+        method: prepare(recipe_from_dict({**recipe, "method": method}), NOWHERE, Request(allow_local=True)).plan.shards
+        for method in ("ram", "wudi")
+    }
+    assert len(shards["ram"]) == 1
+    assert len(shards["wudi"]) >= 4
+    assert all(s.size <= WHOLE_SHARD_BYTES + 10_000 or len(s.tensors) == 1 for s in shards["wudi"])
 
 
 def test_mixed_dtypes_are_laid_out_so_that_every_tensor_is_aligned():
