@@ -351,14 +351,15 @@ def test_auto_gives_chunks_to_a_device_where_there_is_no_fast_pass(plan: Plan, t
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Plan:
-    write_family(tmp_path)
+    write_family(tmp_path, dtype="F32")
     return plan_of(tmp_path, "wudi", parameters={"steps": 5, "lr": 1e-3})
 
 
 def near(found: Path, wanted: Path, plan: Plan) -> bool:
-    """Whether two merges differ by less than what a step of the descent moves; in float32."""
+    """Whether two merges differ by far less than the descent moves: Adam turns the last bits of single gradients into
+    whole steps."""
     ours, theirs = tensors_of(found, plan), tensors_of(wanted, plan)
-    return all(np.allclose(ours[n].astype(np.float32), theirs[n].astype(np.float32), atol=1e-3) for n in theirs)
+    return all(np.abs(ours[n] - theirs[n]).mean() < 1e-4 for n in theirs if theirs[n].size)
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])

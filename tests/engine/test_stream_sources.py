@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from builders import T, f32, random_base, sparse_agent, tensor
+from device_helpers import pretend_a_device
 from source_helpers import FP8_CONFIG, adapted, from_fp8, lora, pair, to_fp8, write_adapter, write_plain
 from stream_helpers import bytes_of, plan_of, run, tensors_of, values_of
 
@@ -71,6 +72,23 @@ def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_pa
     values = [from_fp8(agents[0], (1, 260)), values_of(agents[1])]
     plan = assert_merged(tmp_path, values_of(base), values, dtype="float32")
     assert any("agent0: its weights are fp8" in w for w in plan.warnings)
+
+
+def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(
+    tmp_path: Path, base: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [
+        to_fp8(t, dtype="F8_E4M3", block=(128, 128)) for t in (base, *(sparse_agent(base, 0.3, s) for s in (1, 2)))
+    ]
+    for name, tensors in zip(("base", "agent0", "agent1"), models, strict=True):
+        write_plain(tmp_path / name, tensors, quantization_config=FP8_CONFIG)
+    plan = plan_of(tmp_path, "wudi", agents=2, parameters={"steps": 4, "lr": 1e-3})
+    run(plan, tmp_path / "cpu")
+    pretend_a_device(monkeypatch)
+    assert run(plan, tmp_path / "device", device="auto").device["device"] == "cpu"  # torch's
+    wanted, found = (tensors_of(tmp_path / name, plan) for name in ("cpu", "device"))
+    for name, value in wanted.items():
+        assert np.abs(found[name].astype(np.float32) - value.astype(np.float32)).mean() < 1e-4, name
 
 
 def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path: Path, base: Any) -> None:
