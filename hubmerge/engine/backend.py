@@ -47,7 +47,7 @@ class Backend:
     cpu: ModuleType  # definition or fast
     shares: Shares  # of the CPU
     engine: Engine | None = None
-    chunks_on_device: bool = False
+    chunks_on_device: bool = False  # and not only products of matrices
     refused: dict[str, Any] | None = None  # why a device that is there is not used, for the report's environment
 
     @property

@@ -42,8 +42,8 @@ _TORCH = 200 * _MB  # what `import torch` adds
 _DEVICE = 800 * _MB  # CUDA's libraries, the driver's context on the host, pinned buffers
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
-DEVICE_OPERATIONS = 3e13  # products of float32 a second: 5e13 on an H200
-CORE_OPERATIONS = 8e10  # of one core at speed 1
+DEVICE_OPERATIONS = 3e13  # additions and multiplications a second in products of float32; 5e13 on an H200
+CORE_OPERATIONS = 8e10  # the same of one core at speed 1
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
 _START_S = 0.7  # imports and the card

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import merge_reference
 import numpy as np
 import pytest
 import torch
 from stream_helpers import plan_of, run, tensors_of, values_of, write_family
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from hubmerge.engine.backend import Backend
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
+from hubmerge.methods.wudi import Wudi
 
 F = np.float32
 
@@ -42,6 +46,34 @@ def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None
     assert together.tobytes() == alone.tobytes()
     weighted = [d * F(w) for d, w in zip(deltas, scope.weights, strict=True)]
     assert np.abs(alone - merge_reference.wudi(weighted, 5, 1e-3)).mean() < 1e-5, "of 5e-3 that it may move"
+
+
+def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is large in memory; and the order of a product's sums depends on the number of its threads."""
+    names = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(6)]
+    write_family(tmp_path, sizes=dict.fromkeys(names, (30, 20)))
+    active, most, threads = [0], [0], set[int]()
+    whole_update, merge_whole = Backend.whole_update, Wudi.merge_whole
+
+    def counted(*arguments: Any) -> Any:
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        time.sleep(0.05)
+        try:
+            return whole_update(*arguments)
+        finally:
+            active[0] -= 1
+
+    def seen(*arguments: Any) -> Any:
+        threads.update(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return merge_whole(*arguments)
+
+    monkeypatch.setattr(Backend, "whole_update", counted)
+    monkeypatch.setattr(Wudi, "merge_whole", seen)
+    run(plan_of(tmp_path, "wudi", parameters={"steps": 1}), tmp_path / "out", threads=4)
+    assert (most[0], threads) == (1, {1})
 
 
 def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
