@@ -46,6 +46,7 @@ from hubmerge.settings import Settings, evaluation_environment
 MAX_LINE_BYTES = 1024 * 1024
 MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE = 500
+MAX_LAST_WORDS = 200
 _EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
@@ -317,9 +318,24 @@ def _verdict(job: ChildJob, code: int, last: list[Event], killed: type[HubmergeE
             got="SIGKILL, as the kernel does when memory runs out",
             next_step="Lower the batch size, or evaluate it on a machine with more memory.",
         )
+    words = _last_words(job.log)
     raise EvaluationError(
-        "the process died without a result", where=job.what, got=how_ended(code), next_step="Its log says more."
+        "the process died without a result",
+        where=job.what,
+        got=how_ended(code) + (f"; its last words were: {words}" if words else ""),
+        next_step="Run it again; if it ends the same way, its last words say what to mend.",
     )
+
+
+def _last_words(log: Path) -> str:
+    """The last line that a process wrote to its log, which is mostly what it died of; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _READ_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return plain(next((line for line in reversed(lines) if line.strip()), ""))[:MAX_LAST_WORDS]
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:

@@ -49,6 +49,10 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         case "crashes":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "dies of an import":
+            words = f"Traceback …\nModuleNotFoundError: No module named 's3\x1b[31mfs' in {workdir} {'x' * 900}\n\n"
+            os.write(2, words.encode())
+            os._exit(1)
         case "leaves":
             os._exit(0)
         case "runs out of memory":

@@ -91,6 +91,7 @@ def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merg
     ("mode", "reason"),
     [
         ("crashes", "SIGSEGV"),
+        ("dies of an import", "exit code 1; its last words were: ModuleNotFoundError: No module named 's3 [31mfs'"),
         ("leaves", "without a result"),
         ("refuses", "the model does not load"),
         ("shouts", "a line without an end"),
