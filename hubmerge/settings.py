@@ -6,6 +6,7 @@ Nothing else in the project reads `os.environ`; stages receive what they need as
 from __future__ import annotations
 
 import os
+import site
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +20,7 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 
 # where programs and libraries lie, and how the machine is shared; nothing of these is a secret
 _INHERITED = (
-    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    *("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
     *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 )
 # the way out; a proxy's address can hold a password, so that only those get it who need it
@@ -142,6 +143,12 @@ def use_one_blas_thread() -> None:
 
 
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
-    """The variables of `environ` (default: the process environment) that an evaluating process inherits."""
+    """The variables of `environ` (default: the process environment) that an evaluating process inherits.
+
+    It finds the packages of `pip install --user`, too, which lie below this process's HOME.
+    """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (*_INHERITED, *(_WAY_OUT if network else ())) if name in env}
+    found = {name: env[name] for name in (*_INHERITED, *(_WAY_OUT if network else ())) if name in env}
+    if site.ENABLE_USER_SITE:
+        found["PYTHONUSERBASE"] = site.getuserbase()
+    return found

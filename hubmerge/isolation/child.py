@@ -82,6 +82,9 @@ class ChildProcess:
         self._lines: queue.Queue[bytes] = queue.Queue(_QUEUE_LINES)
         self._abandoned = threading.Event()
         self._oom_kills = machine.oom_kills()
+        environment = {**environment, "PYTHONUNBUFFERED": "1"}
+        if paths := environment.get("PYTHONPATH"):  # which may be relative to this folder
+            environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -89,7 +92,7 @@ class ChildProcess:
             stderr=subprocess.PIPE,
             start_new_session=True,
             cwd=_ROOT,  # where `-m` finds the packages
-            env={**environment, "PYTHONUNBUFFERED": "1"},
+            env=environment,
         )
         self.pid = self._process.pid
         assert self._process.stdin

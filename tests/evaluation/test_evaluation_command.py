@@ -77,7 +77,14 @@ def test_a_limit_below_one_is_wrong_usage(capsys: Any) -> None:
         arguments("zoo/base", "--suite", "zoo", "--limit", "0")
 
 
-def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network() -> None:
+def test_a_child_finds_what_pip_installed_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("site.ENABLE_USER_SITE", True)
+    monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
+    assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}
+
+
+def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("site.ENABLE_USER_SITE", False)
     environment = {"PATH": "/bin", "HF_TOKEN": "t", "AWS_SECRET": "s", "HTTPS_PROXY": "http://u:p@h", "LANG": "C"}
     assert evaluation_environment(environment, network=False) == {"PATH": "/bin", "LANG": "C"}
     assert evaluation_environment(environment, network=True) == {

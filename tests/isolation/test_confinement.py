@@ -16,7 +16,7 @@ import pytest
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.child import how_ended
+from hubmerge.isolation.child import ChildJob, how_ended, run_child
 from hubmerge.isolation.confinement import _NO_NETWORK
 from hubmerge.isolation.seccomp import SyscallRule, assemble
 
@@ -174,6 +174,16 @@ def test_processor_time_ends_a_process_that_ignores_the_signal() -> None:
 
 def test_how_a_process_ended_is_told_by_the_signal_s_name_or_its_number() -> None:
     assert [how_ended(code) for code in (3, -11, -40)] == ["exit code 3", "killed by SIGSEGV", "killed by signal 40"]
+
+
+def test_a_child_finds_the_packages_of_a_pythonpath_that_is_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "told.py").write_text("""print('{"event": "done", "told": true}')""")
+    monkeypatch.chdir(tmp_path)
+    job = ChildJob("told", {}, {"PYTHONPATH": "none:lib"}, tmp_path / "log", 60.0, "a job")
+    assert run_child(job, lambda event: None)["told"] is True
 
 
 def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch: pytest.MonkeyPatch) -> None:
