@@ -7,6 +7,8 @@ import sys
 
 def console() -> int:
     """A process that runs one command; returns the exit code."""
+    if sys.platform == "win32":
+        sys.exit("hubmerge: E_SETTINGS: Windows has no file locks as hubmerge needs them. Run it in WSL.")
     gc.set_threshold(100_000)  # imports and figures make many objects that stay, and each collection scans them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters

@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+from hubmerge.errors import SettingsError
 
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
 _TOOL_S = 10.0  # that the driver's tool may take
@@ -29,6 +32,16 @@ def cores() -> int:
     """How many threads of this process can run at once, at least 1."""
     allowed = group_limits().cores
     return max(1, min(n for n in (_affinity(), allowed) if n is not None))
+
+
+def require_linux(what: str) -> None:
+    """SettingsError where the operating system is another one, whose processes could be neither bound nor confined."""
+    if sys.platform != "linux":
+        raise SettingsError(
+            f"{what} runs on Linux alone",
+            got=sys.platform,
+            next_step="Run it in a container (the Dockerfile makes one); merging, `diff` and `publish` work here, too.",
+        )
 
 
 def device_there(nodes: Path = Path("/dev")) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from hubmerge import machine
+from hubmerge.__main__ import console
+from hubmerge.errors import SettingsError
 from hubmerge.machine import GroupLimits, group_limits
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
@@ -140,3 +142,16 @@ def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
     machine.gpu_memory_bytes.cache_clear()
     assert machine.gpu_memory_bytes() == known
     machine.gpu_memory_bytes.cache_clear()
+
+
+def test_what_needs_linux_says_so_elsewhere_and_what_works_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.require_linux("the app")
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(SettingsError, match=r"the app runs on Linux alone: got darwin.*merging.*work here, too"):
+        machine.require_linux("the app")
+
+
+def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(SystemExit, match=r"E_SETTINGS: Windows has no file locks.*WSL"):
+        console()

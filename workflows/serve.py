@@ -28,6 +28,7 @@ from hubmerge.engine.bursts import announce
 from hubmerge.errors import LoginError
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub
+from hubmerge.machine import require_linux
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
 from workflows.jobs.evaluations import Scoring
@@ -102,6 +103,7 @@ def serve(
 ) -> int:
     """Serve the app until SIGTERM or Ctrl-C; returns the exit code. `ready` is called with its address once it
     answers."""
+    require_linux("the app")
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import RuleError
+from hubmerge.machine import require_linux
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Exit code 0, or 1 where a rule's turn was not possible."""
+    require_linux("the bot")
     # imported here, since every command builds this one's parser
     from workflows.bot import Bot, Intervals
     from workflows.jobs.tokens import TokenVault

@@ -45,10 +45,13 @@ def find_compiler() -> tuple[str, ...] | None:
 def build(compiler: Sequence[str], target: Path) -> None:
     """pass.c as a library at `target`, which is there whole or not at all; OSError with the compiler's words."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    is_zig = "ziglang" in compiler
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = []
         for machine, flags in MACHINES.items():
             made = Path(folder, f"pass_{machine}.o")
+            if is_zig:  # which has its own spelling of x86-64-v3
+                flags = tuple(flag.replace("x86-64-v", "x86_64_v") for flag in flags)
             names = (f"-DMACHINE={machine}", f'-DDIGEST="{digest()}"')
             failed = _run((*compiler, *_FLAGS, *flags, *names, "-c", str(SOURCE), "-o", str(made)))
             if not failed:

@@ -121,6 +121,8 @@ class UncachedFile:
 
 
 def _reserve(file: int, size: int) -> None:
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        return
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:

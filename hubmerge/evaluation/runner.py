@@ -240,6 +240,7 @@ def _stage_model(run: _Run) -> None:
 
 def _check(options: EvaluateOptions) -> None:
     require("eval", "an evaluation")
+    machine.require_linux("an evaluation")
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
     if options.batch_size < 1 or options.wall_s <= 0:

@@ -173,7 +173,11 @@ class SquareSums:
             )
         with written("the sums do not fit on the disk", str(folder)), (folder / _SUMS).open("xb") as file:
             # reserved now: a full disk would otherwise end the process when a mapped page is written
-            os.posix_fallocate(file.fileno(), 0, 4 * total)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, 4 * total)
+            else:  # macOS
+                for part in chunks(np.broadcast_to(np.float32(0), (total,))):
+                    file.write(part.tobytes())
         self._all: Float32 = np.memmap(folder / _SUMS, dtype="<f4", mode="r+", shape=(total,))
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
         self._sums = dict(zip(shapes, np.split(self._all, ends[:-1]), strict=True))  # views

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,3 +129,20 @@ def test_every_kind_of_machine_that_this_one_is_gives_the_same_bits(
         fast._kernels.cache_clear()
         monkeypatch.setattr(compiled, "MACHINES", {1: (), machine: ()})
         assert fast.unavailable() is None
+
+
+def test_every_machine_s_code_is_asked_for_in_the_compiler_s_own_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def run(command: Sequence[str]) -> str:
+        asked.extend(flag for flag in command if flag.startswith("-march"))
+        Path(command[-1]).touch()
+        return ""
+
+    monkeypatch.setattr(build, "MACHINES", {1: (), 3: ("-march=x86-64-v3",)})
+    monkeypatch.setattr(build, "_run", run)
+    build.build(("gcc",), tmp_path / "pass.so")
+    build.build((sys.executable, "-m", "ziglang", "cc"), tmp_path / "pass.so")
+    assert asked == ["-march=x86-64-v3", "-march=x86_64_v3"]

@@ -126,6 +126,14 @@ def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_d
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_system_that_cannot_reserve_disk_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    parts = parts_of((*SMALL, *LARGE), placed=False)
+    assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+
+
 @pytest.mark.parametrize("files", [1, 8, 9, 64, 100_000])
 def test_many_files_side_by_side_gather_no_more_than_a_few_and_lose_no_byte(tmp_path: Path, files: int) -> None:
     each = gathered_bytes(files)

@@ -46,6 +46,14 @@ def test_a_tied_head_that_is_stored_as_a_copy_gets_the_values_of_the_embedding(t
     assert torch.equal(found["lm_head.weight"], expected["model.embed_tokens.weight"])
 
 
+def test_a_system_that_cannot_reserve_disk_has_the_same_fisher(tmp_path, monkeypatch):
+    folder = llama(tmp_path / "model")
+    expected = computed(folder, tmp_path / "reserved.safetensors")
+    monkeypatch.delattr("os.posix_fallocate")
+    found = computed(folder, tmp_path / "written.safetensors")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_bfloat16_gradients_are_squared_and_summed_in_float32(tmp_path):
     folder = llama(tmp_path / "model")
     network, tokenizer = load(folder, torch.bfloat16)
