@@ -36,6 +36,7 @@ from hubmerge.errors import (
     HubmergeError,
     IndexFileError,
     MemoryLimitError,
+    MissingExtraError,
 )
 from hubmerge.evaluation.adapter import on_its_base, stage_on_base
 from hubmerge.evaluation.facts import model_facts
@@ -150,7 +151,7 @@ def evaluate(
     Raises EvaluationError for a request that cannot be met, and the Hub's errors; a model that fails gives a failed
     result.
     """
-    _check(options)
+    _check(options, suite)
     started = time.monotonic()
     observer.stage("resolve")
     suite = replace(suite, dtype=options.dtype)
@@ -238,9 +239,16 @@ def _stage_model(run: _Run) -> None:
         run.observer.warning(note)
 
 
-def _check(options: EvaluateOptions) -> None:
+def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
     require("eval", "an evaluation")
     machine.require_linux("an evaluation")
+    needed = dict.fromkeys(name for pinned in suite.tasks for name in pinned.task.needs)
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise MissingExtraError(
+            f"the suite {suite.suite.name} needs packages that are not installed",
+            got=f"no {', '.join(missing)}",
+            next_step="Use Python 3.11 or 3.12, for which pip installs them; docs/evaluation.md says how to build them.",
+        )
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
     if options.batch_size < 1 or options.wall_s <= 0:

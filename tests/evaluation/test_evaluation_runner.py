@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,14 @@ from huggingface_hub import HfApi
 from source_helpers import zoo_adapter
 
 from hubmerge import machine
-from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
+from hubmerge.errors import (
+    CancelledError,
+    DiskError,
+    EvaluationError,
+    MachineFaultError,
+    MissingExtraError,
+    SourceNotFoundError,
+)
 from hubmerge.evaluation import fit, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
@@ -263,6 +271,17 @@ def test_a_backend_that_is_not_there_is_refused_before_anything_is_fetched(hub: 
     name, options = ModelName.parse("zoo/base"), EvaluateOptions(backend="vllm")
     with pytest.raises(EvaluationError, match="vllm"):
         evaluate(name, pin("zoo", hub), hub=hub, workdir=workdir, options=options)
+    assert not workdir.exists()
+
+
+def test_a_suite_whose_scoring_needs_a_package_that_is_not_there_is_refused_before_anything_is_fetched(
+    hub: Hub, workdir: Path
+) -> None:
+    suite = pin("zoo", hub)
+    first = replace(suite.tasks[0], task=replace(suite.tasks[0].task, needs=("json", "tree_of_another_kind")))
+    suite = replace(suite, tasks=(first, *suite.tasks[1:]))
+    with pytest.raises(MissingExtraError, match=r"the suite zoo needs .* no tree_of_another_kind"):
+        evaluate(ModelName.parse("zoo/base"), suite, hub=hub, workdir=workdir, options=EvaluateOptions())
     assert not workdir.exists()
 
 

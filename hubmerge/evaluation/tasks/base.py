@@ -31,6 +31,7 @@ class _AnyTask:
     """What a task is, whoever defines how it is scored.
 
     `expand(rows)` builds the rows that are asked from those that the dataset holds (long contexts, for instance).
+    `needs`: what scoring imports besides the extra for evaluations.
     """
 
     name: str
@@ -43,6 +44,7 @@ class _AnyTask:
     system: str | None = None
     chat: bool = True  # False: the prompt goes to the model as it is, whatever chat template it has
     expand: Callable[[Sequence[Row]], Iterable[Row]] | None = None
+    needs: tuple[str, ...] = ()
     source: str = ""  # the paper or page that defines it
 
 

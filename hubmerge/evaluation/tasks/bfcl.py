@@ -154,6 +154,7 @@ def _task(category: str) -> Task:
         score=score,
         max_new_tokens=2048,
         blank=_BLANK,
+        needs=() if language == "python" else ("tree_sitter", f"tree_sitter_{language}"),
         source="https://gorilla.cs.berkeley.edu/leaderboard.html",
     )
 
