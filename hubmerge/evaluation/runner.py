@@ -247,7 +247,7 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
         raise MissingExtraError(
             f"the suite {suite.suite.name} needs packages that are not installed",
             got=f"no {', '.join(missing)}",
-            next_step="Use Python 3.11 or 3.12, for which pip installs them; docs/evaluation.md says how to build them.",
+            next_step="Use Python 3.11 or 3.12, where pip installs them; docs/evaluation.md says how to build them.",
         )
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
