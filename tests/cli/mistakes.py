@@ -150,6 +150,10 @@ def prepare(mistake: Mistake, here: Path, names: dict[str, str]) -> tuple[list[s
 def normal(text: str, here: Path, endpoint: str) -> str:
     """A message without what differs between two machines."""
     text = text.replace(str(here), "…").replace(endpoint, "HUB")
+    # as Python 3.13 has it
+    text = text.replace(
+        "Illegal trailing comma before end of object", "Expecting property name enclosed in double quotes"
+    )
     for pattern, instead in (
         (r"@[0-9a-f]{12}\b", "@…"),
         (r"column \d+", "column …"),
