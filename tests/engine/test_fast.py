@@ -177,8 +177,8 @@ def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[in
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: str) -> None:
     """Beyond the largest, below the smallest, halfway between two, zeros of both signs, and every pattern of F16."""
-    patterns = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    patterns = patterns[np.isfinite(patterns)]
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    patterns = halves[np.isfinite(halves)].astype(np.float32)
     edges = [65504, 65519.99, 65520, 1e5, 3e38, 2.0**-24, 2.0**-25, 2.0**-26, 1e-30, 1e-45, 0.0, 1 + 2.0**-11]
     halfway = (patterns[:-1] + patterns[1:]) / 2
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
