@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine with a Python from 3.11 to 3.13: `make demo` and `make test`.
+# Two commands do everything on a fresh machine with a Python from 3.11 to 3.14: `make demo` and `make test`.
 # PYTHON names one; without it the PATH is searched.
 VENV := .venv
 BIN := $(VENV)/bin

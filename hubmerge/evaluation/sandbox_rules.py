@@ -106,7 +106,7 @@ class _Ruleset(ctypes.Structure):
 
 
 class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
+    _pack_, _layout_ = 1, "ms"  # without padding
     _fields_ = [("allowed", ctypes.c_uint64), ("parent_fd", ctypes.c_int32)]
 
 

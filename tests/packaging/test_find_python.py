@@ -30,7 +30,7 @@ def _find(*folders: Path, python: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3", "python"])
+@pytest.mark.parametrize("name", ["python3.11", "python3.12", "python3.13", "python3.14", "python3", "python"])
 def test_any_name_of_a_fit_python_will_do(tmp_path: Path, name: str) -> None:
     fit = _place(tmp_path / "bin", name, FIT)
     assert _find(tmp_path / "bin").stdout == fit + "\n"
@@ -51,14 +51,14 @@ def test_the_python_that_is_named_is_taken_or_refused(tmp_path: Path) -> None:
     assert _find(tmp_path / "bin", python=other).stdout == other + "\n"
     refused = _find(tmp_path / "bin", python=_place(tmp_path / "other", "old", OLD))
     assert refused.returncode == 1
-    assert "is no Python from 3.11 to 3.13" in refused.stderr
+    assert "is no Python from 3.11 to 3.14" in refused.stderr
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     _place(tmp_path / "bin", "python3", OLD)
     nothing = _find(tmp_path / "bin")
     assert nothing.returncode == 1
-    assert nothing.stderr.startswith("no Python from 3.11 to 3.13 is on the PATH")
+    assert nothing.stderr.startswith("no Python from 3.11 to 3.14 is on the PATH")
     bare = _place(tmp_path / "bin", "python3.12", NO_VENV)
     without = _find(tmp_path / "bin")
     assert without.returncode == 1

@@ -101,8 +101,10 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
     called.__signature__ = inspect.signature(function).replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-    called.__annotations__["return"] = inspect.signature(function).return_annotation
+    hints = {p.name: p.annotation for p in (*own, *added)}
+    hints["return"] = inspect.signature(function).return_annotation
+    called.__annotations__ = hints
+    called.__annotate__ = lambda _: hints  # type: ignore[attr-defined]  # what `wraps` takes from Python 3.14 on
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     return called
 
