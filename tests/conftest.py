@@ -92,7 +92,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    """A local Hub with the example models and data sets, which nobody changes."""
+    """A local Hub with the example models and data sets, which nobody changes; what is added has a name of its own."""
     with LocalHubProcess(tmp_path_factory.mktemp("zoohub"), zoo=True) as hub:
         yield hub
 

@@ -207,10 +207,10 @@ def test_a_public_adapter_of_a_private_base_is_told_what_one_of_no_base_is(
     tmp_path: Path, hub: Hub, zoo_hub: Any
 ) -> None:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
-    api.create_repo("ada/hidden", private=True, exist_ok=True)
-    api.upload_folder(repo_id="ada/hidden", folder_path=ZOO / "base")
+    api.create_repo("ada/hidden-base", private=True, exist_ok=True)
+    api.upload_folder(repo_id="ada/hidden-base", folder_path=ZOO / "base")
     told = {}
-    for base in ("ada/hidden", "ada/absent"):
+    for base in ("ada/hidden-base", "ada/absent"):
         name = base.replace("ada/", "ada/lora-")
         api.create_repo(name, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=zoo_adapter(tmp_path / base, base))

@@ -176,7 +176,7 @@ def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
 def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
-    job = service.submit(MergeRequest(RECIPE, "ada/hidden", private=True), ada)
+    job = service.submit(MergeRequest(RECIPE, "ada/hidden-job", private=True), ada)
     for ask in (service.job, service.cancel, service.retry):
         answers = []
         for identity in (job.id, "0" * 64):
