@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hubmerge import machine
 from hubmerge.__main__ import console
+from hubmerge.cli.main import main
 from hubmerge.errors import SettingsError
 from hubmerge.machine import GroupLimits, group_limits
 
@@ -149,6 +151,18 @@ def test_what_needs_linux_says_so_elsewhere_and_what_works_there(monkeypatch: py
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(SettingsError, match=r"the app runs on Linux alone: got darwin.*merging.*work here, too"):
         machine.require_linux("the app")
+
+
+@pytest.mark.parametrize("command", [["demo"], ["serve"], ["watch", "rule.yaml"]])
+def test_the_app_and_the_bot_need_linux(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("workflows.demo", "workflows.serve", "workflows.watch"):
+        importlib.import_module(module)
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert main(command) == 1
+    assert "E_SETTINGS" in (told := capsys.readouterr().err)
+    assert "runs on Linux alone" in told
 
 
 def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from hubmerge.evaluation import suites
 from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, own_pins, read_pins, write_pins
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
-from hubmerge.evaluation.tasks import registry
+from hubmerge.evaluation.tasks import bfcl, registry
 from hubmerge.evaluation.tasks.base import Rows
 from hubmerge.hub.client import Hub, RepoState, TreeFile
 
@@ -343,3 +343,8 @@ def test_an_evaluation_says_which_of_its_datasets_are_not_pinned(
     scripted("answers", observer=notes, suite=pin("zoo", hub, limit=4, pins={}))
     [said] = [m for m in notes.warnings if "names none" in m]
     assert said.startswith("zoo/held-out: read at the commit that main has now")
+
+
+def test_the_suite_of_tools_needs_what_parses_java_and_javascript() -> None:
+    needed = {name for task in bfcl.TASKS for name in task.needs}
+    assert needed == {"tree_sitter", "tree_sitter_java", "tree_sitter_javascript"}

@@ -16,7 +16,7 @@ import pytest
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.child import ChildJob, how_ended, run_child
+from hubmerge.isolation.child import MAX_LAST_WORDS, ChildJob, how_ended, run_child
 from hubmerge.isolation.confinement import _NO_NETWORK
 from hubmerge.isolation.seccomp import SyscallRule, assemble
 
@@ -184,6 +184,14 @@ def test_a_child_finds_the_packages_of_a_pythonpath_that_is_relative(
     monkeypatch.chdir(tmp_path)
     job = ChildJob("told", {}, {"PYTHONPATH": "none:lib"}, tmp_path / "log", 60.0, "a job")
     assert run_child(job, lambda event: None)["told"] is True
+
+
+def test_the_last_words_of_a_child_are_cut(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import sys\nsys.exit('#' * 900)")
+    job = ChildJob("dies", {}, {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", 60.0, "a job")
+    with pytest.raises(EvaluationError) as died:
+        run_child(job, lambda event: None)
+    assert str(died.value).count("#") == MAX_LAST_WORDS
 
 
 def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from builders import llama_config, llama_shapes, random_base, write_model
@@ -50,8 +51,13 @@ def test_a_system_that_cannot_reserve_disk_has_the_same_fisher(tmp_path, monkeyp
     folder = llama(tmp_path / "model")
     expected = computed(folder, tmp_path / "reserved.safetensors")
     monkeypatch.delattr("os.posix_fallocate")
+    mapped, real = [], np.memmap
+    monkeypatch.setattr(
+        np, "memmap", lambda path, **how: (mapped.append((path.stat().st_size, how["shape"][0])), real(path, **how))[1]
+    )
     found = computed(folder, tmp_path / "written.safetensors")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert [size == 4 * elements for size, elements in mapped] == [True]  # written before it is mapped
 
 
 def test_bfloat16_gradients_are_squared_and_summed_in_float32(tmp_path):
