@@ -7,7 +7,6 @@ import os
 import shutil
 
 from hubmerge.extras import is_installed
-from hubmerge.machine import require_linux
 from hubmerge.settings import Settings, load_settings
 from localhub.process import LocalHubProcess
 from localhub.seed import examples
@@ -26,7 +25,6 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
     Where the extra for evaluations is installed, merges are evaluated with the zoo's suite and listed on the
     leaderboard. With `watch` the example rule merges every agent of the zoo, now and when another appears.
     """
-    require_linux("the app")
     set_up_logging()
     data = settings.data_dir.resolve() / "demo"
     logging.getLogger(__name__).info("starting the embedded Hub with the example agents, which takes some seconds")
