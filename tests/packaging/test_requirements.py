@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # what the platform adds to a Gradio Space's requirements.txt in one command
 PLATFORM = ("uvicorn>=0.14.0", "websockets>=10.4", "spaces")
-RESOLVER_ONLY = {"xxhash", "inspect-ai"}  # pinned for the resolver's sake, as the file says
+RESOLVER_ONLY = {"inspect-ai"}  # pinned for the resolver's sake, as the file says
 
 
 def _requirements(name: str) -> dict[str, Requirement]:
