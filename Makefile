@@ -26,7 +26,8 @@ chromium:
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+# more workers than two cores could feed: much of the time a test waits for a page, a lease or a process
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup
 
 test: setup chromium
 	$(PYTEST) -m "not slow"
