@@ -2,6 +2,7 @@
 
 import gc
 import io
+import os
 import sys
 
 
@@ -9,6 +10,7 @@ def console() -> int:
     """A process that runs one command; returns the exit code."""
     if sys.platform == "win32":
         sys.exit("hubmerge: E_SETTINGS: Windows has no file locks as hubmerge needs them. Run it in WSL.")
+    _open_standard_streams()
     gc.set_threshold(100_000)  # imports and figures make many objects that stay, and each collection scans them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters
@@ -23,6 +25,21 @@ def console() -> int:
         return 1
     gc.freeze()  # and once more at the exit
     return code
+
+
+def _open_standard_streams() -> None:
+    """Leads to nothing what was closed by whoever started this process, such as a daemon.
+
+    Python has None in its place, and the next file that is opened would get its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            os.set_inheritable(number, True)
+            if nothing != number:
+                os.close(nothing)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 (to the end)
 
 
 if __name__ == "__main__":

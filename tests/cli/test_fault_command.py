@@ -148,6 +148,16 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, tmp_path: Path, closed: str) -> None:
+    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe_file), "--out"]
+    folders = [tmp_path / "open", tmp_path / "closed"]
+    subprocess.run([*command, str(folders[0])], cwd=REPO, check=True, capture_output=True)
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command, str(folders[1])], cwd=REPO, check=True)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
+    assert weights[0] == weights[1]
+
+
 def test_a_probe_keeps_to_its_disk_budget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty_hub: LocalHubProcess, hub_recipe: Path
 ) -> None:
