@@ -40,7 +40,8 @@ def read_document(path: Path) -> Document:
         return Document(_text(sys.stdin, "standard input"), "standard input", Path())
     try:
         with path.open(encoding="utf-8") as file:
-            return Document(_text(file, str(path)), str(path), path.parent)
+            # a pipe, such as bash's <(…), is what standard input is
+            return Document(_text(file, str(path)), str(path), path.parent if path.is_file() else Path())
     except OSError as error:
         raise RecipeError(
             "the recipe cannot be read",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,16 @@ def test_a_recipe_file_that_cannot_be_read_is_refused(tmp_path: Path):
     good = tmp_path / "good.yaml"
     good.write_text(FULL)
     assert load_recipe(good) == from_yaml(FULL).in_folder(tmp_path)
+
+
+def test_the_paths_of_a_recipe_from_a_pipe_begin_at_the_working_folder() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        pipe.write(FULL)
+    try:
+        assert load_recipe(Path(f"/dev/fd/{reading}")) == from_yaml(FULL).in_folder(Path())
+    finally:
+        os.close(reading)
 
 
 def test_agents_that_all_weigh_nothing_are_refused():
