@@ -59,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("browser"))
         if (browser or item.path in SLOW) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
+    # first, since their worker would else be the last one, alone for ten minutes
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_unconfigure() -> None:
