@@ -197,8 +197,9 @@ def _large(rows: Sequence[Row], machine: Row, figures: Path) -> str:
     return (
         "## Large models\n\nThree synthetic agents, embedding, head and one layer in their full shapes (where a row "
         "does not say that it was all), hashed, whole processes (`hubmerge merge --null-sink`), card and figures "
-        "included. The whole model's memory differs by the tallies of its other tensors, about 20 KB each. The time "
-        "for the whole model is extrapolated from the part.\n\n"
+        "included. Computing the inputs takes some 20 MB, which are not predicted. The whole model's memory differs by "
+        "the tallies of its other tensors, about 20 KB each. The time for the whole model is extrapolated from the "
+        "part.\n\n"
     ) + table(head, cells)
 
 
