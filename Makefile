@@ -26,8 +26,7 @@ chromium:
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
-# more workers than two cores could feed: much of the time a test waits for a page, a lease or a process
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 test: setup chromium
 	$(PYTEST) -m "not slow"

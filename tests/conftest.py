@@ -52,16 +52,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path in SLOW and config.option.markexpr == "not slow" else None
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         browser = "chromium" in getattr(item, "fixturenames", ())
-        if browser:  # a process holds one Playwright at a time, and starts the demo of a module once
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if (browser or item.path in SLOW) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
-    # first, since a worker with a whole module would else be the last one
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_unconfigure() -> None:
