@@ -30,16 +30,13 @@ def console() -> int:
 def _open_standard_streams() -> None:
     """Leads to nothing what was closed by whoever started this process, such as a daemon.
 
-    Python has None in its place, and the next file that is opened would get its number.
+    Python has None in its place, and the next file that is opened would get its number, here or in a process of ours.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, number)
-            os.set_inheritable(number, True)
-            if nothing != number:
-                os.close(nothing)
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115 (to the end)
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 (to the end); the lowest number is free
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,16 @@ def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, 
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(closed: str) -> None:
+    code = (
+        "import subprocess, sys; from hubmerge import __main__ as m; m._open_standard_streams(); "
+        "sys.exit(subprocess.call(['sh', '-c', 'true <&0 && true >&1 && true >&2']))"
+    )
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=REPO, check=False).returncode == 0
+
+
 def test_a_probe_keeps_to_its_disk_budget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty_hub: LocalHubProcess, hub_recipe: Path
 ) -> None:

@@ -53,6 +53,11 @@ def test_every_range_holds_what_is_pinned() -> None:
             assert requirement.specifier.contains(_pin(pins[name])), f"{requirement} and {pins[name]}"
 
 
+def test_evaluations_get_no_xxhash_that_refuses_lighteval_s_strings() -> None:
+    [requirement] = _ranges()["xxhash"]
+    assert not requirement.specifier.contains("4.1.0")
+
+
 def test_tests_install_what_the_space_does_but_for_torch() -> None:
     pinned, constrained, ours = map(_requirements, ("requirements.txt", "constraints.txt", "requirements-dev.txt"))
     assert pinned.keys() & ours.keys() == {"torch"}
