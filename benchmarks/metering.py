@@ -30,7 +30,7 @@ from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.engine.prediction import Machine, as_facts, predict
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
-from hubmerge.machine import cores
+from hubmerge.machine.resources import cores
 from hubmerge.plan.disk import DiskGauge
 from hubmerge.recipe.file import load_recipe
 

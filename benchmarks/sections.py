@@ -16,7 +16,7 @@ from benchmarks.board import synthetic as synthetic_results
 from benchmarks.gpu import cuda_device
 from benchmarks.metering import TURNS, FailedRunError, Suite, inspected, measure, merging
 from benchmarks.synthetic import DENSITIES
-from hubmerge.machine import cores
+from hubmerge.machine.resources import cores
 from hubmerge.sources.synthetic import SHAPES
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub

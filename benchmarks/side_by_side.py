@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected, merging
 from benchmarks.synthetic import DENSITIES
-from hubmerge.machine import cores
+from hubmerge.machine.resources import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 MERGEKIT = ROOT / ".cache" / "mergekit" / "bin" / "mergekit-yaml"

@@ -261,7 +261,7 @@ def evaluate(
     """
     from hubmerge.evaluation import runner
     from hubmerge.evaluation.suites import PinnedSuite, pin
-    from hubmerge.extras import require
+    from hubmerge.machine.extras import require
 
     require("eval", "an evaluation")
     observer, hub, settings = _begun(observer), hub or _hub(), load_settings()

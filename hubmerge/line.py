@@ -36,7 +36,7 @@ from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.engine.stream import MergeResult, Variant, layout_of, merge_variants
 from hubmerge.engine.usage import total, usage_now
 from hubmerge.hub.client import Hub
-from hubmerge.machine import cores
+from hubmerge.machine.resources import cores
 from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
 from hubmerge.output.finished import finished_report, publish_folder, write_folder

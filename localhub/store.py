@@ -30,8 +30,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from weakref import WeakSet
 
-from hubmerge.disk_errors import written
 from hubmerge.errors import HubUnavailableError
+from hubmerge.machine.disk_errors import written
 
 DATABASE = "hub.sqlite3"
 SCHEMA = """

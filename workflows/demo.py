@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 
-from hubmerge.extras import is_installed
+from hubmerge.machine.extras import is_installed
 from hubmerge.settings import Settings, load_settings
 from localhub.process import LocalHubProcess
 from localhub.seed import examples

@@ -26,9 +26,9 @@ from hubmerge.board.source import DatasetBoard
 from hubmerge.board.trust import reader_trust
 from hubmerge.engine.bursts import announce
 from hubmerge.errors import LoginError
-from hubmerge.extras import require
 from hubmerge.hub.client import Hub
-from hubmerge.machine import require_linux
+from hubmerge.machine.extras import require
+from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
 from workflows.jobs.evaluations import Scoring

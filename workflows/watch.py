@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import RuleError
-from hubmerge.machine import require_linux
+from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from hubmerge.hub.client import Hub, RepoState, eval_results
 from hubmerge.output.card import render_card
 from hubmerge.output.card_scores import BENCHMARKS, is_benchmark
 from hubmerge.output.report import Report
-from hubmerge.plain_yaml import dump_plain_yaml
-from hubmerge.wording import json_file
+from hubmerge.text.plain_yaml import dump_plain_yaml
+from hubmerge.text.wording import json_file
 
 CARD = "README.md"
 FOLDER = ".eval_results"

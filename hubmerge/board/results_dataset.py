@@ -35,7 +35,7 @@ from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
 from hubmerge.hub.names import blob_id
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 
 DETAILS = "details/"
 BOARD_TABLE = "data/board.parquet"

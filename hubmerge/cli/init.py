@@ -158,7 +158,7 @@ def _facts(model: Model) -> str:
 
 
 def _plain(value: Any) -> str:
-    from hubmerge.plain_yaml import dump_plain_yaml
+    from hubmerge.text.plain_yaml import dump_plain_yaml
 
     return dump_plain_yaml(value).strip()
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from hubmerge import __version__, extras
+from hubmerge import __version__
 from hubmerge.cli.flags import add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.machine import extras
 from hubmerge.settings import Settings, load_settings
-from hubmerge.wording import did_you_mean
+from hubmerge.text.wording import did_you_mean
 
 _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hubmerge.cli.flags import add_visibility, stream_options
 from hubmerge.errors import RecipeError
-from hubmerge.extras import require
+from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:

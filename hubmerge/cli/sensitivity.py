@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import Problem, SensitivityError
-from hubmerge.extras import require
+from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ class Terminal:
             return ""
         done, total, unit = self._last
         if unit == "B":
-            from hubmerge.markdown import size  # which imports what most commands do without
+            from hubmerge.text.markdown import size  # which imports what most commands do without
 
             return f", {size(done)} of {size(total)}"
         return f", {done / total:.0%}" if unit == "elements" else f", {done} of {total} {printable(unit)}"

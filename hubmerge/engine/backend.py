@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge.dtypes import Float32
 from hubmerge.engine import definition
 from hubmerge.engine.definition import ChunkInputs, Rule
 from hubmerge.engine.device import COUNTING, DeviceTask, Engine, open_engine
@@ -30,6 +29,7 @@ from hubmerge.engine.memory import Shares, device_shares, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.rules import is_whole, rule_of
+from hubmerge.numerics.dtypes import Float32
 from hubmerge.plan.plan import Plan
 from hubmerge.statistics.statistics import Overlaps
 

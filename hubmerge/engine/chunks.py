@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import make_key
 from hubmerge.engine.backend import Backend
 from hubmerge.engine.counting import Counted
 from hubmerge.engine.definition import ChunkInputs, Rule
 from hubmerge.engine.rules import draw_keys, epsilon_of, magnitudes_of, rule_of
 from hubmerge.engine.selection import BinCounts, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
+from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.buffers import placed

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from hubmerge.arrays import (
+from hubmerge.numerics.arrays import (
     Array,
     added_at,
     cast,
@@ -37,7 +37,7 @@ from hubmerge.arrays import (
     where,
     zeros,
 )
-from hubmerge.dtypes import Float32
+from hubmerge.numerics.dtypes import Float32
 from hubmerge.statistics.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 from hubmerge.statistics.tally_sums import TallySum

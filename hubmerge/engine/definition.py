@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.arrays import Array, concat, numbers, stack, where
-from hubmerge.counter_rng import Key, draws_of, uniform_of
-from hubmerge.dtypes import Float32, Rounding, decode, encode
 from hubmerge.engine.counting import Counted, Read, activity, input_counts, overlaps_of, result_counts
 from hubmerge.methods.base import Each
+from hubmerge.numerics.arrays import Array, concat, numbers, stack, where
+from hubmerge.numerics.counter_rng import Key, draws_of, uniform_of
+from hubmerge.numerics.dtypes import Float32, Rounding, decode, encode
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
 Raw = NDArray[Any]

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge import machine
-from hubmerge.counter_rng import Key, make_key
-from hubmerge.dtypes import Float32, decode, encode
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK, Counted, Read
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.memory import LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.errors import DeviceError, MemoryLimitError
-from hubmerge.extras import require
+from hubmerge.machine import resources
+from hubmerge.machine.extras import require
 from hubmerge.methods.base import one_by_one
+from hubmerge.numerics.counter_rng import Key, make_key
+from hubmerge.numerics.dtypes import Float32, decode, encode
 from hubmerge.statistics.statistics import Tally
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def open_engine(
     """
     if options.device == "cpu" or not (task.trials or task.whole):
         return None, {}
-    if options.device == "auto" and not (options.bursts or machine.device_there()):
+    if options.device == "auto" and not (options.bursts or resources.device_there()):
         return None, {}
     engine = None
     try:

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key, make_key
-from hubmerge.dtypes import STORAGE, Rounding, encode
 from hubmerge.engine import definition
 from hubmerge.engine.compiled import Library, UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
+from hubmerge.numerics.counter_rng import Key, make_key
+from hubmerge.numerics.dtypes import STORAGE, Rounding, encode
 from hubmerge.sources.buffers import empty
 from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally

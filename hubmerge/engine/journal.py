@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from hubmerge.disk_errors import reading, writing
 from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
+from hubmerge.machine.disk_errors import reading, writing
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key
-from hubmerge.dtypes import STORAGE
 from hubmerge.engine import definition
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule, Scalars
 from hubmerge.engine.definition import count as count_on_device
 from hubmerge.engine.definition import merge as merge_on_device
+from hubmerge.numerics.counter_rng import Key
+from hubmerge.numerics.dtypes import STORAGE
 
 STORED: dict[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 16  # bytes; of every array within a buffer

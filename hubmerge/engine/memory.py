@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hubmerge import machine
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.errors import MemoryLimitError
+from hubmerge.machine import resources
 from hubmerge.methods import get_method
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
@@ -54,8 +54,8 @@ class Shares:
 
 def shares_of(plans: Sequence[Plan], options: StreamOptions) -> Shares:
     """How merges of the same models in one pass share the CPU and its memory here."""
-    wanted = options.threads or machine.cores()
-    there, fast = stream_bytes(machine.memory_bytes()), options.backend != "eager"
+    wanted = options.threads or resources.cores()
+    there, fast = stream_bytes(resources.memory_bytes()), options.backend != "eager"
     return shared_out(plans, wanted, there, fast=fast, chunk_elements=options.chunk_elements)
 
 
@@ -102,7 +102,7 @@ def device_shares(agents: int, options: StreamOptions) -> tuple[int, int]:
             next_step="Run on the CPU (--device cpu), which has no such limit.",
         )
     chunk = min(blocks(options.chunk_elements or _LARGEST_DEVICE_CHUNK), _LARGEST_DEVICE_CHUNK, fitting)
-    return options.threads or min(HOST_THREADS, machine.cores()), chunk
+    return options.threads or min(HOST_THREADS, resources.cores()), chunk
 
 
 def device_bytes(agents: int) -> int:

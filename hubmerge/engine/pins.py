@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hubmerge.disk_errors import writing, written
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub.client import Hub
+from hubmerge.machine.disk_errors import writing, written
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge import machine as this_machine
 from hubmerge.engine.compiled import is_built
 from hubmerge.engine.memory import shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.rules import is_whole, operations_of
 from hubmerge.engine.uncached import gathered_bytes
-from hubmerge.machine import device_there
+from hubmerge.machine import resources as this_machine
+from hubmerge.machine.resources import device_there
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from hubmerge.disk_errors import make_folder, writing
 from hubmerge.engine.distributed import ProcessLostError, Ranks
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import WORK, FinishedShard, sole_owner
+from hubmerge.machine.disk_errors import make_folder, writing
 from hubmerge.plan.plan import Plan
 
 

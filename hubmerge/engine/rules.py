@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hubmerge.arrays import Array
-from hubmerge.counter_rng import Key, make_key
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Each, Scope
+from hubmerge.numerics.arrays import Array
+from hubmerge.numerics.counter_rng import Key, make_key
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.statistics.statistics import Overlaps
 

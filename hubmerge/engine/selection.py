@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key, uniform
-from hubmerge.dtypes import Float32
 from hubmerge.engine.counting import activity
 from hubmerge.engine.definition import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
+from hubmerge.numerics.counter_rng import Key, uniform
+from hubmerge.numerics.dtypes import Float32
 from hubmerge.statistics.statistics import Counts
 
 _LOWER_BITS = 16  # of the 31 bits of a magnitude; 15 upper ones

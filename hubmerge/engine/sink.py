@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hubmerge.disk_errors import make_folder, writing, written
 from hubmerge.engine.threads import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError, FolderInUseError
-from hubmerge.machine import cores
+from hubmerge.machine.disk_errors import make_folder, writing, written
+from hubmerge.machine.resources import cores
 from hubmerge.plan.plan import PlannedShard
 from hubmerge.sources.ancestry import REPORT
 from hubmerge.statistics.statistics import ResultTally, Tally

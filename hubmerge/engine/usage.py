@@ -64,7 +64,7 @@ def facts(environment: Mapping[str, Any]) -> dict[str, int]:
 
 def in_words(environment: Mapping[str, Any]) -> str:
     """The same in one line."""
-    from hubmerge.markdown import size  # which the first lines of a command need not wait for
+    from hubmerge.text.markdown import size  # which the first lines of a command need not wait for
 
     found = facts(environment)
     parts = ["nothing fetched"]

@@ -29,8 +29,8 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import first_reason
 from hubmerge.evaluation.tasks.base import Rows
 from hubmerge.hub.names import is_hub_id
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.settings import DEFAULT_ENDPOINT
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 
 if TYPE_CHECKING:
     from hubmerge.hub.client import TreeFile

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from hubmerge import __version__, machine
+from hubmerge import __version__
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.errors import (
     CorruptError,
@@ -54,10 +54,11 @@ from hubmerge.evaluation.fit import (
 )
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, TaskScore
 from hubmerge.evaluation.suites import PinnedSuite
-from hubmerge.extras import require
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
 from hubmerge.isolation.in_child import WallLimitError
+from hubmerge.machine import resources
+from hubmerge.machine.extras import require
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
@@ -120,7 +121,7 @@ class _Run:
 
     @property
     def memory_bytes(self) -> int:
-        return self.options.memory_bytes or int(0.9 * (machine.memory_bytes() or 16e9))
+        return self.options.memory_bytes or int(0.9 * (resources.memory_bytes() or 16e9))
 
     @property
     def dtype(self) -> str:
@@ -205,7 +206,7 @@ def evaluate(
 def usable_memory() -> int | None:
     """Bytes of the memory that holds a model under evaluation by default: the GPU's where one is used, else those of
     this process; None where nothing says it."""
-    return machine.gpu_memory_bytes() if _device("auto") == "cuda" else machine.memory_bytes()
+    return resources.gpu_memory_bytes() if _device("auto") == "cuda" else resources.memory_bytes()
 
 
 def check_evaluable(model: Model, hub: Hub) -> Plan | None:
@@ -241,7 +242,7 @@ def _stage_model(run: _Run) -> None:
 
 def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
     require("eval", "an evaluation")
-    machine.require_linux("an evaluation")
+    resources.require_linux("an evaluation")
     needed = dict.fromkeys(name for pinned in suite.tasks for name in pinned.task.needs)
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise MissingExtraError(
@@ -304,7 +305,7 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
         "memory_bytes": run.memory_bytes,
-        "cpu_s": math.ceil(options.wall_s * machine.cores()),
+        "cpu_s": math.ceil(options.wall_s * resources.cores()),
         "tasks": [task.spec(folders[task.name]) for task in run.suite.tasks],
     }
     return ChildJob(

@@ -22,7 +22,7 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.pins import Pins, content_digest, dataset_digest, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
-from hubmerge.wording import did_you_mean
+from hubmerge.text.wording import did_you_mean
 
 if TYPE_CHECKING:
     from hubmerge.hub.client import Hub, RepoState, TreeFile

@@ -28,10 +28,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from hubmerge.disk_errors import written
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub.errors import Patience, TransientHubError, translated
 from hubmerge.hub.names import FileInfo, blob_id
+from hubmerge.machine.disk_errors import written
 from hubmerge.settings import Settings
 
 COPY_BYTES = 1024 * 1024

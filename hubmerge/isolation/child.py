@@ -30,7 +30,6 @@ from typing import IO, Any
 
 from pydantic import SecretStr
 
-from hubmerge import machine
 from hubmerge.errors import (
     DeviceError,
     EvaluationError,
@@ -41,6 +40,7 @@ from hubmerge.errors import (
 )
 from hubmerge.isolation.in_child import WallLimitError, write_all
 from hubmerge.isolation.scrub import Scrubber
+from hubmerge.machine import resources
 from hubmerge.settings import Settings, evaluation_environment
 
 MAX_LINE_BYTES = 1024 * 1024
@@ -81,7 +81,7 @@ class ChildProcess:
         self._beating = beating
         self._lines: queue.Queue[bytes] = queue.Queue(_QUEUE_LINES)
         self._abandoned = threading.Event()
-        self._oom_kills = machine.oom_kills()
+        self._oom_kills = resources.oom_kills()
         environment = {**environment, "PYTHONUNBUFFERED": "1"}
         if paths := environment.get("PYTHONPATH"):  # which may be relative to this folder
             environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
@@ -132,7 +132,7 @@ class ChildProcess:
         ended nothing for want of memory meanwhile, too little memory where it has, or does not count that."""
         if code not in _EXIT_KILLED:
             return None
-        counted = machine.oom_kills()
+        counted = resources.oom_kills()
         return MachineFaultError if counted is not None and counted == self._oom_kills else MemoryLimitError
 
     def terminate(self) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods.base import Method
-from hubmerge.wording import did_you_mean
+from hubmerge.text.wording import did_you_mean
 
 
 @cache

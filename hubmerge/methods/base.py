@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hubmerge.arrays import Array
 from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods import varying
+from hubmerge.numerics.arrays import Array
 from hubmerge.statistics.statistics import Overlaps
-from hubmerge.wording import did_you_mean
+from hubmerge.text.wording import did_you_mean
 
 EPSILON = 1e-5  # RAM Sec. 3.1: two parameters are equal when they differ by at most this, absolute
 

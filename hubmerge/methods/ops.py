@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubmerge import arrays
+from hubmerge.numerics import arrays
 
 
 def where(condition: Any, yes: Any, no: Any) -> Any:

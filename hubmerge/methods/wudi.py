@@ -20,9 +20,9 @@ from typing import Any
 
 from pydantic import Field
 
-from hubmerge.arrays import Array, cast, concat, is_numpy
 from hubmerge.methods.base import Each, Method, Paper, Parameters, Scope, one_by_one
 from hubmerge.methods.linear import Linear
+from hubmerge.numerics.arrays import Array, cast, concat, is_numpy
 from hubmerge.statistics.statistics import module_of
 
 BLOCK = 256  # rows that a thread takes at once; the last bits follow from it

@@ -13,11 +13,11 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
@@ -26,6 +26,7 @@ from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED
 from hubmerge.settings import DEFAULT_ENDPOINT
+from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
 
 _SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
@@ -38,7 +39,7 @@ DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, an
 
 def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str = DEFAULT_ENDPOINT) -> str:
     """README.md of the merged model. `figures`: the names, out of `render_figures`, that lie beside it."""
-    body = environment().get_template("card.md.jinja").render(_view(report, figures, endpoint))
+    body = environment(Path(__file__).parent).get_template("card.md.jinja").render(_view(report, figures, endpoint))
     header = yaml.safe_dump(metadata(report), sort_keys=False, allow_unicode=True, width=10_000)
     return f"---\n{header}---\n\n{body}"
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from hubmerge.markdown import Markdown, factor
 from hubmerge.output.report import Parent
 from hubmerge.output.scores import (
     DomainLine,
@@ -25,6 +24,7 @@ from hubmerge.output.scores import (
     skills_kept,
     verdict,
 )
+from hubmerge.text.markdown import Markdown, factor
 
 _MERGE = "this merge"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hubmerge.errors import printable
-from hubmerge.markdown import count, factor, percent, short_count
 from hubmerge.output.diff import Change, Diff, Measure, Side
+from hubmerge.text.markdown import count, factor, percent, short_count
 
 TOP_TITLES: Mapping[Measure, str] = {
     "density": "Tensors with the largest share of changed elements",

@@ -11,16 +11,16 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from hubmerge.disk_errors import writing
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub.client import Hub
+from hubmerge.machine.disk_errors import writing
 from hubmerge.output.card import render_card
 from hubmerge.output.publish import Published, Shard, Target, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
-from hubmerge.wording import json_file
+from hubmerge.text.wording import json_file
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from hubmerge.engine.prediction import Machine, as_facts, predict
 from hubmerge.errors import printable
-from hubmerge.markdown import duration, short_count, size
 from hubmerge.methods import get_method
 from hubmerge.methods.tensor_values import by_layer
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.disk import least_need, most_use
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
+from hubmerge.text.markdown import duration, short_count, size
 
 # the label of what the summary has under a key; keys that share a row stand beside each other in `_ROWS`
 LABELS: Mapping[str, str] = {

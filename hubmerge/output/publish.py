@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hubmerge.disk_errors import writing
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import (
@@ -43,6 +42,7 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import COMMIT_TRIES, BranchMovedError
 from hubmerge.hub.names import is_hub_id
+from hubmerge.machine.disk_errors import writing
 
 _TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024

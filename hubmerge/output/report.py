@@ -14,7 +14,6 @@ import numpy as np
 
 from hubmerge import __version__
 from hubmerge.engine.stream import MergeResult
-from hubmerge.markdown import factor
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
@@ -26,6 +25,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.companions import MODULES
 from hubmerge.statistics.statistics import Overlaps, Tally
 from hubmerge.statistics.summary import summarize
+from hubmerge.text.markdown import factor
 
 SCHEMA = 3
 SIXTEEN_BITS = ("BF16", "F16")

@@ -11,13 +11,13 @@ import filecmp
 import json
 from collections.abc import Sequence
 
-from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
 from hubmerge.sources.same_tensors import Tensors, is_embedding
 from hubmerge.statistics.statistics import Statistics
-from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
+from hubmerge.text.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
 _SHAPING_KEYS = (
     "hidden_size",

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError
 from hubmerge.methods import get_method
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.plan.plan import Plan
 
 DISK_MARGIN_BYTES = 64 * 1024 * 1024  # journal, card, database

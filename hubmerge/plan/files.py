@@ -22,7 +22,7 @@ from hubmerge.sources.companions import ReadFile, read_companions
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX
 from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
-from hubmerge.wording import json_file
+from hubmerge.text.wording import json_file
 
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"

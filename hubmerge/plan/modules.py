@@ -14,7 +14,7 @@ from hubmerge.errors import Problem
 from hubmerge.hub.names import FileInfo
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import MAX_FILE_BYTES, MODULE_FOLDER, MODULES, ReadFile
-from hubmerge.wording import incompatible, named
+from hubmerge.text.wording import incompatible, named
 
 _MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")
 

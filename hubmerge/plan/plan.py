@@ -14,11 +14,11 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.methods.tensor_values import TensorValues, Values, misplaced
+from hubmerge.numerics.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.plan.compatibility import (
     agent_problems,
     architecture,
@@ -41,7 +41,7 @@ from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.same_tensors import Untied, untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
-from hubmerge.wording import named
+from hubmerge.text.wording import named
 
 
 class InputKind(NamedTuple):

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from hubmerge.errors import RecipeError
-from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.text.plain_yaml import load_plain_yaml
 
 _STANDARD_INPUT = Path("-")
 _WRITTEN = (

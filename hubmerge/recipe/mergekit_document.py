@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
-from hubmerge.wording import place as place_in
+from hubmerge.text.wording import place as place_in
 
 # what the methods read: once per document, and per model that is not the base (linear: the base too)
 _SHARED: Mapping[str, tuple[str, ...]] = {

@@ -30,15 +30,15 @@ from pydantic import (
     model_validator,
 )
 
-from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import get_method, registry, varying
 from hubmerge.methods.tensor_values import Given
-from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.numerics.dtypes import Rounding
 from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
 from hubmerge.recipe.ignore import checked_patterns
 from hubmerge.recipe.model_name import ModelName, ModelRef, WrittenModel
-from hubmerge.wording import did_you_mean, place, shown
+from hubmerge.text.plain_yaml import dump_plain_yaml
+from hubmerge.text.wording import did_you_mean, place, shown
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024

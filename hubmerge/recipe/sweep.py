@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
-from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe.file import Document, located, read_document
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
-from hubmerge.wording import did_you_mean, place
+from hubmerge.text.plain_yaml import load_plain_yaml
+from hubmerge.text.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
 _LONGEST_VALUE = 48  # characters, in a variant's name

@@ -25,8 +25,6 @@ import numpy as np
 import torch
 
 from hubmerge import __version__
-from hubmerge.disk_errors import written
-from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.errors import (
     DiskError,
     HeaderError,
@@ -36,6 +34,8 @@ from hubmerge.errors import (
     TargetExistsError,
 )
 from hubmerge.hub.client import Hub
+from hubmerge.machine.disk_errors import written
+from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, shown_bytes
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity.file import (

@@ -22,14 +22,14 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hubmerge.disk_errors import written
-from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.errors import NonFiniteError, Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub.names import FileInfo
+from hubmerge.machine.disk_errors import written
+from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import Header, TensorEntry, header_length, parse_header, serialize_header
-from hubmerge.wording import named
+from hubmerge.text.wording import named
 
 FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
 CHUNK_ELEMENTS = 4 * 1024 * 1024

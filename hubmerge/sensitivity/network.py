@@ -29,12 +29,12 @@ from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
-from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import FormatError, MemoryLimitError, NonFiniteError, SensitivityError
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.plan.disk import shown_bytes
 from hubmerge.sensitivity.pairs import first_line
 from hubmerge.sources.base import Model
-from hubmerge.wording import named
+from hubmerge.text.wording import named
 
 _WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
 _SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."

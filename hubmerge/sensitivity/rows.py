@@ -37,11 +37,11 @@ from hubmerge.errors import (
     SensitivityError,
     SourceNotFoundError,
 )
-from hubmerge.extras import require
 from hubmerge.hub.client import Hub, RepoState
 from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.isolation.in_child import Reporter, run
+from hubmerge.machine.extras import require
 from hubmerge.methods import get_method
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec

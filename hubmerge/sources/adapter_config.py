@@ -16,7 +16,7 @@ from math import isfinite, sqrt
 from typing import Any, NoReturn
 
 from hubmerge.errors import FormatError
-from hubmerge.wording import named, shown
+from hubmerge.text.wording import named, shown
 
 _MAX_RANK = 65_536
 _MAX_PATTERNS = 10_000

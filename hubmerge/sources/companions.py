@@ -25,7 +25,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.config import told, without_code
 from hubmerge.sources.folder import link_outside, read_inside
 from hubmerge.sources.vocabulary import TOKENIZER
-from hubmerge.wording import incompatible, named
+from hubmerge.text.wording import incompatible, named
 
 if TYPE_CHECKING:
     from hubmerge.hub.client import Hub

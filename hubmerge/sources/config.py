@@ -29,11 +29,11 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from hubmerge.dtypes import TORCH_NAMES
 from hubmerge.errors import Problem
+from hubmerge.numerics.dtypes import TORCH_NAMES
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX
-from hubmerge.wording import incompatible, json_file, named, shown
+from hubmerge.text.wording import incompatible, json_file, named, shown
 
 KNOWN_CLASSES = Path(__file__).with_name("known_classes.txt")
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five

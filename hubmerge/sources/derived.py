@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.dtypes import STORAGE, Float32
+from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
 BASE = 0  # the base's place among the models of a merge

@@ -25,7 +25,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hubmerge.disk_errors import remedy
 from hubmerge.errors import (
     CorruptError,
     DiskError,
@@ -35,6 +34,7 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub.names import FileInfo
+from hubmerge.machine.disk_errors import remedy
 from hubmerge.sources.base import Model
 from hubmerge.sources.header import header_length
 

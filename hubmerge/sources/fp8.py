@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import ScaledTensor
-from hubmerge.wording import dims, incompatible, named
+from hubmerge.text.wording import dims, incompatible, named
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 _BLOCK = (128, 128)

@@ -21,15 +21,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
 from hubmerge.hub.names import is_hub_id
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.fp8 import Seen
 from hubmerge.sources.same_tensors import is_embedding, is_head, is_tied, renaming
-from hubmerge.wording import dims, incompatible, named
+from hubmerge.text.wording import dims, incompatible, named
 
 _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)

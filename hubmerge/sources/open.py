@@ -29,7 +29,6 @@ from hubmerge.errors import (
 )
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
-from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
@@ -40,6 +39,7 @@ from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_he
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.vocabulary import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
+from hubmerge.text.plain_yaml import load_plain_yaml
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

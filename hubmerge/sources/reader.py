@@ -21,8 +21,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.dtypes import STORAGE, Float32, decode
 from hubmerge.hub.client import Hub
+from hubmerge.numerics.dtypes import STORAGE, Float32, decode
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
 from hubmerge.sources.folder import ShardFiles

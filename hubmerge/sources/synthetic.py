@@ -33,10 +33,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import draws, make_key, uniform
-from hubmerge.dtypes import decode, encode
 from hubmerge.errors import RecipeError
 from hubmerge.hub.names import FileInfo
+from hubmerge.numerics.counter_rng import draws, make_key, uniform
+from hubmerge.numerics.dtypes import decode, encode
 from hubmerge.recipe.model_name import SYNTHETIC, ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, serialize_header

@@ -26,7 +26,7 @@ from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.lora import attached
 from hubmerge.sources.same_tensors import aligned
 from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows
-from hubmerge.wording import incompatible, named
+from hubmerge.text.wording import incompatible, named
 
 
 @dataclass(frozen=True)

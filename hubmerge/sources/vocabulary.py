@@ -24,7 +24,7 @@ from hubmerge.errors import Problem
 from hubmerge.sources.base import Model, StoredTensor, TokenTable
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
 from hubmerge.sources.same_tensors import is_embedding, is_head
-from hubmerge.wording import incompatible, named
+from hubmerge.text.wording import incompatible, named
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB

@@ -23,10 +23,11 @@ from typing import Any
 
 import torch.distributed  # noqa: F401
 
-from hubmerge import line, machine
+from hubmerge import line
 from hubmerge.cli import main as cli
 from hubmerge.engine import journal, stream
 from hubmerge.errors import HubUnavailableError
+from hubmerge.machine import resources
 from hubmerge.output import upload
 
 
@@ -90,7 +91,7 @@ def _run(order: dict[str, Any], rank: int) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
     if os.environ.get("PRETEND_A_DEVICE"):
-        machine.device_there = lambda nodes=None: True
+        resources.device_there = lambda nodes=None: True
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hubmerge import machine
-from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition, device
 from hubmerge.engine.device import Engine
+from hubmerge.machine import resources
+from hubmerge.numerics.counter_rng import make_key
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def engine_here() -> Engine:
 
 def pretend_a_device(patch: pytest.MonkeyPatch) -> None:
     """What asks for a device gets torch's CPU."""
-    patch.setattr(machine, "device_there", lambda: True)
+    patch.setattr(resources, "device_there", lambda: True)
     patch.setattr(device, "_place", lambda local_rank: CPU)
 
 

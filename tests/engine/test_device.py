@@ -18,10 +18,8 @@ from device_helpers import engine_here, pretend_a_device
 from stream_helpers import NOWHERE, Watching, bytes_of, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, for_method, rule_of
 
-from hubmerge import machine
 from hubmerge.cli import main as cli
 from hubmerge.cli.flags import stream_options
-from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import DeviceTask, open_engine
@@ -30,8 +28,10 @@ from hubmerge.engine.memory import HOST_THREADS, LANES, device_bytes, device_sha
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.engine.stream import MergeResult, probe
 from hubmerge.errors import MemoryLimitError
-from hubmerge.machine import device_there
+from hubmerge.machine import resources
+from hubmerge.machine.resources import device_there
 from hubmerge.methods.wudi import Wudi
+from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -41,7 +41,7 @@ OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    monkeypatch.setattr(machine, "device_there", lambda: True)
+    monkeypatch.setattr(resources, "device_there", lambda: True)
     return FakeCuda(monkeypatch)
 
 
@@ -168,7 +168,7 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     messages: list[str] = []
     task = DeviceTask(3, [(device.COUNTING, "BF16")], 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(machine, "device_there", lambda: False)
+    monkeypatch.setattr(resources, "device_there", lambda: False)
     for name in ("cpu", "auto"):
         assert open_engine(StreamOptions(device=name), task, definition, messages.append) == (None, {})  # type: ignore[arg-type]
     assert messages == []
@@ -251,7 +251,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
-    monkeypatch.setattr(machine, "cores", lambda: 16)
+    monkeypatch.setattr(resources, "cores", lambda: 16)
     asked: list[int] = []
     real = threads.in_order
 
@@ -333,7 +333,7 @@ def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
     def asked(*_: Any) -> Any:
         raise AssertionError("a device was asked for")
 
-    monkeypatch.setattr(machine, "device_there", lambda: True)
+    monkeypatch.setattr(resources, "device_there", lambda: True)
     monkeypatch.setattr(device, "_place", asked)
     write_family(tmp_path)
     found, warnings = merged(plan_of(tmp_path, method), tmp_path / "out", device="auto", backend="auto")

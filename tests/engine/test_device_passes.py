@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from test_fast import chunk_of, for_method, rule_of
 from torch.profiler import ProfilerActivity, profile
 
-from hubmerge.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
-from hubmerge.dtypes import STORAGE, encode
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK, block_sums
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
 from hubmerge.engine.memory import device_bytes
 from hubmerge.methods import registry
+from hubmerge.numerics.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
+from hubmerge.numerics.dtypes import STORAGE, encode
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge.counter_rng import Key, make_key, uniform
-from hubmerge.dtypes import decode, encode
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
+from hubmerge.numerics.counter_rng import Key, make_key, uniform
+from hubmerge.numerics.dtypes import decode, encode
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.statistics.statistics import zero_tally
 

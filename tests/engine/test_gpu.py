@@ -16,7 +16,6 @@ from device_helpers import compare
 from stream_helpers import Watching, bytes_of, plan_of, run, tallies, write_family
 from test_fast import chunk_of, for_method, rule_of
 
-from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
@@ -25,6 +24,7 @@ from hubmerge.engine.memory import LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.methods import registry
 from hubmerge.methods.base import Scope, one_by_one
+from hubmerge.numerics.counter_rng import make_key
 
 pytestmark = [
     pytest.mark.gpu,

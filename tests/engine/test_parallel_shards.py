@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from stream_helpers import StopAfter, Watching, bytes_of, plan_of, run, spoil, tallies, write_family
 
-from hubmerge import machine
 from hubmerge.engine import parallel_shards
 from hubmerge.engine.backend import MOST_SHARDS, opened
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.parallel_shards import Overall, write_shards
 from hubmerge.errors import CancelledError, NonFiniteError
+from hubmerge.machine import resources
 from hubmerge.methods import registry
 from hubmerge.plan.plan import Plan
 
@@ -120,7 +120,7 @@ def test_a_second_shard_needs_the_cores_for_it(tmp_path: Path, monkeypatch: pyte
     plans = [planned(tmp_path, "ram")]
 
     def at_once(cores: int, **options: Any) -> int:
-        monkeypatch.setattr(machine, "cores", lambda: cores)
+        monkeypatch.setattr(resources, "cores", lambda: cores)
         with opened(plans, StreamOptions(**options), Watching()) as backend:
             return backend.shards_at_once
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import memory_helpers
 import pytest
 
-from hubmerge import machine as this_machine
 from hubmerge.engine import prediction
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.memory import (
@@ -29,7 +28,8 @@ from hubmerge.engine.memory import (
 )
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
-from hubmerge.machine import device_there
+from hubmerge.machine import resources as this_machine
+from hubmerge.machine.resources import device_there
 from hubmerge.plan.plan import Plan
 
 NAME = "synthetic:qwen2.5-0.5b"

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import select
 
-from hubmerge.counter_rng import make_key, uniform
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods.base import Threshold
+from hubmerge.numerics.counter_rng import make_key, uniform
 
 F = np.float32
 

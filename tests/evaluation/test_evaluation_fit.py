@@ -13,7 +13,6 @@ import pytest
 from board_helpers import ENVIRONMENT, result
 from safetensors.numpy import load_file, save_file
 
-from hubmerge import machine
 from hubmerge.board.leaderboard import build_board
 from hubmerge.cli.evaluate import table
 from hubmerge.cli.leaderboard import _text
@@ -24,6 +23,7 @@ from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import EvaluateOptions
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
+from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
 from workflows.app.board_table import _model_cell
@@ -125,10 +125,10 @@ def test_a_prompt_that_the_machine_cannot_hold_is_no_finding_about_the_model(scr
 
 
 def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(machine, "memory_bytes", lambda: 10 * GB)
+    monkeypatch.setattr(resources, "memory_bytes", lambda: 10 * GB)
     scripted(IN_ITS_DTYPE, options={"device": "cpu"})
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] == 9 * GB
-    monkeypatch.setattr(machine, "memory_bytes", lambda: None)
+    monkeypatch.setattr(resources, "memory_bytes", lambda: None)
     scripted(IN_ITS_DTYPE, options={"device": "cpu"})
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] > 9 * GB
 

@@ -19,7 +19,6 @@ import pytest
 from huggingface_hub import HfApi
 from source_helpers import zoo_adapter
 
-from hubmerge import machine
 from hubmerge.errors import (
     CancelledError,
     DiskError,
@@ -34,6 +33,7 @@ from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation import child
+from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
 from localhub.process import LocalHubProcess
 
@@ -135,7 +135,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
     scripted: Scripted, workdir: Path, mode: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wall_s = 3.0 if mode == "hangs" else 60.0  # a busy machine takes seconds to start a process
-    monkeypatch.setattr(machine, "oom_kills", count().__next__)
+    monkeypatch.setattr(resources, "oom_kills", count().__next__)
     scripted("answers")  # the data are there, so that the wall limit is the model's alone
     answers = workdir / "generations" / "zoo_math.jsonl"
     for size in (0, 10, 20):  # each run came further than the one before it
@@ -159,7 +159,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
 def test_kills_while_the_kernel_lacked_no_memory_are_never_the_model_s(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "oom_kills", lambda: 7)
+    monkeypatch.setattr(resources, "oom_kills", lambda: 7)
     for _ in range(4):
         with pytest.raises(MachineFaultError, match="says nothing of the model"):
             scripted("is killed")

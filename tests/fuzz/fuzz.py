@@ -148,7 +148,7 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
 def _with_libyaml() -> None:
     import yaml
 
-    from hubmerge.plain_yaml import _PlainLoader
+    from hubmerge.text.plain_yaml import _PlainLoader
 
     def begin(self: Any, text: str) -> None:
         events = yaml.cyaml.CParser(text)

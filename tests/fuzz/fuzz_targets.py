@@ -45,7 +45,7 @@ from hubmerge.sources.config import config_problems, merged_config, without_code
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
 from hubmerge.sources.vocabulary import TOKENIZER, token_table, with_added_rows
-from hubmerge.wording import json_file
+from hubmerge.text.wording import json_file
 from localhub import cards
 from localhub.http_errors import HubError
 from localhub.patterns import check_work, decide, ignore_rules, lfs_rules

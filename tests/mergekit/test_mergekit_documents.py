@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hubmerge.errors import RecipeError
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.recipe.file import load_recipe, recipe_from_yaml
 from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import Recipe, merge_identity
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 
 FLOAT32 = "dtype: float32\n"
 BASE = "base_model: org/base@v1\n"

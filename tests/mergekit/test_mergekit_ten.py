@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from benchmarks.mergekit_parity import Difference, Values, read, run_hubmerge, run_mergekit, write_families
 from hubmerge.errors import RecipeError
 from hubmerge.recipe.file import recipe_from_yaml
-from hubmerge.wording import place
+from hubmerge.text.wording import place
 
 DOCUMENTS = sorted((Path(__file__).parent / "documents").glob("*.yml"))
 LAYERS = 5

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from stream_helpers import select
 
-from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition, fast
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
+from hubmerge.numerics.counter_rng import make_key
 
 F = np.float32
 

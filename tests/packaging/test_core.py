@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge import extras
 from hubmerge.errors import MissingExtraError
+from hubmerge.machine import extras
 from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
 from workflows.serve import serve

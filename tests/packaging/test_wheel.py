@@ -61,7 +61,7 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
         said = HeaderParser().parsestr(archive.read(metadata).decode())
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubmerge", "localhub", "workflows"}
     assert {name.rsplit("/", 1)[1] for name in names if "/licenses/" in name} == {"LICENSE"}
-    assert {"hubmerge/py.typed", "hubmerge/templates/card.md.jinja"} <= names
+    assert {"hubmerge/py.typed", "hubmerge/output/card.md.jinja"} <= names
     assert {"hubmerge/docs/api.md", "hubmerge/docs/glossary.md"} <= names  # the app shows them
     for model in ("base", "math", "tool", "mem"):
         assert f"hubmerge/examples/zoo/{model}/model.safetensors" in names

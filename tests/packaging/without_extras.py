@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hubmerge.extras import MODULES
+from hubmerge.machine.extras import MODULES
 
 ABSENT = {name for names in MODULES.values() for name in names} | {"pandas", "peft", "tokenizers", "scipy", "sklearn"}
 

@@ -25,10 +25,10 @@ from plan_helpers import plan_of, refused
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
-from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
+from hubmerge.text.plain_yaml import load_plain_yaml
 
 BASE = random_base(0)
 HEAD = {"v_head.summary.weight": tensor(np.ones((1, 16))), "v_head.summary.bias": tensor(np.ones(1))}

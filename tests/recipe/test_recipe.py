@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.file import recipe_from_yaml as from_yaml
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES, Recipe, merge_identity, recipe_from_dict
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 
 FULL = """
 base: org/base@v1.0

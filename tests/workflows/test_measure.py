@@ -189,13 +189,13 @@ def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Pa
 
 def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a GPU evaluates, its memory counts and not the host's."""
-    monkeypatch.setattr("hubmerge.machine.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("hubmerge.machine.resources.memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
         site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
     monkeypatch.setattr("hubmerge.evaluation.runner._device", lambda asked: "cuda")
-    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 10**12)
+    monkeypatch.setattr("hubmerge.machine.resources.gpu_memory_bytes", lambda: 10**12)
     assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob")).outcome == "queued"
-    monkeypatch.setattr("hubmerge.machine.gpu_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("hubmerge.machine.resources.gpu_memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
         site.service.request_evaluation("zoo/tool-agent", "zoo", site.visitor("bob"))
 

@@ -11,8 +11,8 @@ from markupsafe import Markup
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.evaluation.tasks import registry
-from hubmerge.markdown import short_count
 from hubmerge.output.scores import Estimate, Skill, domain_words
+from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, el, model_link, percent_text, time_text
 from workflows.app.panels import method_title
 

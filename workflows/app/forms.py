@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import Method
-from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.text.plain_yaml import load_plain_yaml
 
 Kind = Literal["number", "integer", "switch", "choice", "text", "yaml"]
 # in words: a form shows the entity of a sign, not the sign

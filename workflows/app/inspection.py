@@ -19,10 +19,10 @@ from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError, SourceNotFoundError
 from hubmerge.hub.errors import UNREADABLE
-from hubmerge.markdown import size
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
+from hubmerge.text.markdown import size
 from workflows.app.format import bytes_text, diff_href, duration_text, el, join, repo_link
 from workflows.app.panels import access_offer, plan_panel, problems_panel
 from workflows.app.service import ModelFacts, Service, Visitor

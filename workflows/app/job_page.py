@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError, LoginError
 from hubmerge.output.card import fetch_facts, of_last_run
-from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app.format import (
     bytes_text,
     diff_href,

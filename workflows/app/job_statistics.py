@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hubmerge.markdown import short_count
+from hubmerge.text.markdown import short_count
 from workflows.app.format import el, join, number_of, percent_text
 from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import fold, section, table

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hubmerge.markdown import short_count
 from hubmerge.methods import registry
+from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, duration_text, el, moment, number_of, percent_text
 from workflows.app.panels import fold, notice, table
 from workflows.app.service import JobView, LogLine, Scoring

@@ -18,10 +18,10 @@ from urllib.parse import quote, urlencode
 
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import registry
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.settings import DEFAULT_ENDPOINT
-from hubmerge.wording import did_you_mean
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.text.wording import did_you_mean
 from workflows.app.forms import fields_of
 
 TEXTS = ("link", "YAML", "Python", "command line")

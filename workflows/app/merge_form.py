@@ -16,9 +16,9 @@ import gradio as gr
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.calibration_form import (
     EVERYONE,
     CalibrationForm,

@@ -16,10 +16,10 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
+from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app import merge_script as script
 from workflows.app.calibration_form import turn
 from workflows.app.format import el, job_href, join, link

@@ -15,12 +15,12 @@ from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
-from hubmerge.markdown import short_count
 from hubmerge.output.card_scores import plainly_asked, way_of_asking
 from hubmerge.output.scores import Estimate, ParentLine, verdict
 from hubmerge.output.task import snippet as python
 from hubmerge.output.task import task_of
 from hubmerge.sources.ancestry import Ancestor
+from hubmerge.text.markdown import short_count
 from workflows.app.board_table import NOTHING, domain_title, interval_text, share_text, task_title
 from workflows.app.board_view import suite_title
 from workflows.app.format import bytes_text, diff_href, el, join, link, model_link, repo_link, time_text, when

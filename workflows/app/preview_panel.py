@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from hubmerge.engine.preview import Preview, Tell
 from hubmerge.errors import HubmergeError
-from hubmerge.markdown import short_count
 from hubmerge.methods import registry
+from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, el, join
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html
 from workflows.app.job_statistics import agents_table, share_bar

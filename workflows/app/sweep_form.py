@@ -17,9 +17,9 @@ from markupsafe import Markup
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
+from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html, text_box

@@ -22,9 +22,9 @@ from markupsafe import Markup
 
 from hubmerge.errors import RuleError
 from hubmerge.methods import registry
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el
 from workflows.app.frame import html, text_box
 from workflows.app.lanes import Lanes

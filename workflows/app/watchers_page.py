@@ -14,8 +14,8 @@ import gradio as gr
 from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.settings import Settings
+from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el, job_href, join, link, repo_link, when
 from workflows.app.frame import AT_ONCE, QUIET, code_box, html
 from workflows.app.home_page import example_models

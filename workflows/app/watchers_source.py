@@ -12,8 +12,8 @@ from typing import Any
 
 from hubmerge.errors import LoginError, PermissionDeniedError, RuleError
 from hubmerge.hub.client import Hub
-from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.settings import Settings
+from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.submission import checked_recipe
 from workflows.jobs.jobs import iso

@@ -28,11 +28,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import cast
 
-from hubmerge import extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, give_way, limit_resources
 from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory, write_all
 from hubmerge.isolation.scrub import Scrubber
+from hubmerge.machine import extras
 from workflows.jobs.guard import lock_workdir, start_guardian
 from workflows.jobs.logs import set_up_logging
 from workflows.jobs.protocol import Failure, JobSpec, Line, Pipeline, Result, encode

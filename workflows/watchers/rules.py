@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hubmerge.errors import HubmergeError, Problem, RuleError
-from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.watchers.kinds import registry
 from workflows.watchers.rule import DEFAULT_KIND, RuleHead
 

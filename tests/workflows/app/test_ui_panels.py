@@ -13,10 +13,10 @@ import pytest
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem, RecipeError
-from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text, when
 from workflows.app.job_page import job_panel
 from workflows.app.job_statistics import statistics_panel

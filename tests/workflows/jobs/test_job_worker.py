@@ -30,8 +30,8 @@ from job_helpers import (
     worker_process,
 )
 
-from hubmerge import machine
 from hubmerge.errors import DiskError, PermissionDeniedError
+from hubmerge.machine import resources
 from workflows.jobs import worker as worker_module
 from workflows.jobs.jobs import HELD, Job, State
 from workflows.jobs.store import Store
@@ -96,7 +96,7 @@ def skip_back_off(store: Store) -> None:
 def test_a_child_killed_while_the_kernel_lacked_no_memory_is_the_machine_s_fault_however_often(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "oom_kills", lambda: 7)
+    monkeypatch.setattr(resources, "oom_kills", lambda: 7)
     for attempt in range(1, 8):
         job = run_one(tmp_path, live, "dies", done=[3] * 8)
         assert (job.state, job.attempt, job.memory_deaths) == (State.QUEUED, attempt, 0)
@@ -107,7 +107,7 @@ def test_a_child_killed_while_the_kernel_lacked_no_memory_is_the_machine_s_fault
 def test_where_the_kernel_does_not_count_a_kill_may_be_for_memory(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "oom_kills", lambda: None)
+    monkeypatch.setattr(resources, "oom_kills", lambda: None)
     job = run_one(tmp_path, live, "dies", done=[3])
     assert (job.memory_deaths, job.error.code) == (1, "E_TOO_BIG")
 
@@ -115,7 +115,7 @@ def test_where_the_kernel_does_not_count_a_kill_may_be_for_memory(
 def test_a_child_killed_twice_at_one_place_is_too_big(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "oom_kills", count().__next__)  # the kernel ends some process all the time
+    monkeypatch.setattr(resources, "oom_kills", count().__next__)  # the kernel ends some process all the time
     first = run_one(tmp_path, live, "dies", done=[3, 3])
     assert (first.state, first.memory_deaths, first.error.code) == (State.QUEUED, 1, "E_TOO_BIG")
     skip_back_off(live)

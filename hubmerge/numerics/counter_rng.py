@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.arrays import Array, cast, shifted
+from hubmerge.numerics.arrays import Array, cast, shifted
 
 GOLDEN = 0x9E3779B97F4A7C15  # an element's number is multiplied by it
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of a mixing round

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.arrays import Array, cast, is_finite, is_numpy, shifted, view, where, zeros
+from hubmerge.numerics.arrays import Array, cast, is_finite, is_numpy, shifted, view, where, zeros
 
 Rounding = Literal["nearest", "stochastic"]
 Float32 = NDArray[np.float32]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge import machine
 from hubmerge.__main__ import console
 from hubmerge.cli.main import main
 from hubmerge.errors import SettingsError
-from hubmerge.machine import GroupLimits, group_limits
+from hubmerge.machine import resources
+from hubmerge.machine.resources import GroupLimits, group_limits
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 CPU = "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:5 - cgroup cgroup rw,cpu,cpuacct"
@@ -97,28 +97,28 @@ def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def afresh() -> Iterator[None]:
     """Nothing that was looked up of this machine before, or here, counts elsewhere."""
-    for known in (machine.cores, machine.memory_bytes):
+    for known in (resources.cores, resources.memory_bytes):
         known.cache_clear()
     yield
-    for known in (machine.cores, machine.memory_bytes):
+    for known in (resources.cores, resources.memory_bytes):
         known.cache_clear()
 
 
 def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**20))
-    assert machine.cores() == 3
-    assert machine.memory_bytes() == 2**20
-    for known in (machine.cores, machine.memory_bytes):
+    monkeypatch.setattr(resources, "group_limits", lambda: GroupLimits(3, 2**20))
+    assert resources.cores() == 3
+    assert resources.memory_bytes() == 2**20
+    for known in (resources.cores, resources.memory_bytes):
         known.cache_clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**60))
-    assert machine.cores() == 2
-    assert 2**20 < (machine.memory_bytes() or 0) < 2**60
+    monkeypatch.setattr(resources, "group_limits", lambda: GroupLimits(3, 2**60))
+    assert resources.cores() == 2
+    assert 2**20 < (resources.memory_bytes() or 0) < 2**60
 
 
 def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one() -> None:
-    counted = machine.oom_kills()
+    counted = resources.oom_kills()
     lines = Path("/proc/vmstat").read_text() if Path("/proc/vmstat").is_file() else ""
     assert (counted is None) == ("oom_kill " not in lines)
     assert counted is None or counted >= 0
@@ -141,16 +141,16 @@ def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    machine.gpu_memory_bytes.cache_clear()
-    assert machine.gpu_memory_bytes() == known
-    machine.gpu_memory_bytes.cache_clear()
+    resources.gpu_memory_bytes.cache_clear()
+    assert resources.gpu_memory_bytes() == known
+    resources.gpu_memory_bytes.cache_clear()
 
 
 def test_what_needs_linux_says_so_elsewhere_and_what_works_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.require_linux("the app")
+    resources.require_linux("the app")
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(SettingsError, match=r"the app runs on Linux alone: got darwin.*merging.*work here, too"):
-        machine.require_linux("the app")
+        resources.require_linux("the app")
 
 
 @pytest.mark.parametrize("command", [["demo"], ["serve"], ["watch", "rule.yaml"]])

@@ -20,7 +20,6 @@ from typing import Any
 
 import jinja2
 
-TEMPLATES = Path(__file__).parent / "templates"
 MAX_TEXT = 600  # characters of one foreign value
 MAX_CODE = 200
 
@@ -155,10 +154,10 @@ def duration(seconds: float) -> str:
 
 
 @cache
-def environment() -> jinja2.Environment:
-    """Templates whose every output is escaped for Markdown."""
+def environment(folder: Path) -> jinja2.Environment:
+    """The templates of a folder. Every output of theirs is escaped for Markdown."""
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         # HTML escaping would not stop Markdown; `finalize` sees every expression's value and escapes for both
         autoescape=False,  # noqa: S701

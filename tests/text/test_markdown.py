@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_reading import PARSER, lively, shown, structure, tokens
 
-from hubmerge import markdown
-from hubmerge.markdown import Markdown, code, duration, escape_markdown, factor, fence, percent, size
+from hubmerge.text import markdown
+from hubmerge.text.markdown import Markdown, code, duration, escape_markdown, factor, fence, percent, size
 
 
 def test_a_warning_is_readable_and_its_names_are_code() -> None:
@@ -31,7 +33,7 @@ def test_a_fence_is_longer_than_any_run_of_backticks_inside() -> None:
 
 
 def test_what_is_put_together_from_safe_parts_is_not_safe() -> None:
-    template = markdown.environment().from_string("{{ x | code ~ y }} {{ x | code }}")
+    template = markdown.environment(Path()).from_string("{{ x | code ~ y }} {{ x | code }}")
     assert not isinstance(code("a") + "b", Markdown)
     assert template.render(x="a", y="<b>") == "`` `a`<b> `` `a`"
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from hubmerge.counter_rng import Key, draws, make_key
+from hubmerge.numerics.counter_rng import Key, draws, make_key
 
 MASK = 2**64 - 1
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import draws, make_key
-from hubmerge.dtypes import decode, encode
+from hubmerge.numerics.counter_rng import draws, make_key
+from hubmerge.numerics.dtypes import decode, encode
 
 # processors of ARM tell of a signaling NaN where NumPy makes a float32 of a float16
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
