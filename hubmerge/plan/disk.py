@@ -68,10 +68,7 @@ def sensitivity_need(plans: Sequence[Plan]) -> int:
 def computing_peak(plan: Plan) -> int:
     """The most that lies on disk while the sensitivities are computed one after the other."""
     sizes = computed_sensitivities(plan)
-    return max(
-        (computing_need(plan, k) + sum(size for j, size in sizes.items() if j < k) for k in sizes),
-        default=0,
-    )
+    return max((computing_need(plan, k) + sum(size for j, size in sizes.items() if j < k) for k in sizes), default=0)
 
 
 def least_need(plan: Plan, *, uploaded: bool) -> int:

@@ -82,16 +82,14 @@ class AgentSpec(_Frozen):
 
     def to_data(self) -> Any:
         """The agent as users write it: a bare text where only the model is given."""
-        data: dict[str, Any] = {"model": str(self.model)}
-        if self.weight != 1.0:
-            data["weight"] = varying.written(self.weight)
-        if self.parameters:
-            data["parameters"] = dict(self.parameters)
-        if self.sensitivity is not None:
-            data["sensitivity"] = self.sensitivity
-        if self.calibration is not None:
-            data["calibration"] = self.calibration.model_dump(exclude_none=True)
-        return data if len(data) > 1 else data["model"]
+        given = {
+            "weight": None if self.weight == 1.0 else varying.written(self.weight),
+            "parameters": dict(self.parameters) or None,
+            "sensitivity": self.sensitivity,
+            "calibration": self.calibration and self.calibration.model_dump(exclude_none=True),
+        }
+        more = {key: value for key, value in given.items() if value is not None}
+        return {"model": str(self.model), **more} if more else str(self.model)
 
     @model_validator(mode="before")
     @classmethod
@@ -235,21 +233,21 @@ class Recipe(_Frozen):
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe in the form in which users write it."""
-        agents = [agent.to_data() for agent in self.agents]
-        result: dict[str, Any] = {"base": str(self.base), "agents": agents, "method": self.method}
-        if self.parameters:
-            result["parameters"] = dict(self.parameters)
-        for key in ("dtype", "rounding"):
-            if getattr(self, key) is not None:
-                result[key] = getattr(self, key)
-        if self.calibration is not None:
-            result["calibration"] = self.calibration.model_dump(exclude_none=True)
-        if self.ignore:
-            result["ignore"] = list(self.ignore)
-        if self.tokenizer is not None:
-            result["tokenizer"] = self.tokenizer
-        result["seed"] = self.seed
-        return result
+        given = {
+            "parameters": dict(self.parameters) or None,
+            "dtype": self.dtype,
+            "rounding": self.rounding,
+            "calibration": self.calibration and self.calibration.model_dump(exclude_none=True),
+            "ignore": list(self.ignore) or None,
+            "tokenizer": self.tokenizer,
+        }
+        return {
+            "base": str(self.base),
+            "agents": [agent.to_data() for agent in self.agents],
+            "method": self.method,
+            **{key: value for key, value in given.items() if value is not None},
+            "seed": self.seed,
+        }
 
     def to_yaml(self) -> str:
         return dump_plain_yaml(self.to_dict())

@@ -110,20 +110,17 @@ def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
-    axes: list[tuple[str, list[Any]]] = [("method", _choices(entry["method"]))]
-    axes += [(f"parameters.{key}", _choices(value)) for key, value in parameters.items()]
-    if "rounding" in entry:
-        axes.append(("rounding", _choices(entry["rounding"])))
+    roundings = _choices(entry["rounding"]) if "rounding" in entry else [None]
     found = []
-    for values in itertools.product(*(choices for _, choices in axes)):
-        chosen = dict(zip((key for key, _ in axes), values, strict=True))
-        variant: dict[str, Any] = {"method": chosen.pop("method")}
-        words = [str(variant["method"])]
-        if "rounding" in chosen:
-            variant["rounding"] = chosen.pop("rounding")
-        variant["parameters"] = {key.removeprefix("parameters."): value for key, value in chosen.items()}
-        words += [f"{key}={_short(value)}" for key, value in variant["parameters"].items()]
-        words += [str(variant["rounding"])] if "rounding" in variant else []
+    for method, *values, rounding in itertools.product(
+        _choices(entry["method"]), *map(_choices, parameters.values()), roundings
+    ):
+        own = dict(zip(map(str, parameters), values, strict=True))
+        words = [str(method), *(f"{key}={_short(value)}" for key, value in own.items())]
+        variant: dict[str, Any] = {"method": method, "parameters": own}
+        if "rounding" in entry:
+            variant["rounding"] = rounding
+            words.append(str(rounding))
         found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
     return found
 

@@ -73,6 +73,7 @@ _CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
 _PATH = re.compile(r"[/\\~]|\.{1,2}([/\\]|$)")  # at the begin
 _CODE_FILE = re.compile(r"\S+\.(py|so|dll|pt|pth|bin|pkl|pickle|ckpt|h5|gguf|onnx|safetensors)", re.IGNORECASE)
+_LEFT_OUT = object()  # stands for a value that is not carried over
 # how transformers writes what JSON has no number for, and tokens
 _TAGGED = {"__float__": ("Infinity", "-Infinity", "NaN"), "__type": ("AddedToken",)}
 
@@ -225,31 +226,19 @@ def reads_as_place(text: str) -> bool:
     return not re.search(r"\s", text) and ("/" in text or "\\" in text)
 
 
-class _LeftOut:
-    """Stands for a value that is not carried over."""
-
-
-_LEFT_OUT = _LeftOut()
-
-
 def _cleaned(table: Mapping[str, Any], left_out: list[str], path: str = "", depth: int = 0) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in table.items():
         here = f"{path}.{key}" if path else key
         if key in _QUANTIZATION or key in _BOOKKEEPING:
             continue
-        clean = _LEFT_OUT if _names_code(key, value, table) else _entry(key, value, left_out, here, depth)
+        of_kind = _text if _TEXT_KEY.fullmatch(key) else _value
+        clean = _LEFT_OUT if _names_code(key, value, table) else of_kind(value, left_out, here, depth)
         if clean is not _LEFT_OUT:
             kept[key] = clean
         elif value is not None and value != "" and value != [] and value != {}:
             left_out.append(here)
     return kept
-
-
-def _entry(key: str, value: Any, left_out: list[str], path: str, depth: int) -> Any:
-    if _TEXT_KEY.fullmatch(key):
-        return _text(value, left_out, path, depth)
-    return _value(value, left_out, path, depth)
 
 
 def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:

@@ -195,11 +195,7 @@ def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Prob
 
 
 def _adapted(
-    name: str,
-    pair: Mapping[str, StoredTensor],
-    weight: StoredTensor,
-    config: AdapterConfig,
-    embedding: bool,
+    name: str, pair: Mapping[str, StoredTensor], weight: StoredTensor, config: AdapterConfig, embedding: bool
 ) -> AdaptedTensor | str:
     """W + s·B·A, or what does not fit."""
     if len(pair) != 2:

@@ -20,13 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.errors import (
-    FormatError,
-    HeaderError,
-    HubmergeError,
-    IndexFileError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef

@@ -181,18 +181,8 @@ def own_shape(
         raise ValueError("heads that divide hidden, and key_value_heads that divide heads")
     if layers * (9 + 3 * experts) > _MOST_TENSORS:
         raise ValueError(f"at most {_MOST_TENSORS} tensors")
-    shape = DecoderShape(
-        "mixtral" if experts else "llama",
-        layers,
-        hidden,
-        intermediate,
-        heads,
-        key_value_heads,
-        vocabulary,
-        head_width=hidden // heads,
-        tied=bool(tied),
-        experts=experts,
-    )
+    family: Family = "mixtral" if experts else "llama"
+    shape = DecoderShape(family, **sizes, head_width=hidden // heads, tied=bool(tied), experts=experts)
     if shape.parameters > _MOST_PARAMETERS:
         raise ValueError(f"at most {_MOST_PARAMETERS} parameters")
     return shape

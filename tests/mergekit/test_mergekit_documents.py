@@ -55,11 +55,7 @@ MEANINGS = {
         ("dare_linear", (0.6, 0.2), {"p": 0.7, "lambda": 1.0}),
     ),
     "dare_linear, not rescaled": (
-        document(
-            "dare_linear",
-            ALIKE,
-            FLOAT32 + "parameters: {rescale: false, normalize: true, lambda: 0.5}\n",
-        ),
+        document("dare_linear", ALIKE, FLOAT32 + "parameters: {rescale: false, normalize: true, lambda: 0.5}\n"),
         ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125}),
     ),
     "dare_ties": (
@@ -389,11 +385,7 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
         ),
         (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
-        (
-            document("linear", models("weight: 1", "weight: -1", base="weight: 0")),
-            "models",
-            "add up to 0",
-        ),
+        (document("linear", models("weight: 1", "weight: -1", base="weight: 0")), "models", "add up to 0"),
         (
             document("linear", models("weight: 1", "weight: 1", base="weight: 0"), "parameters: {normalize: false}\n"),
             "parameters → normalize",

@@ -53,12 +53,7 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
     line: Line, switch: FaultSwitch, route: str
 ) -> None:
     for number, fault in enumerate(
-        (
-            Status(status=429, retry_after="7"),
-            Status(status=429, rate_limit_reset_s=9),
-            Status(status=503),
-            Reset(at=3),
-        )
+        (Status(status=429, retry_after="7"), Status(status=429, rate_limit_reset_s=9), Status(status=503), Reset(at=3))
     ):
         switch.add(route, fault, methods=["GET"], skip=number)
     assert line.to_folder() == line.undisturbed

@@ -20,14 +20,7 @@ from safetensors import deserialize
 from safetensors.numpy import save
 
 from hubmerge.errors import HeaderError
-from hubmerge.sources.header import (
-    MAX_HEADER_BYTES,
-    MAX_TENSORS,
-    Header,
-    header_length,
-    parse_header,
-    serialize_header,
-)
+from hubmerge.sources.header import MAX_HEADER_BYTES, MAX_TENSORS, Header, header_length, parse_header, serialize_header
 
 
 def entry(dtype: str = "F32", shape: str = "[2]", offsets: str = "[0,8]") -> str:

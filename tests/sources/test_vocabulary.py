@@ -17,7 +17,7 @@ from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.sources.vocabulary import tokens_of
+from hubmerge.sources.vocabulary import token_table
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BASE = random_base(0)  # 40 rows
@@ -198,7 +198,8 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
     ],
 )
 def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tokens: Any):
-    assert tokens_of(content) == tokens
+    table = token_table(content)
+    assert (table and table.ids) == tokens
 
 
 # --- the tokenizer that the recipe names ---
@@ -298,7 +299,7 @@ def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
     files = small_files(plan_of(*growing))
     assert files["added_tokens.json"] == content
     assert files["tokenizer_config.json"] == b"[]"
-    assert tokens_of(json.loads(files["tokenizer.json"]))["<c>"] == 42  # type: ignore[index]
+    assert token_table(json.loads(files["tokenizer.json"])).ids["<c>"] == 42
 
 
 def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
