@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,14 @@ def sweep_in(document: Document) -> Sweep | None:
     return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
 
 
-def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+def _expanded(entry: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """One combination after the other: a short text can have more of them than memory holds."""
     if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
         raise RecipeError("an entry of a sweep has method, parameters and rounding", where=where, got=repr(entry)[:120])
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
     roundings = _choices(entry["rounding"]) if "rounding" in entry else [None]
-    found = []
     for method, *values, rounding in itertools.product(
         _choices(entry["method"]), *map(_choices, parameters.values()), roundings
     ):
@@ -121,8 +121,7 @@ def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
         if "rounding" in entry:
             variant["rounding"] = rounding
             words.append(str(rounding))
-        found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
-    return found
+        yield variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")
 
 
 def _short(value: Any) -> str:
