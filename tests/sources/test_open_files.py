@@ -65,9 +65,10 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
     def refuse(*arguments: object, **more: object) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
-    monkeypatch.setattr(files_module if call == "open" else os, call, refuse, raising=False)
-    with pytest.raises(HubmergeError) as caught:
-        tail(ShardFiles(), model)
+    with monkeypatch.context() as context:
+        context.setattr(files_module if call == "open" else os, call, refuse, raising=False)
+        with pytest.raises(HubmergeError) as caught:
+            tail(ShardFiles(), model)
     assert type(caught.value) is kind
     assert caught.value.retryable == (kind is DiskError)
     assert os.strerror(refusal) in str(caught.value)
