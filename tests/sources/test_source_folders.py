@@ -253,6 +253,11 @@ def test_an_index_too_large_or_of_too_many_shards_is_refused(sharded: Path):
     assert "the index is too large" in refuse_folder(IndexFileError, sharded)
 
 
+def test_a_model_of_too_many_tensors_is_refused(sharded: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hubmerge.sources.open.MAX_TENSORS", len(BASE) - 1)
+    assert f"the model has too many tensors in {sharded}" in refuse_folder(HeaderError, sharded)
+
+
 def test_folders_three_deep_are_no_part_of_a_model(tmp_path: Path):
     for name in ("a/b/seen", "a/b/c/unseen"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
