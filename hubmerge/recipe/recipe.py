@@ -349,11 +349,15 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                yield Problem(
+                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
+                )
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
             if given == [] or (isinstance(given, str) and not given.strip()):  # the message says so already
-                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                yield Problem(
+                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
+                )
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
             yield Problem(
@@ -407,10 +411,6 @@ _NEEDED = {
     "method": "Choose one, such as ram_plus. `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
-
-
-def _needed(path: tuple[int | str, ...]) -> str:
-    return _NEEDED.get(str(path[-1]), "")
 
 
 _WORDS = {

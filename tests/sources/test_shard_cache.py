@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model, read_all, reads_of
+from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model, one_pass, read_all, reads_of
 from line import threads_left
 
 from hubmerge.errors import CorruptError, HubUnavailableError
@@ -42,9 +42,8 @@ def test_a_pass_in_order_fetches_each_shard_once_and_keeps_within_the_budget(
     models = [in_shards(hub, f"org/m{i}", 6) for i in range(3)]
     budget = 6 * SHARD  # two shards of each model, of 18 in all
     peak = Peak(tmp_path)
-    cache = cache_of(hub, tmp_path, models, budget, deleting=peak)
-    read_all(cache, hub, models, [*models[0].tensors], again=False, threads=threads, seen=peak)
-    cache.close()
+    names = [*models[0].tensors]
+    cache = one_pass(hub, tmp_path, models, budget, names, threads=threads, seen=peak, deleting=peak)
     assert set(hub.downloads.values()) == {1}
     assert len(hub.downloads) == 18
     assert 3 * SHARD <= peak.bytes <= budget
@@ -171,14 +170,10 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
 ) -> None:
     [model] = models = [in_shards(hub, "org/m", 5)]
     names = [*model.tensors]
-    first = cache_of(hub, tmp_path, models, 5 * SHARD, keep=True)
-    read_all(first, hub, models, names, again=False)
-    first.close()
+    one_pass(hub, tmp_path, models, 5 * SHARD, names, keep=True)
     assert len([*tmp_path.rglob("*.safetensors")]) == 5
     peak = Peak(tmp_path)
-    second = cache_of(hub, tmp_path, models, 2 * SHARD)
-    read_all(second, hub, models, names[4:], again=False, seen=peak)
-    second.close()
+    second = one_pass(hub, tmp_path, models, 2 * SHARD, names[4:], seen=peak)
     assert peak.bytes <= 2 * SHARD
     assert second.fetched.hits >= 2
     assert second.fetched.shards <= 1
@@ -188,14 +183,10 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
 def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(hub: FolderHub, tmp_path: Path) -> None:
     [model] = models = [in_shards(hub, "org/m", 3)]
     names = [*model.tensors]
-    first = cache_of(hub, tmp_path, models, 3 * SHARD, keep=True)
-    read_all(first, hub, models, names, again=False)
-    first.close()
+    one_pass(hub, tmp_path, models, 3 * SHARD, names, keep=True)
     damaged = sorted(tmp_path.rglob("*.safetensors"))[1]
     damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
-    second = cache_of(hub, tmp_path, models, 3 * SHARD)
-    read_all(second, hub, models, names, again=False)
-    second.close()
+    second = one_pass(hub, tmp_path, models, 3 * SHARD, names)
     assert (second.fetched.hits, second.fetched.shards, second.fetched.bytes) == (2, 1, SHARD)
 
 
@@ -385,9 +376,7 @@ def test_a_shard_of_another_size_than_the_hubs_is_fetched_again(hub: FolderHub, 
     path = file_of(tmp_path, model, "0.safetensors")
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(SHARD - 1))
-    cache = cache_of(hub, tmp_path, [model], 3 * SHARD)
-    read_all(cache, hub, [model], ["a"], again=False)
-    cache.close()
+    cache = one_pass(hub, tmp_path, [model], 3 * SHARD, ["a"])
     assert hub.downloads["org/m", "0.safetensors"] == 1
     assert cache.fetched.hits == 0
 
@@ -400,18 +389,14 @@ def test_a_part_that_an_earlier_run_left_takes_no_second_place_and_goes_for_what
     part.parent.mkdir(parents=True)
     part.with_name(part.name + ".partial").write_bytes(bytes(3 * KB))
     peak = Peak(tmp_path)
-    cache = cache_of(hub, tmp_path, [model], SHARD, deleting=peak)
-    read_all(cache, hub, [model], ["a", "b"], again=False, seen=peak)
-    cache.close()
+    cache = one_pass(hub, tmp_path, [model], SHARD, ["a", "b"], seen=peak, deleting=peak)
     assert peak.bytes == cache.fetched.high_water_bytes == SHARD
     assert files_below(tmp_path) == []
 
 
 def test_a_deletion_is_told_before_it_happens(hub: FolderHub, model: Model, tmp_path: Path) -> None:
     seen: list[list[str]] = []
-    cache = cache_of(hub, tmp_path, [model], SHARD, deleting=lambda: seen.append(files_below(tmp_path)))
-    read_all(cache, hub, [model], ["a", "b", "c"], again=False)
-    cache.close()
+    one_pass(hub, tmp_path, [model], SHARD, ["a", "b", "c"], deleting=lambda: seen.append(files_below(tmp_path)))
     assert seen == [["0.safetensors"], ["1.safetensors"], ["2.safetensors"]]
 
 
