@@ -333,6 +333,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
     meant: set[str] = set()
     for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
         path, kind = issue["loc"], issue["type"]
+        plain = Problem(RecipeError.code, _words(issue), place(where, *path))
         if kind == "extra_forbidden":
             known = _known_keys(path)
             elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
@@ -340,7 +341,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             step = step or did_you_mean(path[-1], known)
             meant |= {name for name in missing if step == f"Did you mean {name}?"}
             got = repr(issue["input"])[:120]
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
+            yield replace(plain, expected=", ".join(known), got=got, next_step=step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
             for problem in misnamed.problems:
                 unknown = path == ("parameters",) and "no such parameter" in problem.what
@@ -349,20 +350,14 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(
-                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
-                )
+                yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
             if given == [] or (isinstance(given, str) and not given.strip()):  # the message says so already
-                yield Problem(
-                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
-                )
+                yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
-            yield Problem(
-                RecipeError.code, _words(issue), place(where, *path), "", got, _slip(path, given, issue["msg"])
-            )
+            yield replace(plain, got=got, next_step=_slip(path, given, issue["msg"]))
 
 
 _ELSEWHERE = {"models": "agents", "merge_method": "method", "base_model": "base"}
