@@ -97,10 +97,9 @@ def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
     """Problems where the rest of the base's config.json would describe another model, one that nobody can load, or one
     whose weights lie elsewhere than where they were read."""
     problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
-    return [
-        *problems,
-        *(p for model in (base, *agents) for check in (_other_weights, _quantized_within) for p in check(model)),
-    ]
+    for model in (base, *agents):
+        problems += [*_other_weights(model), *_quantized_within(model)]
+    return problems
 
 
 def _own_code(model: Model) -> Iterator[Problem]:
@@ -129,25 +128,19 @@ def _own_code(model: Model) -> Iterator[Problem]:
 def _other_configurations(model: Model) -> Iterator[Problem]:
     others = model.config.get("configuration_files")
     if isinstance(others, list) and others:
-        yield incompatible(
-            "config.json that points to other configurations",
-            where=f"configuration_files in config.json of {model.ref}",
-            expected="one config.json",
-            got=shown(others),
-            next_step="Save the model anew with a current transformers.",
-        )
+        yield _elsewhere(model, "configuration_files", "configurations", "one config.json")
 
 
 def _other_weights(model: Model) -> Iterator[Problem]:
     weights = model.config.get("transformers_weights")
     if weights and weights not in (*model.shards, INDEX):
-        yield incompatible(
-            "config.json that points to other weights",
-            where=f"transformers_weights in config.json of {model.ref}",
-            expected=", ".join(model.shards[:1]),
-            got=shown(weights),
-            next_step="Save the model anew with a current transformers.",
-        )
+        yield _elsewhere(model, "transformers_weights", "weights", ", ".join(model.shards[:1]))
+
+
+def _elsewhere(model: Model, key: str, what: str, expected: str) -> Problem:
+    where, got = f"{key} in config.json of {model.ref}", shown(model.config[key])
+    what, step = f"config.json that points to other {what}", "Save the model anew with a current transformers."
+    return incompatible(what, where=where, expected=expected, got=got, next_step=step)
 
 
 def _quantized_within(model: Model) -> Iterator[Problem]:
