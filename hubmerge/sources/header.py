@@ -299,17 +299,14 @@ def serialize_header(
     Returns the file's first bytes (length, JSON, padding to 8) and each tensor's (begin, end) in the file.
     """
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
-    position = 0
     relative: dict[str, tuple[int, int]] = {}
+    end = 0
     for name, dtype, shape in tensors:
-        size = prod(shape) * DTYPE_BYTES[dtype]
-        relative[name] = (position, position + size)
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
+        begin, end = end, end + prod(shape) * DTYPE_BYTES[dtype]
+        relative[name] = (begin, end)
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # aligned data, as the reference writer does
-    begin = 8 + len(text)
-    return (
-        struct.pack("<Q", len(text)) + text,
-        {name: (begin + start, begin + end) for name, (start, end) in relative.items()},
-    )
+    data = 8 + len(text)
+    ranges = {name: (data + begin, data + end) for name, (begin, end) in relative.items()}
+    return struct.pack("<Q", len(text)) + text, ranges
