@@ -159,14 +159,17 @@ def llama_config(tensors: Tensors, **changes: Any) -> dict[str, Any]:
     return {k: v for k, v in config.items() if v is not None}
 
 
-def tokenizer_files(vocab: int = 40) -> dict[str, bytes]:
-    """A word-level tokenizer that transformers loads."""
-    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}}
+def tokenizer_files(
+    vocab: int = 40, added: Mapping[str, int] | None = None, more: Mapping[str, int] | None = None
+) -> dict[str, bytes]:
+    """A word-level tokenizer that transformers loads: `vocab` words and `more`, and special tokens `added` to them."""
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, vocab)}, **(more or {})}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [{"id": i, "content": token, **plain, "special": True} for token, i in (added or {}).items()],
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": None,

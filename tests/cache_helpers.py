@@ -131,6 +131,24 @@ def read_all(
             raise
 
 
+def one_pass(
+    hub: FolderHub,
+    folder: Path,
+    models: Sequence[Model],
+    budget: int,
+    names: Sequence[str],
+    *,
+    seen: Callable[[], None] = lambda: None,
+    threads: int = 1,
+    **more: Any,
+) -> ShardCache:
+    """A cache that was read once and closed."""
+    cache = cache_of(hub, folder, models, budget, **more)
+    read_all(cache, hub, models, names, again=False, threads=threads, seen=seen)
+    cache.close()
+    return cache
+
+
 def _chunks(model: Model, names: Sequence[str], chunk: int) -> Iterator[tuple[str, int, int]]:
     for name in names:
         size = model.tensors[name].entry.elements

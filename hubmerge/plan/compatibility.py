@@ -10,6 +10,7 @@ from __future__ import annotations
 import filecmp
 import json
 from collections.abc import Sequence
+from functools import partial
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
@@ -68,26 +69,16 @@ def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
     """Agents that are the base itself or stand twice, as far as commits and file hashes show it."""
     problems = []
     for k, agent in enumerate(agents):
-        if same := _same_weights(base, agent):
-            problems.append(
-                incompatible(
-                    "an agent is the base itself",
-                    where=str(agent.ref),
-                    got=same,
-                    next_step="Remove it: it changes nothing.",
-                )
-            )
-        for other in agents[:k]:
+        for number, other in enumerate((base, *agents[:k])):
             if same := _same_weights(other, agent):
-                problems.append(
-                    incompatible(
-                        "the same agent stands twice",
-                        where=str(agent.ref),
-                        got=same,
-                        next_step="Remove one; use `weight` to count it more.",
-                    )
-                )
+                step = "Remove one; use `weight` to count it more." if number else "Remove it: it changes nothing."
+                problems.append(_again(agent, same, step, of_base=number == 0))
     return problems
+
+
+def _again(agent: Model, got: str, next_step: str, *, of_base: bool) -> Problem:
+    what = "an agent is the base itself" if of_base else "the same agent stands twice"
+    return incompatible(what, where=str(agent.ref), got=got, next_step=next_step)
 
 
 def _same_weights(a: Model, b: Model) -> str | None:
@@ -112,9 +103,7 @@ def refuse_equal_folders(models: Sequence[Model]) -> None:
                 a.files[s].size == b.files[s].size and filecmp.cmp(a.ref.path / s, b.ref.path / s, shallow=False)
                 for s in a.shards
             ):
-                what = "an agent is the base itself" if a is models[0] else "the same agent stands twice"
-                got = f"the bytes of {a.ref}"
-                problems.append(incompatible(what, where=str(b.ref), got=got, next_step="Remove it."))
+                problems.append(_again(b, f"the bytes of {a.ref}", "Remove it.", of_base=a is models[0]))
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=problems)
 
@@ -142,19 +131,12 @@ def agent_problems(
     """Problems that forbid a merge of this agent with this base.
 
     `ignoring`: the line of a recipe that leaves out the tensors that only some of the models have."""
-    where = str(agent.ref)
     remove = f"Remove {agent.ref.id} or choose another base."
-    if architecture(base) != architecture(agent):
+    unfit = partial(incompatible, where=str(agent.ref), next_step=remove)
+    if (expected := architecture(base)) != (got := architecture(agent)):
         # every other problem would follow from this one
-        return [
-            incompatible(
-                "another architecture",
-                where=where,
-                expected=architecture(base),
-                got=architecture(agent),
-                next_step=f"Remove {agent.ref.id} or choose its own base.",
-            )
-        ]
+        step = f"Remove {agent.ref.id} or choose its own base."
+        return [unfit("another architecture", expected=expected, got=got, next_step=step)]
     if problems := _quantized(agent):
         return problems  # it stores other tensors by its nature
     resized = any(
@@ -164,37 +146,15 @@ def agent_problems(
     for key in _SHAPING_KEYS:
         if key == "vocab_size" and resized:
             continue  # which the shapes tell below
-        if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
-            problems.append(
-                incompatible(
-                    f"another {key}",
-                    where=f"config.json of {where}",
-                    expected=shown(base.config[key]),
-                    got=shown(agent.config[key]),
-                    next_step=remove,
-                )
-            )
-    missing = [n for n in base_tensors if n not in tensors]
-    if missing:
-        problems.append(
-            incompatible(
-                "missing tensors",
-                where=where,
-                expected=named(missing),
-                got="not stored",
-                next_step=_with_line("To keep the base's", ignoring, remove),
-            )
-        )
-    extra = [n for n in tensors if n not in base_tensors]
-    if extra:
-        problems.append(
-            incompatible(
-                "tensors that the base does not have",
-                where=where,
-                got=named(extra),
-                next_step=_with_line("If the result needs none of them", ignoring, remove),
-            )
-        )
+        if key in base.config and key in agent.config and base.config[key] != agent.config[key]:
+            where, own, other = f"config.json of {agent.ref}", shown(base.config[key]), shown(agent.config[key])
+            problems.append(unfit(f"another {key}", where=where, expected=own, got=other))
+    if missing := [n for n in base_tensors if n not in tensors]:
+        step = _with_line("To keep the base's", ignoring, remove)
+        problems.append(unfit("missing tensors", expected=named(missing), got="not stored", next_step=step))
+    if extra := [n for n in tensors if n not in base_tensors]:
+        step = _with_line("If the result needs none of them", ignoring, remove)
+        problems.append(unfit("tensors that the base does not have", got=named(extra), next_step=step))
     common = [n for n in base_tensors if n in tensors]
     shapes = [
         f"{n}: {dims(base_tensors[n].entry.shape)} → {dims(tensors[n].entry.shape)}"
@@ -203,15 +163,8 @@ def agent_problems(
     ]
     if shapes:
         vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
-        problems.append(
-            incompatible(
-                "another vocabulary size or shape" if vocabulary else "other shapes",
-                where=where,
-                expected="the base's shapes",
-                got=named(shapes),
-                next_step=remove,
-            )
-        )
+        what = "another vocabulary size or shape" if vocabulary else "other shapes"
+        problems.append(unfit(what, expected="the base's shapes", got=named(shapes)))
     dtypes = [
         f"{n} ({tensors[n].entry.dtype})"
         for n in common

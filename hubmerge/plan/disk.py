@@ -68,10 +68,7 @@ def sensitivity_need(plans: Sequence[Plan]) -> int:
 def computing_peak(plan: Plan) -> int:
     """The most that lies on disk while the sensitivities are computed one after the other."""
     sizes = computed_sensitivities(plan)
-    return max(
-        (computing_need(plan, k) + sum(size for j, size in sizes.items() if j < k) for k in sizes),
-        default=0,
-    )
+    return max((computing_need(plan, k) + sum(size for j, size in sizes.items() if j < k) for k in sizes), default=0)
 
 
 def least_need(plan: Plan, *, uploaded: bool) -> int:
@@ -109,24 +106,15 @@ def input_budget(
     needed = outputs + sensitivity_need(plans)
     free = shutil.disk_usage(folders[0]).free
     available = available_bytes((*folders, cache), limit)
+    where = str(folders[0])
     if limit is not None and limit < needed:
         least, given = shown_bytes(needed, limit)
-        raise DiskError(
-            "the disk budget is too small for the output",
-            where=str(folders[0]),
-            expected=f"{least} or more",
-            got=given,
-            next_step="Raise --disk-budget.",
-        )
+        what, step = "the disk budget is too small for the output", "Raise --disk-budget."
+        raise DiskError(what, where=where, expected=f"{least} or more", got=given, next_step=step)
     if needed > available:
         least, found = shown_bytes(needed - available + free, free)
-        raise DiskError(
-            "not enough disk",
-            where=str(folders[0]),
-            expected=f"{least} free",
-            got=found,
-            next_step="Free some disk, choose a folder on a larger one, or use a larger Space.",
-        )
+        step = "Free some disk, choose a folder on a larger one, or use a larger Space."
+        raise DiskError("not enough disk", where=where, expected=f"{least} free", got=found, next_step=step)
     return available - needed
 
 

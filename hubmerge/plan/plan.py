@@ -41,7 +41,7 @@ from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.same_tensors import Untied, untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
-from hubmerge.text.wording import named
+from hubmerge.text.wording import incompatible, named
 
 
 class InputKind(NamedTuple):
@@ -322,30 +322,19 @@ def _of_comparison(problem: Problem) -> Problem:
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
     """Problems of the recipe that show only beside its models."""
     method = get_method(recipe.method)
-    if len(agents) < 2 and not _averages_the_base(recipe):
-        yield Problem(
-            IncompatibleError.code,
-            "a merge needs at least two agents",
-            expected="2 or more",
-            got=str(len(agents)),
-            next_step="Add an agent.",
-        )
+    if len(agents) < 2 and recipe.parameters.get("base_weight") is None:  # else the base is one of the merged
+        what, got = "a merge needs at least two agents", str(len(agents))
+        yield incompatible(what, expected="2 or more", got=got, next_step="Add an agent.")
     if "sensitivity" in method.extras and recipe.calibration is None:
         missing = [str(a.model) for a in recipe.agents if a.sensitivity is None and a.calibration is None]
         if missing:
-            yield Problem(
-                IncompatibleError.code,
+            yield incompatible(
                 f"{method.title} needs questions with answers for every agent, or files of its sensitivities",
                 where=", ".join(missing),
                 expected="calibration data of the recipe or the agent, or a file of sensitivities",
                 next_step="Name calibration data: a dataset and its columns of questions (prompt) and answers "
                 "(answer). Or choose a method that needs none.",
             )
-
-
-def _averages_the_base(recipe: Recipe) -> bool:
-    """Whether the base is one of the models that are merged, so that one agent is enough."""
-    return recipe.parameters.get("base_weight") is not None
 
 
 def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:

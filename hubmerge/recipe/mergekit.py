@@ -107,8 +107,7 @@ class _Meaning:
 def _linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
     own = reading.per_model("weight", base)
     weights = reading.weights(agents)
-    known = [_constant(weight) for weight in (own, *weights)]
-    total = None if None in known else sum(one for one in known if one is not None)
+    total = _total((own, *weights))
     if not reading.flag("normalize", True) and (total is None or not isclose(total, 1.0, rel_tol=1e-6)):
         reading.refuse(
             "weights that scale the base itself",
@@ -123,7 +122,7 @@ def _linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meanin
     notes: tuple[str, ...] = ()
     if reading.document.get("base_model") is None:
         notes = (_NO_BASE.format(model=base.name),)
-    return _Meaning("linear", weights, {} if known[0] == 0 else {"base_weight": written(evened(own))}, notes)
+    return _Meaning("linear", weights, {} if _constant(own) == 0 else {"base_weight": written(evened(own))}, notes)
 
 
 def _task_arithmetic(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
@@ -183,10 +182,8 @@ def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict
     lam = mapped(reading.number("lambda", 1.0), lambda factor: factor * kept)
     if not reading.flag("normalize", False):
         return {"lambda": written(lam)}
-    known = [_constant(weight) for weight in weights]
-    if None in known:
+    if (total := _total(weights)) is None:
         return {"lambda": written(lam), "normalize": True}
-    total = sum(one for one in known if one is not None)
     return {"lambda": written(mapped(lam, lambda factor: factor / total) if abs(total) >= 1e-8 else lam)}
 
 
@@ -239,6 +236,12 @@ def _constant(setting: Setting) -> float | None:
     """The one number in a setting, or None where it has several."""
     numbers = points(setting)
     return numbers[0] if len(set(numbers)) == 1 else None
+
+
+def _total(settings: Sequence[Setting]) -> float | None:
+    """The sum of settings of one number each, or None where one has several."""
+    known = [_constant(setting) for setting in settings]
+    return None if None in known else sum(one for one in known if one is not None)
 
 
 def _disjoint(reading: Reading, default: bool) -> str:

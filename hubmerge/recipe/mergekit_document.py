@@ -14,19 +14,17 @@ from typing import Any
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.text.wording import place as place_in
 
+_OF_TASK_VECTORS = ("task_arithmetic", "ties", "dare_linear", "dare_ties")
 # what the methods read: once per document, and per model that is not the base (linear: the base too)
 _SHARED: Mapping[str, tuple[str, ...]] = {
     "linear": ("normalize",),
-    "task_arithmetic": ("normalize", "lambda", "rescale", "int8_mask"),
-    "ties": ("normalize", "lambda", "rescale", "int8_mask"),
-    "dare_linear": ("normalize", "lambda", "rescale", "int8_mask"),
-    "dare_ties": ("normalize", "lambda", "rescale", "int8_mask"),
+    **dict.fromkeys(_OF_TASK_VECTORS, ("normalize", "lambda", "rescale", "int8_mask")),
     "ram": ("epsilon",),
     "ramplus_tl": ("r", "alpha", "epsilon"),
 }
 _PER_MODEL: Mapping[str, tuple[str, ...]] = {
     "linear": ("weight",),
-    **dict.fromkeys(("task_arithmetic", "ties", "dare_linear", "dare_ties"), ("weight", "density")),
+    **dict.fromkeys(_OF_TASK_VECTORS, ("weight", "density")),
     **dict.fromkeys(("ram", "ramplus_tl"), ()),
 }
 _EVERY_PARAMETER = frozenset(key for table in (_SHARED, _PER_MODEL) for keys in table.values() for key in keys)
@@ -168,11 +166,8 @@ class Document:
             if self.document["merge_method"] == "linear":
                 return self._first_as_base(list(inputs.values()))
             if str(self.document["merge_method"]) in _SHARED:  # of others nobody here knows whether they have one
-                self.refuse(
-                    "no base, from which updates are counted",
-                    "base_model",
-                    next_step="Name the model that the others were trained from.",
-                )
+                step = "Name the model that the others were trained from."
+                self.refuse("no base, from which updates are counted", "base_model", next_step=step)
         if base_name is None:
             return None, ()
         agents = tuple(one for one in inputs.values() if one.name != base_name)

@@ -82,16 +82,14 @@ class AgentSpec(_Frozen):
 
     def to_data(self) -> Any:
         """The agent as users write it: a bare text where only the model is given."""
-        data: dict[str, Any] = {"model": str(self.model)}
-        if self.weight != 1.0:
-            data["weight"] = varying.written(self.weight)
-        if self.parameters:
-            data["parameters"] = dict(self.parameters)
-        if self.sensitivity is not None:
-            data["sensitivity"] = self.sensitivity
-        if self.calibration is not None:
-            data["calibration"] = self.calibration.model_dump(exclude_none=True)
-        return data if len(data) > 1 else data["model"]
+        given = {
+            "weight": None if self.weight == 1.0 else varying.written(self.weight),
+            "parameters": dict(self.parameters) or None,
+            "sensitivity": self.sensitivity,
+            "calibration": self.calibration and self.calibration.model_dump(exclude_none=True),
+        }
+        more = {key: value for key, value in given.items() if value is not None}
+        return {"model": str(self.model), **more} if more else str(self.model)
 
     @model_validator(mode="before")
     @classmethod
@@ -235,21 +233,21 @@ class Recipe(_Frozen):
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe in the form in which users write it."""
-        agents = [agent.to_data() for agent in self.agents]
-        result: dict[str, Any] = {"base": str(self.base), "agents": agents, "method": self.method}
-        if self.parameters:
-            result["parameters"] = dict(self.parameters)
-        for key in ("dtype", "rounding"):
-            if getattr(self, key) is not None:
-                result[key] = getattr(self, key)
-        if self.calibration is not None:
-            result["calibration"] = self.calibration.model_dump(exclude_none=True)
-        if self.ignore:
-            result["ignore"] = list(self.ignore)
-        if self.tokenizer is not None:
-            result["tokenizer"] = self.tokenizer
-        result["seed"] = self.seed
-        return result
+        given = {
+            "parameters": dict(self.parameters) or None,
+            "dtype": self.dtype,
+            "rounding": self.rounding,
+            "calibration": self.calibration and self.calibration.model_dump(exclude_none=True),
+            "ignore": list(self.ignore) or None,
+            "tokenizer": self.tokenizer,
+        }
+        return {
+            "base": str(self.base),
+            "agents": [agent.to_data() for agent in self.agents],
+            "method": self.method,
+            **{key: value for key, value in given.items() if value is not None},
+            "seed": self.seed,
+        }
 
     def to_yaml(self) -> str:
         return dump_plain_yaml(self.to_dict())
@@ -335,6 +333,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
     meant: set[str] = set()
     for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
         path, kind = issue["loc"], issue["type"]
+        plain = Problem(RecipeError.code, _words(issue), place(where, *path))
         if kind == "extra_forbidden":
             known = _known_keys(path)
             elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
@@ -342,7 +341,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             step = step or did_you_mean(path[-1], known)
             meant |= {name for name in missing if step == f"Did you mean {name}?"}
             got = repr(issue["input"])[:120]
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
+            yield replace(plain, expected=", ".join(known), got=got, next_step=step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
             for problem in misnamed.problems:
                 unknown = path == ("parameters",) and "no such parameter" in problem.what
@@ -351,16 +350,14 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
             if given == [] or (isinstance(given, str) and not given.strip()):  # the message says so already
-                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
-            yield Problem(
-                RecipeError.code, _words(issue), place(where, *path), "", got, _slip(path, given, issue["msg"])
-            )
+            yield replace(plain, got=got, next_step=_slip(path, given, issue["msg"]))
 
 
 _ELSEWHERE = {"models": "agents", "merge_method": "method", "base_model": "base"}
@@ -409,10 +406,6 @@ _NEEDED = {
     "method": "Choose one, such as ram_plus. `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
-
-
-def _needed(path: tuple[int | str, ...]) -> str:
-    return _NEEDED.get(str(path[-1]), "")
 
 
 _WORDS = {

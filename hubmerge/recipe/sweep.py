@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,28 +104,24 @@ def sweep_in(document: Document) -> Sweep | None:
     return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
 
 
-def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+def _expanded(entry: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """One combination after the other: a short text can have more of them than memory holds."""
     if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
         raise RecipeError("an entry of a sweep has method, parameters and rounding", where=where, got=repr(entry)[:120])
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
-    axes: list[tuple[str, list[Any]]] = [("method", _choices(entry["method"]))]
-    axes += [(f"parameters.{key}", _choices(value)) for key, value in parameters.items()]
-    if "rounding" in entry:
-        axes.append(("rounding", _choices(entry["rounding"])))
-    found = []
-    for values in itertools.product(*(choices for _, choices in axes)):
-        chosen = dict(zip((key for key, _ in axes), values, strict=True))
-        variant: dict[str, Any] = {"method": chosen.pop("method")}
-        words = [str(variant["method"])]
-        if "rounding" in chosen:
-            variant["rounding"] = chosen.pop("rounding")
-        variant["parameters"] = {key.removeprefix("parameters."): value for key, value in chosen.items()}
-        words += [f"{key}={_short(value)}" for key, value in variant["parameters"].items()]
-        words += [str(variant["rounding"])] if "rounding" in variant else []
-        found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
-    return found
+    roundings = _choices(entry["rounding"]) if "rounding" in entry else [None]
+    for method, *values, rounding in itertools.product(
+        _choices(entry["method"]), *map(_choices, parameters.values()), roundings
+    ):
+        own = dict(zip(map(str, parameters), values, strict=True))
+        words = [str(method), *(f"{key}={_short(value)}" for key, value in own.items())]
+        variant: dict[str, Any] = {"method": method, "parameters": own}
+        if "rounding" in entry:
+            variant["rounding"] = rounding
+            words.append(str(rounding))
+        yield variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")
 
 
 def _short(value: Any) -> str:

@@ -34,14 +34,8 @@ _NEUTRAL = frozenset(
     (
         *("task_type", "inference_mode", "auto_mapping", "peft_version", "runtime_config", "lora_dropout"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "bias"),
-        *(
-            "megatron_core",
-            "loftq_config",
-            "eva_config",
-            "qalora_group_size",
-            "ensure_weight_tying",
-            "tied_weights_keys",
-        ),
+        *("megatron_core", "loftq_config", "eva_config", "qalora_group_size", "ensure_weight_tying"),
+        "tied_weights_keys",
     )
 )
 # ways to draw A and B that leave the base's weights alone

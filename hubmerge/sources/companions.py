@@ -85,9 +85,15 @@ _OF_THE_REPO = re.compile(
     r"README\.md|\.git\w*|config\.json|hubmerge\.json|recipe\.yaml|model\.safetensors\.index\.json|figures/.*"
     r"|\.eval_results/.*|\.cache/.*|\.hubmerge/.*"
 )
-_CODE = frozenset((".py", ".pyc", ".so", ".sh", ".ipynb", ".cu", ".cpp", ".js"))
-_PICKLES = frozenset((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"))
-_WEIGHTS = frozenset((".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".ot", ".mlmodel", ".onnx_data"))
+# why a file stays behind, by its suffix
+_REASONS = {
+    "code": (".py", ".pyc", ".so", ".sh", ".ipynb", ".cu", ".cpp", ".js"),
+    "may hold code": (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz"),
+    "weights that the merge does not reach": (
+        *(".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", ".tflite", ".ot", ".mlmodel", ".onnx_data"),
+    ),
+}
+_OTHER_TOKENIZER, _UNKNOWN = "of a tokenizer that the merge does not keep", "not known to belong to a model"
 # how pickles, archives and programs begin, whatever their name says
 _NO_DATA = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04", b"\x7fELF", b"MZ", b"#!")
 # what an agent's trainer writes anew every time, whatever it says
@@ -162,15 +168,15 @@ def select_companions(
                 continue
             files.append(Companion(path, number, path, info.size, kind))
     licenses, warnings = _licenses(models, labels)
-    problems = [
+    problems = (
         *_links(models, donor, modules),
         *_too_big(models, files, licenses),
         *_no_tokenizer(models[donor], files),
-    ]
+    )
     for agent in agents:
         warnings += _differences(base, agent, models[donor], modules, taken_up=united and agent.tokens is not None)
     left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0}, own_tokenizer=donor == 0)
-    return Companions((*files, *licenses), left_out, tuple(problems), (*warnings, *([left_out] if left_out else [])))
+    return Companions((*files, *licenses), left_out, problems, (*warnings, *([left_out] if left_out else [])))
 
 
 def read_companions(
@@ -342,7 +348,8 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
     for whose, paths in differing.items():
         yield f"{agent.ref.id}: {named(paths)} differ{'s' * (len(paths) == 1)} from {whose}; the merge keeps {whose}"
     if brought:
-        yield f"{agent.ref.id}: {named(brought)}, which the base does not have, {_are(brought)} left out"
+        verb = "is" if len(brought) == 1 else "are"
+        yield f"{agent.ref.id}: {named(brought)}, which the base does not have, {verb} left out"
 
 
 def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
@@ -354,34 +361,19 @@ def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:
     groups: dict[str, list[str]] = {}
     for path in sorted({*base.files} - taken - {*base.shards}):
         if not _OF_THE_REPO.fullmatch(path) and not _LICENSE.fullmatch(path):
-            why = _IS_TOKENIZER if is_of_tokenizer(path) and not own_tokenizer else _why(path)
+            suffix = PurePosixPath(path).suffix.lower()
+            why = next((reason for reason, suffixes in _REASONS.items() if suffix in suffixes), _UNKNOWN)
+            if is_of_tokenizer(path) and not own_tokenizer:
+                why = _OTHER_TOKENIZER
             groups.setdefault(why, []).append(ascii(path)[1:-1][:80])
-    said = [f"{_some(groups[why])} ({why})" for why in _REASONS if why in groups]
+    said = [f"{_some(groups[why])} ({why})" for why in (*_REASONS, _OTHER_TOKENIZER, _UNKNOWN) if why in groups]
     return f"{base.ref.id}: left out: {'; '.join(said)}" if said else ""
-
-
-_IS_CODE, _IS_PICKLE, _IS_WEIGHTS = "code", "may hold code", "weights that the merge does not reach"
-_IS_TOKENIZER, _IS_OTHER = "of a tokenizer that the merge does not keep", "not known to belong to a model"
-_REASONS = (_IS_CODE, _IS_PICKLE, _IS_WEIGHTS, _IS_TOKENIZER, _IS_OTHER)
-
-
-def _why(path: str) -> str:
-    suffix = PurePosixPath(path).suffix.lower()
-    if suffix in _CODE:
-        return _IS_CODE
-    if suffix in _PICKLES:
-        return _IS_PICKLE
-    return _IS_WEIGHTS if suffix in _WEIGHTS else _IS_OTHER
 
 
 def _some(paths: Sequence[str]) -> str:
     """A few of the files by name; those of one folder as the folder."""
     names = list(dict.fromkeys(f"{p.partition('/')[0]}/" if "/" in p else p for p in paths))
     return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:4])} and {len(names) - 4} more"
-
-
-def _are(listed: Sequence[str]) -> str:
-    return "is" if len(listed) == 1 else "are"
 
 
 def _is_text(content: bytes) -> bool:

@@ -73,6 +73,7 @@ _CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
 _PATH = re.compile(r"[/\\~]|\.{1,2}([/\\]|$)")  # at the begin
 _CODE_FILE = re.compile(r"\S+\.(py|so|dll|pt|pth|bin|pkl|pickle|ckpt|h5|gguf|onnx|safetensors)", re.IGNORECASE)
+_LEFT_OUT = object()  # stands for a value that is not carried over
 # how transformers writes what JSON has no number for, and tokens
 _TAGGED = {"__float__": ("Infinity", "-Infinity", "NaN"), "__type": ("AddedToken",)}
 
@@ -96,10 +97,9 @@ def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
     """Problems where the rest of the base's config.json would describe another model, one that nobody can load, or one
     whose weights lie elsewhere than where they were read."""
     problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
-    return [
-        *problems,
-        *(p for model in (base, *agents) for check in (_other_weights, _quantized_within) for p in check(model)),
-    ]
+    for model in (base, *agents):
+        problems += [*_other_weights(model), *_quantized_within(model)]
+    return problems
 
 
 def _own_code(model: Model) -> Iterator[Problem]:
@@ -128,25 +128,19 @@ def _own_code(model: Model) -> Iterator[Problem]:
 def _other_configurations(model: Model) -> Iterator[Problem]:
     others = model.config.get("configuration_files")
     if isinstance(others, list) and others:
-        yield incompatible(
-            "config.json that points to other configurations",
-            where=f"configuration_files in config.json of {model.ref}",
-            expected="one config.json",
-            got=shown(others),
-            next_step="Save the model anew with a current transformers.",
-        )
+        yield _elsewhere(model, "configuration_files", "configurations", "one config.json")
 
 
 def _other_weights(model: Model) -> Iterator[Problem]:
     weights = model.config.get("transformers_weights")
     if weights and weights not in (*model.shards, INDEX):
-        yield incompatible(
-            "config.json that points to other weights",
-            where=f"transformers_weights in config.json of {model.ref}",
-            expected=", ".join(model.shards[:1]),
-            got=shown(weights),
-            next_step="Save the model anew with a current transformers.",
-        )
+        yield _elsewhere(model, "transformers_weights", "weights", ", ".join(model.shards[:1]))
+
+
+def _elsewhere(model: Model, key: str, what: str, expected: str) -> Problem:
+    where, got = f"{key} in config.json of {model.ref}", shown(model.config[key])
+    what, step = f"config.json that points to other {what}", "Save the model anew with a current transformers."
+    return incompatible(what, where=where, expected=expected, got=got, next_step=step)
 
 
 def _quantized_within(model: Model) -> Iterator[Problem]:
@@ -225,31 +219,19 @@ def reads_as_place(text: str) -> bool:
     return not re.search(r"\s", text) and ("/" in text or "\\" in text)
 
 
-class _LeftOut:
-    """Stands for a value that is not carried over."""
-
-
-_LEFT_OUT = _LeftOut()
-
-
 def _cleaned(table: Mapping[str, Any], left_out: list[str], path: str = "", depth: int = 0) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in table.items():
         here = f"{path}.{key}" if path else key
         if key in _QUANTIZATION or key in _BOOKKEEPING:
             continue
-        clean = _LEFT_OUT if _names_code(key, value, table) else _entry(key, value, left_out, here, depth)
+        of_kind = _text if _TEXT_KEY.fullmatch(key) else _value
+        clean = _LEFT_OUT if _names_code(key, value, table) else of_kind(value, left_out, here, depth)
         if clean is not _LEFT_OUT:
             kept[key] = clean
         elif value is not None and value != "" and value != [] and value != {}:
             left_out.append(here)
     return kept
-
-
-def _entry(key: str, value: Any, left_out: list[str], path: str, depth: int) -> Any:
-    if _TEXT_KEY.fullmatch(key):
-        return _text(value, left_out, path, depth)
-    return _value(value, left_out, path, depth)
 
 
 def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:

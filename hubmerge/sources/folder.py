@@ -25,14 +25,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hubmerge.errors import (
-    CorruptError,
-    DiskError,
-    FormatError,
-    HubmergeError,
-    SourceChangedError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import CorruptError, DiskError, FormatError, HubmergeError, SourceChangedError, SourceNotFoundError
 from hubmerge.hub.names import FileInfo
 from hubmerge.machine.disk_errors import remedy
 from hubmerge.sources.base import Model
@@ -228,9 +221,7 @@ def _check(file: int, model: Model, shard: str) -> None:
     if os.fstat(file).st_size != model.files[shard].size:
         raise _shard_changed(model, shard, "it changed its size")
     planned = model.headers.get(shard)
-    if planned is None:
-        return
-    if hashlib.sha256(os.pread(file, planned.bytes, 0)).hexdigest() == planned.sha256:
+    if planned is None or hashlib.sha256(os.pread(file, planned.bytes, 0)).hexdigest() == planned.sha256:
         return
     if model.ref.kind == "local":
         raise _shard_changed(model, shard, "it changed its header")

@@ -61,8 +61,8 @@ _FIELD = _WS + rb'"([a-z_]++)"' + _WS + rb":" + _WS + rb'("[A-Z0-9_]++"|' + _LIS
 _ENTRY = re.compile(_WS + rb"\{" + _FIELD + rb"," + _FIELD + rb"," + _FIELD + rb"\}" + _WS)
 _KEY = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":")
 _TEXT = re.compile(_WS + rb"(" + _STRING + rb")" + _WS)
-_OPEN = re.compile(_WS + rb"\{" + _WS)
-_EMPTY = re.compile(_WS + rb"\{" + _WS + rb"\}" + _WS)
+_OPEN = re.compile(_WS + rb"\{")
+_CLOSE = re.compile(_WS + rb"\}")
 _SPACE = re.compile(_WS)
 _NUMBER = re.compile(rb"[0-9]++")
 _NAME = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.\-]*+")
@@ -165,17 +165,17 @@ class _Scanner:
         """`{"name": entry, …}` and nothing after it but white space."""
         if self._raw[:1] != b"{":
             self.refuse("the safetensors header does not start with '{'", got=ascii(self._raw[:8]))
-        if empty := _EMPTY.match(self._raw):
-            self._at = empty.end()
-        else:
-            self._at = 1
-            self._members(self._member)
+        self._at = 1
+        self._members(self._member)
         self._skip_space()
         if self._at != len(self._raw):
             self._unexpected("the end of the header")
 
     def _members(self, member: Callable[[], None]) -> None:
-        """`member, member, …}` with `member` called at each; the opening brace is behind us."""
+        """`member, member, …}` or `}` alone, with `member` called at each; the opening brace is behind us."""
+        if closed := _CLOSE.match(self._raw, self._at):
+            self._at = closed.end()
+            return
         while True:
             member()
             following = self._raw[self._at : self._at + 1]
@@ -240,9 +240,6 @@ class _Scanner:
         if self._seen_metadata:
             self.refuse("the safetensors header repeats a key", got="'__metadata__'")
         self._seen_metadata = True
-        if empty := _EMPTY.match(self._raw, self._at):
-            self._at = empty.end()
-            return
         opened = _OPEN.match(self._raw, self._at)
         if opened is None:
             self._unexpected("__metadata__: a table of strings")
@@ -302,17 +299,14 @@ def serialize_header(
     Returns the file's first bytes (length, JSON, padding to 8) and each tensor's (begin, end) in the file.
     """
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
-    position = 0
     relative: dict[str, tuple[int, int]] = {}
+    end = 0
     for name, dtype, shape in tensors:
-        size = prod(shape) * DTYPE_BYTES[dtype]
-        relative[name] = (position, position + size)
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
+        begin, end = end, end + prod(shape) * DTYPE_BYTES[dtype]
+        relative[name] = (begin, end)
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # aligned data, as the reference writer does
-    begin = 8 + len(text)
-    return (
-        struct.pack("<Q", len(text)) + text,
-        {name: (begin + start, begin + end) for name, (start, end) in relative.items()},
-    )
+    data = 8 + len(text)
+    ranges = {name: (data + begin, data + end) for name, (begin, end) in relative.items()}
+    return struct.pack("<Q", len(text)) + text, ranges

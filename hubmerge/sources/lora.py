@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 from hubmerge.errors import Problem
@@ -57,10 +58,8 @@ def attached(base: Model, agent: Model) -> Seen:
     assert config is not None
     where = str(agent.ref)
     parts = _sorted(agent)
-    problems, warnings = [*_strangers(parts, where)], []
-    hints, notes = _base_hint(base, agent, config)
-    problems += hints
-    warnings += notes
+    hints, warnings = _base_hint(base, agent, config)
+    problems = [*_strangers(parts, where), *hints]
     targets = {*parts.factors, *parts.full}
     renamed = renaming(targets, base.tensors, lambda names: all(n in base.tensors for n in names))
     names: Mapping[str, str] = {n: n for n in targets}
@@ -70,17 +69,11 @@ def attached(base: Model, agent: Model) -> Seen:
     tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
     tensors |= {names[n]: t for n, t in parts.full.items()}
     problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
+    unlike_base = partial(incompatible, where=where, next_step=_other_base(config, base, agent))
     missing = [names[n] for n in parts.factors if names[n] not in tensors]
     if missing:
-        problems.append(
-            incompatible(
-                "an adapter of tensors that the base does not have",
-                where=where,
-                expected=f"tensors of {base.ref.id}",
-                got=named(missing),
-                next_step=_other_base(config, base, agent),
-            )
-        )
+        what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
+        problems.append(unlike_base(what, expected=expected, got=named(missing)))
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
     for name, pair in parts.factors.items():
@@ -93,15 +86,8 @@ def attached(base: Model, agent: Model) -> Seen:
             adapted[names[name]] = made
     unfit += _mixed_orientation(adapted, config, {names[n] for n in parts.embeddings})
     if unfit:
-        problems.append(
-            incompatible(
-                "adapter tensors that do not fit the base",
-                where=where,
-                expected=f"A and B for the shapes of {base.ref.id}",
-                got=named(unfit),
-                next_step=_other_base(config, base, agent),
-            )
-        )
+        what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
+        problems.append(unlike_base(what, expected=expected, got=named(unfit)))
     seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
     return Seen(seen, tuple(problems), tuple(warnings))
 
@@ -195,11 +181,7 @@ def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Prob
 
 
 def _adapted(
-    name: str,
-    pair: Mapping[str, StoredTensor],
-    weight: StoredTensor,
-    config: AdapterConfig,
-    embedding: bool,
+    name: str, pair: Mapping[str, StoredTensor], weight: StoredTensor, config: AdapterConfig, embedding: bool
 ) -> AdaptedTensor | str:
     """W + s·B·A, or what does not fit."""
     if len(pair) != 2:

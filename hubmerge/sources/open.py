@@ -20,18 +20,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.errors import (
-    FormatError,
-    HeaderError,
-    HubmergeError,
-    IndexFileError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
-from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
+from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.ancestry import stated_ancestors
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
@@ -165,28 +159,15 @@ def open_model(
             ) from None
         raise
     ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
-    place = _Place(
-        str(ref),
-        state.id,
-        None,
-        state.files,
-        state.card,
-        partial(hub.read_range, state.id, state.sha),
-        partial(hub.read_file, state.id, state.sha),
-    )
-    tensors, config, adapter, headers = _read_headers(place, read)
-    return Model(
-        ref,
-        config,
-        state.files,
-        tensors,
-        state.license,
-        state.gated,
-        state.private,
-        MappingProxyType(dict(state.card)),
-        adapter,
-        headers=headers,
-        made_from=() if state.private else stated_ancestors(state.card, state.files, place.read_file),
+    read_range = partial(hub.read_range, state.id, state.sha)
+    read_file = partial(hub.read_file, state.id, state.sha)
+    place = _Place(str(ref), state.id, None, state.files, state.card, read_range, read_file)
+    return replace(
+        _read_headers(place, ref, read),
+        license=state.license,
+        gated=state.gated,
+        private=state.private,
+        made_from=() if state.private else stated_ancestors(state.card, state.files, read_file),
     )
 
 
@@ -237,25 +218,15 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
                 raise link_outside(text, name)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
         place = _Place(text, text, folder, files, card, read_range, partial(read_inside, folder))
-        tensors, config, adapter, headers = _read_headers(place, read)
-        shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
-        digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
+        ref = ModelRef("local", text, "", place="" if begin is None else str(folder))
+        model = _read_headers(place, ref, read)
+        digest = folder_digest(folder, ADAPTER_CONFIG if model.adapter else CONFIG, model.shards)
         made_from = stated_ancestors(card, files, place.read_file)
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
-    license_name = card.get("license")
-    return Model(
-        ModelRef("local", text, digest, place="" if begin is None else str(folder)),
-        config,
-        files,
-        tensors,
-        license_name if isinstance(license_name, str) else None,
-        card=MappingProxyType(card),
-        adapter=adapter,
-        headers=headers,
-        made_from=made_from,
-        outside=outside,
-    )
+    license_name = card["license"] if isinstance(card.get("license"), str) else None
+    ref = replace(ref, sha=digest)
+    return replace(model, ref=ref, license=license_name, made_from=made_from, outside=outside)
 
 
 def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
@@ -278,10 +249,8 @@ def _card_data(content: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _read_headers(
-    place: _Place, read: HeadersRead | None
-) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None, Mapping[str, HeaderDigest]]:
-    """The tensors of all shards, config.json (or the adapter's config where there is one), and the headers' digests."""
+def _read_headers(place: _Place, ref: ModelRef, read: HeadersRead | None) -> Model:
+    """The model by its config.json, or the adapter's config where there is one, and by the headers of all shards."""
     where, files = place.where, place.files
     config: dict[str, Any] = {}
     adapter, weight_map = None, None
@@ -325,7 +294,11 @@ def _read_headers(
         tensors = {n: t for n, t in tensors.items() if n in weight_map}
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
-    return MappingProxyType(tensors), MappingProxyType(config), adapter, MappingProxyType(digests)
+    card = MappingProxyType(dict(place.card))
+    stored = MappingProxyType(tensors)
+    return Model(
+        ref, MappingProxyType(config), files, stored, card=card, adapter=adapter, headers=MappingProxyType(digests)
+    )
 
 
 def _all_headers(
@@ -336,11 +309,15 @@ def _all_headers(
     found = 0
     counted.add(total=len(files))
 
+    def check() -> None:
+        if found > MAX_TENSORS:
+            most, got = f"at most {MAX_TENSORS}", str(found)
+            raise HeaderError("the model has too many tensors", where=where, expected=most, got=got)
+
     def read(file: FileInfo) -> tuple[Header, HeaderDigest]:
         nonlocal found
+        check()
         place = f"{file.path} in {where}"
-        if found > MAX_TENSORS:
-            raise HeaderError("the model has too many tensors", where=where, expected=f"at most {MAX_TENSORS}")
         raw = _read_header(place, file, read_range)
         with one_at_a_time:
             header = parse_header(raw[8:], file.size, place)
@@ -350,10 +327,7 @@ def _all_headers(
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(read, files))
-    if found > MAX_TENSORS:
-        raise HeaderError(
-            "the model has too many tensors", where=where, expected=f"at most {MAX_TENSORS}", got=str(found)
-        )
+    check()
     return headers
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +133,7 @@ def cache_folder(cache: Path, model: Model) -> Path:
     return cache / model.ref.id.replace("/", "--")
 
 
-class TensorReader:
+class TensorReader(AbstractContextManager["TensorReader"]):
     """Reads tensors of several models; index 0 is the base."""
 
     def __init__(self, models: Sequence[Model], store: ShardStore) -> None:
@@ -234,12 +233,7 @@ class TensorReader:
         self._store.close()
         self._kept.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

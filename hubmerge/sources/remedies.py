@@ -44,7 +44,8 @@ class Weightless:
         found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)
         named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
         if any(f.endswith(".gguf") for f in found):
-            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {self._origin()} instead.")
+            origin = origin_of(self.card) or "the model that it was made from"
+            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
         if any(_PICKLED.fullmatch(f) for f in found):
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert())
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
@@ -78,9 +79,6 @@ class Weightless:
         stated = self.config.get("architectures")
         first = stated[0] if isinstance(stated, list) and stated else ""
         return first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
-
-    def _origin(self) -> str:
-        return origin_of(self.card) or "the model that it was made from"
 
 
 def origin_of(card: Mapping[str, Any]) -> str:

@@ -59,12 +59,7 @@ def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None
     """
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     files, left_out = tokenizer_files(tokenizer or model, reader(hub))
-    stage_files({CONFIG: json.dumps(config, indent=1).encode(), **files}, folder)
-    return [*([told(CONFIG, dropped)] if dropped else []), *left_out]
-
-
-def stage_files(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write files, some of them a folder deep."""
-    for name, content in files.items():
+    for name, content in {CONFIG: json.dumps(config, indent=1).encode(), **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+    return [*([told(CONFIG, dropped)] if dropped else []), *left_out]

@@ -154,50 +154,6 @@ OWN_SHAPE = ("layers", "hidden", "vocabulary", "intermediate", "heads", "key_val
 _MOST_TENSORS, _MOST_PARAMETERS = 200_000, 10**13  # more than any published model has; a header must hold the names
 
 
-def own_shape(
-    layers: int,
-    hidden: int,
-    vocabulary: int,
-    intermediate: int = 0,
-    heads: int = 0,
-    key_value_heads: int = 0,
-    experts: int = 0,
-    tied: int = 0,
-) -> DecoderShape:
-    """A Llama, or with `experts` a Mixtral, of these numbers; a number of 0 follows from the others.
-
-    ValueError says what would be possible.
-    """
-    heads = heads or max(1, hidden // 128)
-    key_value_heads = key_value_heads or heads
-    intermediate = intermediate or 4 * hidden
-    sizes = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary, "intermediate": intermediate}
-    sizes |= {"heads": heads, "key_value_heads": key_value_heads}
-    if wrong := [name for name, value in sizes.items() if value < 1]:
-        raise ValueError(f"{', '.join(wrong)} of at least 1")
-    if experts < 0 or tied not in (0, 1):
-        raise ValueError("experts of at least 0 and tied of 0 or 1")
-    if hidden % heads or heads % key_value_heads:
-        raise ValueError("heads that divide hidden, and key_value_heads that divide heads")
-    if layers * (9 + 3 * experts) > _MOST_TENSORS:
-        raise ValueError(f"at most {_MOST_TENSORS} tensors")
-    shape = DecoderShape(
-        "mixtral" if experts else "llama",
-        layers,
-        hidden,
-        intermediate,
-        heads,
-        key_value_heads,
-        vocabulary,
-        head_width=hidden // heads,
-        tied=bool(tied),
-        experts=experts,
-    )
-    if shape.parameters > _MOST_PARAMETERS:
-        raise ValueError(f"at most {_MOST_PARAMETERS} parameters")
-    return shape
-
-
 @dataclass(frozen=True)
 class Spec:
     """The parts of a synthetic model's name."""
@@ -258,14 +214,30 @@ def parse_spec(name: str) -> Spec:
 
 
 def _own(name: str, numbers: Mapping[str, int]) -> DecoderShape:
-    try:
-        return own_shape(**numbers)
-    except TypeError:
-        raise _wrong(
-            name, "a shape that is not complete", "layers, hidden and vocabulary", ", ".join(numbers)
-        ) from None
-    except ValueError as error:
-        raise _wrong(name, "a shape that cannot be", str(error), name.partition("?")[2]) from None
+    """A Llama, or with `experts` a Mixtral, of these numbers; a number of 0 follows from the others."""
+    if not {"layers", "hidden", "vocabulary"} <= numbers.keys():
+        raise _wrong(name, "a shape that is not complete", "layers, hidden and vocabulary", ", ".join(numbers))
+    given = {**dict.fromkeys(OWN_SHAPE, 0), **numbers}
+    experts, tied = given.pop("experts"), given.pop("tied")
+    given["intermediate"] = given["intermediate"] or 4 * given["hidden"]
+    given["heads"] = given["heads"] or max(1, given["hidden"] // 128)
+    given["key_value_heads"] = given["key_value_heads"] or given["heads"]
+    if too_small := [key for key, value in given.items() if value < 1]:
+        possible = f"{', '.join(too_small)} of at least 1"
+    elif experts < 0 or tied not in (0, 1):
+        possible = "experts of at least 0 and tied of 0 or 1"
+    elif given["hidden"] % given["heads"] or given["heads"] % given["key_value_heads"]:
+        possible = "heads that divide hidden, and key_value_heads that divide heads"
+    elif given["layers"] * (9 + 3 * experts) > _MOST_TENSORS:
+        possible = f"at most {_MOST_TENSORS} tensors"
+    else:
+        family: Family = "mixtral" if experts else "llama"
+        width = given["hidden"] // given["heads"]
+        shape = DecoderShape(family, **given, head_width=width, tied=bool(tied), experts=experts)
+        if shape.parameters <= _MOST_PARAMETERS:
+            return shape
+        possible = f"at most {_MOST_PARAMETERS} parameters"
+    raise _wrong(name, "a shape that cannot be", possible, name.partition("?")[2])
 
 
 def open_synthetic(name: str) -> Model:

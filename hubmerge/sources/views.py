@@ -14,30 +14,25 @@ the base calls it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from hubmerge.errors import Problem
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.lora import attached
 from hubmerge.sources.same_tensors import aligned
-from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows
+from hubmerge.sources.vocabulary import Grown, with_added_rows
 from hubmerge.text.wording import incompatible, named
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Grown):
     """Base and agents as the merge sees them, with problems and notes."""
 
-    base: Model
-    agents: tuple[Model, ...]
-    problems: tuple[Problem, ...]
-    warnings: tuple[str, ...]
-    vocabulary: Vocabulary | None = None
     kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores
 
 
@@ -58,7 +53,7 @@ def views_of(
             got="LoRA adapter",
             next_step="Choose the adapter's base, and the adapter as an agent.",
         )
-        return Views(base, tuple(agents), (problem,), ())
+        return Views(base, tuple(agents), problems=(problem,))
     ignored = ignored_by(ignore)
     steps = [with_scales(base)]
     seen_base = steps[0].model
@@ -75,7 +70,7 @@ def views_of(
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
     told += _told_of(base, agents, kept, dropped)
     warnings = (*told, *(w for s in steps for w in s.warnings), *grown.warnings)
-    return Views(grown.base, grown.agents, problems, warnings, grown.vocabulary, frozenset(kept))
+    return Views(grown.base, grown.agents, grown.vocabulary, problems, warnings, frozenset(kept))
 
 
 def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[Seen, tuple[str, ...]]:
@@ -158,7 +153,7 @@ def ignoring_line(
     wanted = list(dict.fromkeys((*patterns, *found)))
     if len(found) > 4 or len(wanted) > MAX_PATTERNS:
         return None
-    return f"ignore: [{', '.join(f'{p!r}'.replace(chr(39), chr(34)) for p in wanted)}]"
+    return f"ignore: {json.dumps(wanted)}"
 
 
 def _patterns_for(name: str) -> list[str]:

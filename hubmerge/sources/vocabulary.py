@@ -45,8 +45,8 @@ def _tables_of(model: Model) -> dict[str, StoredTensor]:
     return {n: t for n, t in model.tensors.items() if len(t.entry.shape) == 2 and (is_embedding(n) or is_head(n))}
 
 
-def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
-    """Token → id of a parsed tokenizer.json; None where it is not written as the tokenizers library does."""
+def token_table(content: Mapping[str, Any]) -> TokenTable | None:
+    """The tokens and rows of a parsed tokenizer.json; None where it is not written as the tokenizers library does."""
     model = content.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of the ids
@@ -69,20 +69,11 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
         "".join(token for token, _ in pairs).encode()
     except UnicodeEncodeError:  # half a character, for which the library refuses the file
         return None
-    return dict(pairs)
-
-
-def token_table(content: Mapping[str, Any]) -> TokenTable | None:
-    """The tokens and rows of a parsed tokenizer.json; None where `tokens_of` is None."""
-    ids = tokens_of(content)
-    if ids is None:
-        return None
-    entries = {entry["content"]: entry for entry in content.get("added_tokens") or []}
-    added = {token: {key: entry.get(key) is True for key in _MATCHING} for token, entry in entries.items()}
+    ids = dict(pairs)
+    matching = {entry["content"]: {key: entry.get(key) is True for key in _MATCHING} for entry in added}
     # as the library counts them: behind the last one added, or behind its own vocabulary
-    size = len(content["model"]["vocab"])
-    last = max((ids[token] for token in added), default=-1)
-    return TokenTable(ids, added, last + 1 if last >= size else size)
+    last = max((ids[token] for token in matching), default=-1)
+    return TokenTable(ids, matching, max(last + 1, len(vocabulary)))
 
 
 @dataclass(frozen=True)

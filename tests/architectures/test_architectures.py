@@ -18,14 +18,14 @@ BATCHES = 30
 SWEPT = [family for family in FAMILIES if family not in NOT_BUILT]
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost small models more than they bring, above all where other tests run beside them."""
-    threads, shown = torch.get_num_threads(), is_progress_bar_enabled()
-    torch.set_num_threads(1)
+def without_progress_bars() -> Iterator[None]:
+    shown = is_progress_bar_enabled()
     disable_progress_bar()
     yield
-    torch.set_num_threads(threads)
     if shown:
         enable_progress_bar()
 

@@ -21,56 +21,22 @@ VOCABULARY = 160
 
 # what a family is known by, first
 TASKS = (
-    "IMAGE_TEXT_TO_TEXT",
-    "SPEECH_SEQ_2_SEQ",
-    "SEQ_TO_SEQ_CAUSAL_LM",
-    "TEXT_TO_WAVEFORM",
-    "TEXT_TO_SPECTROGRAM",
-    "MASKED_LM",
-    "CAUSAL_LM",
-    "MULTIMODAL_LM",
-    "CTC",
-    "RNNT",
-    "TDT",
-    "PRETRAINING",
-    "ZERO_SHOT_IMAGE_CLASSIFICATION",
-    "ZERO_SHOT_OBJECT_DETECTION",
-    "IMAGE_CLASSIFICATION",
-    "OBJECT_DETECTION",
-    "UNIVERSAL_SEGMENTATION",
-    "SEMANTIC_SEGMENTATION",
-    "INSTANCE_SEGMENTATION",
-    "DEPTH_ESTIMATION",
-    "MASK_GENERATION",
-    "IMAGE_TO_IMAGE",
-    "IMAGE_MATTING",
-    "KEYPOINT_DETECTION",
-    "KEYPOINT_MATCHING",
-    "POSE_ESTIMATION",
-    "VIDEO_CLASSIFICATION",
-    "AUDIO_CLASSIFICATION",
-    "TABLE_RECOGNITION",
-    "TEXT_RECOGNITION",
-    "TIME_SERIES_PREDICTION",
-    "TIME_SERIES_CLASSIFICATION",
-    "RETRIEVAL",
-    "SEQUENCE_CLASSIFICATION",
-    "QUESTION_ANSWERING",
-    "",
-    "BACKBONE",
+    *("IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM"),
+    *("MASKED_LM", "CAUSAL_LM", "MULTIMODAL_LM", "CTC", "RNNT", "TDT", "PRETRAINING", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
+    *("ZERO_SHOT_OBJECT_DETECTION", "IMAGE_CLASSIFICATION", "OBJECT_DETECTION", "UNIVERSAL_SEGMENTATION"),
+    *("SEMANTIC_SEGMENTATION", "INSTANCE_SEGMENTATION", "DEPTH_ESTIMATION", "MASK_GENERATION", "IMAGE_TO_IMAGE"),
+    *("IMAGE_MATTING", "KEYPOINT_DETECTION", "KEYPOINT_MATCHING", "POSE_ESTIMATION", "VIDEO_CLASSIFICATION"),
+    *("AUDIO_CLASSIFICATION", "TABLE_RECOGNITION", "TEXT_RECOGNITION", "TIME_SERIES_PREDICTION"),
+    *("TIME_SERIES_CLASSIFICATION", "RETRIEVAL", "SEQUENCE_CLASSIFICATION", "QUESTION_ANSWERING", "", "BACKBONE"),
 )
-
-
-def classes_of(task: str) -> Mapping[str, Any]:
-    name = f"MODEL_FOR_{task}_MAPPING_NAMES" if task else "MODEL_MAPPING_NAMES"
-    return dict(getattr(modeling_auto, name))
 
 
 def families() -> dict[str, tuple[str, str, str]]:
     """Family (transformers' folder) → its model type, the name of its class, and the task of that."""
     found: dict[str, tuple[str, str, str]] = {}
     for task in TASKS:
-        for model_type, names in classes_of(task).items():
+        mapping = f"MODEL_FOR_{task}_MAPPING_NAMES" if task else "MODEL_MAPPING_NAMES"
+        for model_type, names in getattr(modeling_auto, mapping).items():
             family = model_type_to_module_name(model_type)
             name = names[0] if isinstance(names, tuple | list) else names
             known = found.get(family)
@@ -180,11 +146,9 @@ def tiny_config(model_type: str, changes: Mapping[str, Any] | None = None) -> An
         *parents, key = path.split(".")
         at = table
         for parent in parents:
-            if at.get(parent) is None:
-                at[parent] = {}
+            at[parent] = at.get(parent) or {}
             at = at[parent]
+        at[key] = value
         if value is ...:
-            at.pop(key, None)
-        else:
-            at[key] = value
+            del at[key]
     return kind.from_dict(table)

@@ -85,37 +85,19 @@ def _image(config: Any, shape: int) -> torch.Tensor:
 
 
 def _features(config: Any, shape: int) -> torch.Tensor:
-    bins = _find(
-        config,
-        "num_mel_bins",
-        "n_mels",
-        "input_feat_per_channel",
-        "feature_size",
-        "input_dim",
-        "input_size",
-        default=80,
-    )
+    names = "num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim", "input_size"
+    bins = _find(config, *names, default=80)
     generator = torch.Generator().manual_seed(1)
     length = 2 * _find(config, "max_source_positions", default=32)
-    if shape == 1:
-        return torch.randn(1, length, bins, generator=generator)
-    if shape == 3:
-        return torch.randn(1, 1, 2 * bins, bins, generator=generator)
-    if shape == 2:
-        return torch.randn(1, bins, 64, generator=generator)
-    return torch.randn(1, bins, length, generator=generator)
+    sizes = (1, bins, length), (1, length, bins), (1, bins, 64), (1, 1, 2 * bins, bins)
+    return torch.randn(*sizes[shape], generator=generator)
 
 
 def _values(config: Any, shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    if shape == 1:
-        return torch.randn(1, 1, 4000, generator=generator)
-    if shape == 2:
-        return torch.randn(1, 16, 80, generator=generator)
-    if shape == 3:
-        length, bins = _find(config, "max_length", default=32), _find(config, "num_mel_bins", default=80)
-        return torch.randn(1, length, bins, generator=generator)
-    return torch.randn(1, 4000, generator=generator)
+    length, bins = _find(config, "max_length", default=32), _find(config, "num_mel_bins", default=80)
+    sizes = (1, 4000), (1, 1, 4000), (1, 16, 80), (1, length, bins)
+    return torch.randn(*sizes[shape], generator=generator)
 
 
 def _series(features: int) -> Any:

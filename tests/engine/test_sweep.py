@@ -62,6 +62,7 @@ def test_lists_expand_to_every_combination_in_the_order_written() -> None:
         ([{"method": "ram"}, {"method": "ram"}], "the same"),
         ([{"method": "nonsense"}], "nonsense"),
         ([{"method": "ram_plus", "parameters": {"r": list(range(MAX_VARIANTS + 1))}}], "too many"),
+        ([{"method": "ram_plus", "parameters": {f"p{n}": [0, 1] for n in range(30)}}], "too many"),
     ],
 )
 def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:

@@ -83,18 +83,8 @@ VOCABULARY = {"a": 0, "b": 1, "c": 2}
 
 
 def _tokenizer(*added: str, **model: Any) -> dict[str, Any]:
-    entries = [
-        {
-            "id": 3 + n,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for n, token in enumerate(added)
-    ]
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    entries = [{"id": n, "content": token, **plain, "special": True} for n, token in enumerate(added, 3)]
     model = {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "a", **model}
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
     return {"version": "1.0", **parts, "added_tokens": entries, "model": model}
@@ -130,6 +120,7 @@ MERGED = result_data(
         "conflict": 0.2,
     },
 )
+INDEXED = {n: f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
 METHODS = {
     "ram_plus": {"parameters": {"r": 0.25, "alpha": 1.5}},
     "ties": {"parameters": {"density": [0.1, 0.9], "lambda": [{"filter": "mlp", "value": 0.5}, {"value": 1}]}},
@@ -168,12 +159,7 @@ def _own(target: str) -> list[bytes]:
             b"version https://git-lfs.github.com/spec/v1\noid sha256:x\nsize 1\n",
         ],
         "index": [
-            _json(
-                {
-                    "metadata": {"total_size": 16},
-                    "weight_map": {f"a.{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)},
-                }
-            ),
+            _json({"metadata": {"total_size": 16}, "weight_map": {f"a.{n}": shard for n, shard in INDEXED.items()}}),
             _json({"weight_map": {"a": "../../etc/passwd", "b": "https://x/y.safetensors"}}),
             BOMB,
         ],

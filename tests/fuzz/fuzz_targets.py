@@ -1,4 +1,4 @@
-"""One function per parser of strangers' bytes: it raises nothing but the refusals that the parser promises.
+"""One function per parser of strangers' bytes: it raises nothing, and a refusal that the parser promises ends it.
 
 A target that accepts its bytes goes on to what the program does with them next, and holds a promise about it: a
 header is one for safetensors, too, a recipe written out is the same recipe, a result does not take the board down.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import tokenizers
@@ -59,15 +60,41 @@ PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" *
 SHOWN: set[Any] = set()  # flags and versions that a board was made with, which takes most of their time
 WEIGHTS = FileInfo("model.safetensors", 1000, "c" * 64)
 BESIDE = {"config": "tokenizer_config.json", "added": "added_tokens.json"}  # of the base's tokenizer
-SHARDS = {f"model-0000{n}-of-00002.safetensors": FileInfo(f"model-0000{n}-of-00002.safetensors", 9) for n in (1, 2)}
+SHARDS = {name: FileInfo(name, 9) for name in (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))}
+
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
 class Target:
     """A parser under test; `kind` says how its seeds are damaged: as JSON, YAML, a card, lines, or a header."""
 
-    run: Callable[[bytes], None]
+    function: Callable[[bytes], None]
     kind: str
+
+    def run(self, data: bytes) -> None:
+        with suppress(_Refused):
+            self.function(data)
+
+
+class _Refused(BaseException):
+    """The parser refuses its bytes, and the target is done."""
+
+
+def _read(parse: Callable[..., V], *given: Any, refusals: tuple[type[Exception], ...] = (HubmergeError,)) -> V:
+    """What the parser makes of its bytes. Where it refuses them, the target is done: the refusal can be shown."""
+    try:
+        return parse(*given)
+    except refusals as error:
+        str(error).encode()
+        if isinstance(error, HubmergeError):
+            json.dumps(error.as_dict())
+        raise _Refused from None
+
+
+def _json(data: bytes) -> Any:
+    return _read(json.loads, data, refusals=(ValueError, RecursionError))
 
 
 def _text(data: bytes) -> str:
@@ -81,12 +108,9 @@ def _utf8(value: Any) -> None:
 
 def header(data: bytes) -> None:
     file = FileInfo("model.safetensors", len(data))
-    try:
-        raw = _read_header(WHERE, file, lambda path, start, end: data[start:end])
-        assert header_length(raw, WHERE) == len(raw) - 8
-        parsed = parse_header(raw[8:], len(data), WHERE)
-    except HubmergeError:
-        return
+    raw = _read(_read_header, WHERE, file, lambda path, start, end: data[start:end])
+    assert header_length(raw, WHERE) == len(raw) - 8
+    parsed = _read(parse_header, raw[8:], len(data), WHERE)
     theirs = dict(safetensors.deserialize(data))
     assert {t.name for t in parsed.tensors} == theirs.keys()
     for tensor in parsed.tensors:
@@ -96,19 +120,13 @@ def header(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     files = {**SHARDS, INDEX: FileInfo(INDEX, len(data))}
-    try:
-        shards, weight_map = _shards(WHERE, files, lambda path, most: data)
-    except HubmergeError:
-        return
+    shards, weight_map = _read(_shards, WHERE, files, lambda path, most: data)
     assert weight_map
     assert set(shards) == set(weight_map.values()) <= SHARDS.keys()
 
 
 def config(data: bytes) -> None:
-    try:
-        value = _json_object(data, WHERE, 100_000)
-    except HubmergeError:
-        return
+    value = _read(_json_object, data, WHERE, 100_000)
     model = Model(REF, MappingProxyType(value), {}, {})
     for problem in config_problems(model, ()):
         str(problem).encode()
@@ -123,10 +141,7 @@ def config(data: bytes) -> None:
 
 
 def adapter_config(data: bytes) -> None:
-    try:
-        parsed = parse_adapter_config(_json_object(data, WHERE, 100_000), WHERE)
-    except HubmergeError:
-        return
+    parsed = _read(parse_adapter_config, _read(_json_object, data, WHERE, 100_000), WHERE)
     for module in ("model.layers.0.self_attn.q_proj", "", "a" * 300):
         assert abs(parsed.scale_of(module)) <= 1e9
         assert parsed.rank_of(module) >= 1
@@ -154,11 +169,7 @@ def hub_config(data: bytes) -> None:
 
 def hub_body(data: bytes) -> None:
     """A JSON body that the embedded Hub takes."""
-    try:
-        value = parse_json(data)
-    except HubError:
-        return
-    json.dumps(value, ensure_ascii=False).encode()
+    json.dumps(_read(parse_json, data, refusals=(HubError,)), ensure_ascii=False).encode()
 
 
 def _written_alike(recipe: Recipe) -> None:
@@ -168,36 +179,22 @@ def _written_alike(recipe: Recipe) -> None:
 
 def recipe(data: bytes) -> None:
     """A recipe as YAML: hubmerge's own, or a mergekit document."""
-    try:
-        found = recipe_from_yaml(_text(data), WHERE)
-    except HubmergeError as error:
-        str(error).encode()
-        return
-    _written_alike(found)
+    _written_alike(_read(recipe_from_yaml, _text(data), WHERE))
 
 
 def recipe_of_data(data: bytes) -> None:
     """A recipe, or a sweep, as plain data from a caller of the API."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    try:
-        recipes = sweep_from_dict(value, WHERE).variants if is_sweep(value) else [("", recipe_from_dict(value, WHERE))]
-    except HubmergeError as error:
-        json.dumps(error.as_dict()).encode()
-        return
-    for _, found in recipes:
-        _written_alike(found)
+    value = _json(data)
+    if is_sweep(value):
+        for _, found in _read(sweep_from_dict, value, WHERE).variants:
+            _written_alike(found)
+    else:
+        _written_alike(_read(recipe_from_dict, value, WHERE))
 
 
 def result(data: bytes) -> None:
     """A result file of a stranger, by itself and on a board beside a good one."""
-    try:
-        found = parse_result(data, where=WHERE)
-    except HubmergeError as error:
-        str(error).encode()
-        return
+    found = _read(partial(parse_result, where=WHERE), data)
     assert len(data) <= MAX_RESULT_BYTES
     assert parse_result(found.to_json().encode(), where=WHERE) == found
     _board(data)
@@ -215,10 +212,7 @@ def versions(data: bytes) -> None:
 
 def keys(data: bytes) -> None:
     """keys.json of a stranger."""
-    try:
-        found = parse_keys(data)
-    except ValueError:
-        return
+    found = _read(parse_keys, data, refusals=(ValueError,))
     assert parse_keys(keys_file(found)) == found
 
 
@@ -252,20 +246,13 @@ def _no_number(text: str) -> None:
 
 
 def rule(data: bytes) -> None:
-    try:
-        found = rule_from_yaml(_text(data), WHERE)
-    except HubmergeError as error:
-        str(error).encode()
-        return
+    found = _read(rule_from_yaml, _text(data), WHERE)
     found.target_for("0" * 64, 9).encode()
     found.model_dump_json().encode()
 
 
 def webhook(data: bytes) -> None:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
+    value = _json(data)
     if isinstance(value, dict):
         for push in pushes(value):
             assert len(push.sha) == 40
@@ -275,11 +262,7 @@ def webhook(data: bytes) -> None:
 def calibration_rows(data: bytes) -> None:
     spec = CalibrationSpec(data="./rows.jsonl", prompt="q", answer="a", max_pairs=3)
     rows = ((n, parsed(line, WHERE)) for n, line in enumerate(data.splitlines(), 1) if line.strip())
-    try:
-        pairs = choose(rows, spec)
-    except SensitivityError as error:
-        str(error).encode()
-        return
+    pairs = _read(choose, rows, spec, refusals=(SensitivityError,))
     assert 1 <= len(pairs) <= 3
     assert len(digest(pairs)) == 64
 
@@ -287,10 +270,7 @@ def calibration_rows(data: bytes) -> None:
 def patterns(data: bytes) -> None:
     """A .gitignore and a .gitattributes, as the embedded Hub is sent them."""
     text = _text(data)
-    try:
-        check_work(text, list(PATHS))
-    except HubError:
-        return
+    _read(check_work, text, list(PATHS), refusals=(HubError,))
     for rules in (ignore_rules(text), lfs_rules(text)):
         for path in PATHS:
             assert decide(rules, path) in (True, False)
@@ -308,10 +288,7 @@ def companion(data: bytes) -> None:
 
 def tokenizer(data: bytes) -> None:
     """A tokenizer.json whose rows are compared."""
-    try:
-        table = token_table(_json_object(data, WHERE, 4_000_000))
-    except HubmergeError:
-        return
+    table = token_table(_read(_json_object, data, WHERE, 4_000_000))
     assert table is None or table.added.keys() <= table.ids.keys()
 
 
@@ -319,7 +296,7 @@ def _model(rows: int, tokens: Any = None, *files: FileInfo) -> Model:
     """One table of an embedding, of four columns."""
     name = "model.embed_tokens.weight"
     tensors = {name: StoredTensor(WEIGHTS.path, TensorEntry(name, "F32", (rows, 4), 0, rows * 16))}
-    table = None if tokens is None else token_table(_json_object(_raw(tokens), WHERE, 100_000))
+    table = None if tokens is None else token_table(_read(_json_object, _raw(tokens), WHERE, 100_000))
     listed = {file.path: file for file in (WEIGHTS, *files)}
     return Model(REF, MappingProxyType({"vocab_size": rows}), listed, tensors, tokens=table)
 
@@ -330,17 +307,11 @@ def _raw(value: Any) -> bytes:
 
 def tokenizer_union(data: bytes) -> None:
     """The tokenizers of a base and two agents that add tokens to it, and the files beside the base's."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
+    value = _json(data)
     parts = {name: value.get(name) for name in ("base", "a", "b")} if isinstance(value, dict) else {}
     if not parts or None in parts.values():
         return
-    try:
-        base, *agents = (_model(4 if name == "base" else 8, part) for name, part in parts.items())
-    except HubmergeError:
-        return
+    base, *agents = (_model(4 if name == "base" else 8, part) for name, part in parts.items())
     grown = with_added_rows(base, agents)
     for text in (*grown.warnings, *grown.problems):
         str(text).encode()
@@ -395,49 +366,29 @@ def report_folder(data: bytes) -> None:
     folder: Any = _Folder(data)
     for pin in pins_in(folder) or ():
         assert all(isinstance(text, str) for text in pin.values())
-    try:
-        found = load_report(folder)
-    except HubmergeError as error:
-        str(error).encode()
-        return
+    found = _read(load_report, folder)
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))
 
 
 def report(data: bytes) -> None:
     """hubmerge.json in a repo whose card is to get its scores."""
     files = {MANIFEST: FileInfo(MANIFEST, len(data))}
-    try:
-        found, card = _own_report(_hub_with(data), RepoState("org/merge", "a" * 40, files, False, False, None, {}))
-    except PermissionDeniedError:
-        return
+    state = RepoState("org/merge", "a" * 40, files, False, False, None, {})
+    found, card = _read(_own_report, _hub_with(data), state, refusals=(PermissionDeniedError,))
     assert card
     json.loads(json_file(found.to_json()), parse_constant=_no_number)
 
 
-TARGETS = {
-    "header": Target(header, "header"),
-    "index": Target(index, "json"),
-    "config": Target(config, "json"),
-    "adapter_config": Target(adapter_config, "json"),
-    "local_card": Target(local_card, "card"),
-    "hub_card": Target(hub_card, "card"),
-    "hub_config": Target(hub_config, "json"),
-    "hub_body": Target(hub_body, "json"),
-    "recipe": Target(recipe, "yaml"),
-    "recipe_of_data": Target(recipe_of_data, "json"),
-    "mergekit": Target(recipe, "yaml"),
-    "result": Target(result, "json"),
-    "flags": Target(flags, "json"),
-    "versions": Target(versions, "json"),
-    "keys": Target(keys, "json"),
-    "report_facts": Target(report_facts, "json"),
-    "report": Target(report, "json"),
-    "report_folder": Target(report_folder, "json"),
-    "rule": Target(rule, "yaml"),
-    "webhook": Target(webhook, "json"),
-    "calibration_rows": Target(calibration_rows, "lines"),
-    "patterns": Target(patterns, "text"),
-    "companion": Target(companion, "json"),
-    "tokenizer": Target(tokenizer, "json"),
-    "tokenizer_union": Target(tokenizer_union, "json"),
+_KINDS: dict[str, tuple[Callable[[bytes], None], ...]] = {
+    "header": (header,),
+    "card": (local_card, hub_card),
+    "yaml": (recipe, rule),
+    "lines": (calibration_rows,),
+    "text": (patterns,),
+    "json": (
+        *(index, config, adapter_config, hub_config, hub_body, recipe_of_data, result, flags, versions, keys),
+        *(report_facts, report, report_folder, webhook, companion, tokenizer, tokenizer_union),
+    ),
 }
+TARGETS = {function.__name__: Target(function, kind) for kind, given in _KINDS.items() for function in given}
+TARGETS["mergekit"] = TARGETS["recipe"]

@@ -6,7 +6,6 @@ installed, against mergekit itself; the others are refused by their method alone
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import mergekit_reference as reference
 import numpy as np
 import pytest
+from builders import T
 from mergekit_reference import INSTALLED, MOST_ULPS, Array, needs_mergekit
-from safetensors.numpy import save_file
+from source_helpers import lora, pair
+from source_helpers import write_adapter as adapter
 
 from benchmarks.mergekit_parity import Difference, Values, read, run_hubmerge, run_mergekit, write_families
 from hubmerge.errors import RecipeError
@@ -136,28 +137,16 @@ def test_a_document_gives_what_its_definition_gives(name: str, models: Path, tmp
 
 def write_adapter(folder: Path, base: Values) -> dict[str, Array]:
     """A LoRA adapter of rank 4 and scale 2 on two kinds of weights; its updates in float64."""
-    rng, factors, updates = np.random.default_rng(0), {}, {}
-    for name, value in base.items():
+    updates: dict[str, Array] = {}
+    factors: dict[str, T] = {}
+    for seed, (name, value) in enumerate(base.items()):
         updates[name] = np.zeros(value.shape)
         if "q_proj" in name or "up_proj" in name:
-            a, b = (
-                rng.normal(0, 0.02, shape).astype(np.float32) for shape in ((4, value.shape[1]), (value.shape[0], 4))
-            )
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            factors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
-            updates[name] = 2.0 * (b.astype(np.float64) @ a)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": 4,
-        "lora_alpha": 8,
-        "target_modules": ["q_proj", "up_proj"],
-        "bias": "none",
-        "base_model_name_or_path": str(folder.parent / "base"),
-    }
-    folder.mkdir()
-    save_file(factors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+            a, b = lora((value.shape[0], value.shape[1]), seed=seed)
+            factors |= pair(name.removesuffix(".weight"), a / 5, b / 5)
+            updates[name] = 2.0 * ((b / 5).astype(np.float64) @ (a / 5))
+    config = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "up_proj"], "bias": "none"}
+    adapter(folder, factors, base_model_name_or_path=str(folder.parent / "base"), **config)
     return updates
 
 

@@ -13,31 +13,13 @@ from mergekit_reference import INSTALLED, needs_mergekit
 from benchmarks.mergekit_parity import Values, read, run_hubmerge, run_mergekit
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-ADDED = {"agent0": ["<tool>", "</tool>"], "agent1": ["<think>"]}
-
-
-def tokenizer(added: list[str]) -> dict[str, bytes]:
-    files = tokenizer_files(40)
-    content = json.loads(files["tokenizer.json"])
-    content["added_tokens"] = [
-        {
-            "id": 40 + i,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for i, token in enumerate(added)
-    ]
-    return {**files, "tokenizer.json": json.dumps(content).encode()}
+ADDED = {"agent0": {"<tool>": 40, "</tool>": 41}, "agent1": {"<think>": 40}}
 
 
 def write_models(folder: Path) -> Path:
     """A base of 40 tokens, and two agents that add two and one."""
     base = {n: tensor(f32(t), "F32") for n, t in random_base(0).items()}
-    write_model(folder / "base", base, files=tokenizer([]), config=llama_config(base))
+    write_model(folder / "base", base, config=llama_config(base))
     for seed, (name, added) in enumerate(ADDED.items(), 1):
         rng = np.random.default_rng(seed)
         tensors: dict[str, T] = dict(sparse_agent(base, 0.3, seed))
@@ -45,7 +27,7 @@ def write_models(folder: Path) -> Path:
             values = f32(tensors[table])
             more = rng.normal(0, 0.02, (len(added), values.shape[1])).astype(np.float32)
             tensors[table] = tensor(np.concatenate([values, more]), "F32")
-        write_model(folder / name, tensors, files=tokenizer(added), config=llama_config(tensors))
+        write_model(folder / name, tensors, files=tokenizer_files(40, added), config=llama_config(tensors))
     return folder
 
 
@@ -78,8 +60,8 @@ def test_a_union_has_all_tokens_with_the_rows_of_whoever_has_them(models: Path, 
     for name, added in ADDED.items():
         theirs = read(models / name)
         for table in TABLES:
-            for i, token in enumerate(added):
-                np.testing.assert_array_equal(ours[table][ids[token]], theirs[table][40 + i])
+            for token, row in added.items():
+                np.testing.assert_array_equal(ours[table][ids[token]], theirs[table][row])
 
 
 @pytest.mark.slow

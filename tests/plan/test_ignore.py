@@ -9,19 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import (
-    T,
-    f32,
-    llama_config,
-    random_base,
-    read_model,
-    recipe_dict,
-    sparse_agent,
-    tensor,
-    write_model,
-    write_shard,
-)  # fmt: skip
+from builders import T, f32, llama_config, random_base, read_model, recipe_dict, sparse_agent, tensor, write_model
 from plan_helpers import plan_of, refused
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -152,17 +142,10 @@ def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path,
 
 
 def test_an_adapter_that_changes_what_is_ignored_changes_the_rest(tmp_path: Path, base: Path, plain: Path):
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
-    factors = {}
-    for module in ("q_proj", "k_proj"):
-        stem = f"base_model.model.model.layers.0.self_attn.{module}"
-        factors[f"{stem}.lora_A.weight"] = tensor(rng.normal(0, 1, (2, 16)), "F32")
-        factors[f"{stem}.lora_B.weight"] = tensor(rng.normal(0, 1, (16, 2)), "F32")
-    factors["base_model.model.v_head.summary.weight"] = tensor(np.ones((1, 16)), "F32")
-    write_shard(folder / "adapter_model.safetensors", factors)
+    factors = {"base_model.model.v_head.summary.weight": tensor(np.ones((1, 16)), "F32")}
+    for seed, module in enumerate(("q_proj", "k_proj")):
+        factors |= pair(f"model.layers.0.self_attn.{module}", *lora((16, 16), seed=seed))
+    folder = write_adapter(tmp_path / "adapter", factors)
     listed = refused(base, folder, plain)
     assert "v_head.summary.weight" in line_in(listed)
     ignore = ["v_head.*", "model.layers.0.self_attn.k_proj.*"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -44,64 +44,63 @@ def without(name: str) -> dict[str, tuple[int, ...]]:
 # --- incompatibilities -------------------------------------------------------------------------------------------
 
 NORM = "model.norm.weight"
-BAD: dict[str, tuple[Callable[[], Model], str]] = {
+BAD: dict[str, tuple[Model, str]] = {
     "architecture": (
-        lambda: model("org/x", config={**CONFIG, "architectures": ["QwenForCausalLM"]}),
+        model("org/x", config={**CONFIG, "architectures": ["QwenForCausalLM"]}),
         "another architecture in org/x@6f72672f7800: expected LlamaForCausalLM, got QwenForCausalLM",
     ),
     "config size": (
-        lambda: model("org/x", config={**CONFIG, "num_hidden_layers": 2}),
+        model("org/x", config={**CONFIG, "num_hidden_layers": 2}),
         "another num_hidden_layers in config.json of org/x@6f72672f7800: expected 1, got 2",
     ),
     "vocabulary": (
-        lambda: model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
+        model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
         "another vocabulary size, and no tokenizer that names the added tokens in org/x@6f72672f7800: expected 8 rows, "
         "or a tokenizer.json of base and agent that names the added ones, got model.embed_tokens.weight of 9 rows",
     ),
     "shape": (
-        lambda: model("org/x", {**SHAPES, NORM: (5,)}),
+        model("org/x", {**SHAPES, NORM: (5,)}),
         "other shapes in org/x@6f72672f7800: expected the base's shapes, got model.norm.weight: 4 → 5",
     ),
     "transposed": (
-        lambda: model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
+        model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
         "got model.layers.0.mlp.up_proj.weight: 6×4 → 4×6",
     ),
-    "missing": (lambda: model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
+    "missing": (model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
     "extra": (
-        lambda: model("org/x", {**SHAPES, "model.extra": (2,)}),
+        model("org/x", {**SHAPES, "model.extra": (2,)}),
         "tensors that the base does not have in org/x@6f72672f7800: got model.extra",
     ),
-    "dtype": (lambda: model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
-    "integers": (lambda: model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
+    "dtype": (model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
+    "integers": (model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
     "quantized": (
-        lambda: model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
+        model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
         "quantized weights",
     ),
-    "the base's commit": (lambda: BASE, "an agent is the base itself in org/base"),
+    "the base's commit": (BASE, "an agent is the base itself in org/base"),
     "the base's bytes": (
-        lambda: model("org/x", sha256=BASE.files["model.safetensors"].sha256),
+        model("org/x", sha256=BASE.files["model.safetensors"].sha256),
         "an agent is the base itself in org/x@6f72672f7800: got shards with the same sha256",
     ),
     "another agent's bytes": (
-        lambda: model("org/x", sha256=A.files["model.safetensors"].sha256),
+        model("org/x", sha256=A.files["model.safetensors"].sha256),
         "the same agent stands twice in org/x",
     ),
-    "another agent": (lambda: A, "the same agent stands twice in org/a"),
+    "another agent": (A, "the same agent stands twice in org/a"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
-    build, words = BAD[name]
-    (problem,) = problems(BASE, A, B, build())
+    agent, words = BAD[name]
+    (problem,) = problems(BASE, A, B, agent)
     assert words in problem
     assert "Remove" in problem or "dtype" in problem or "quantization" in problem
 
 
 def test_all_problems_of_all_agents_are_listed_together():
-    bad = [build() for name, (build, _) in BAD.items() if name not in ("the base's commit", "another agent")]
-    for number, agent in enumerate(bad):
-        object.__setattr__(agent, "ref", ModelRef("hub", f"org/bad-{number}", f"{number:040x}"))
+    agents = [agent for agent, _ in BAD.values() if agent not in (BASE, A)]
+    bad = [replace(a, ref=ModelRef("hub", f"org/bad-{n}", f"{n:040x}")) for n, a in enumerate(agents)]
     listed = problems(BASE, A, *bad)
     for number in range(len(bad)):
         assert any(f"org/bad-{number}@" in text for text in listed), (number, listed)
@@ -164,11 +163,8 @@ def test_what_does_not_forbid_a_merge_is_a_warning():
     tokenizer = FileInfo("tokenizer.json", 10, "a" * 64)
     base = model("org/base", files={"tokenizer.json": tokenizer})
     same = model("org/a", files={"tokenizer.json": tokenizer})
-    other = model(
-        "org/b",
-        config={**CONFIG, "rope_theta": 1e6},
-        files={"tokenizer.json": FileInfo("tokenizer.json", 10, "b" * 64)},
-    )
+    files = {"tokenizer.json": FileInfo("tokenizer.json", 10, "b" * 64)}
+    other = model("org/b", config={**CONFIG, "rope_theta": 1e6}, files=files)
     warnings = plan(base, same, other).warnings
     assert [w.split(" in config.json")[0].split(" differs")[0] for w in warnings] == [
         "org/b: rope_theta",
@@ -261,8 +257,7 @@ def test_every_model_is_pinned():
 def test_agents_of_one_name_get_labels_that_differ():
     first = model("org/agent")
     second = model("lab/agent")
-    tagged = model("lab/agent", sha256="f" * 64)
-    object.__setattr__(tagged, "ref", ModelRef("hub", "lab/agent", "f" * 40))
+    tagged = replace(model("lab/agent", sha256="f" * 64), ref=ModelRef("hub", "lab/agent", "f" * 40))
     assert plan(BASE, A, first).labels == ("a", "agent")
     assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
     labels = plan(BASE, first, second, tagged).labels

@@ -33,8 +33,11 @@ seed: 7
 """
 
 
+CONTENT: dict[str, Any] = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"}
+
+
 def recipe(**changes: Any) -> Recipe:
-    return recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **changes})
+    return recipe_from_dict({**CONTENT, **changes})
 
 
 def refused(content: Any) -> RecipeError:
@@ -48,7 +51,6 @@ def refused(content: Any) -> RecipeError:
 def test_yaml_in_and_out_is_the_same_recipe():
     first = from_yaml(FULL)
     assert from_yaml(first.to_yaml()) == first
-    assert from_yaml(first.to_yaml()).to_yaml() == first.to_yaml()
     assert recipe_from_dict(first.to_dict()) == first
     assert (first.base.id, first.base.revision, first.base.local) == ("org/base", "v1.0", False)
     assert first.agents[2].model.local
@@ -114,71 +116,40 @@ def test_wrong_parameters_are_named_beside_other_faults():
 
 @pytest.mark.parametrize("missing", ["base", "agents", "method"])
 def test_a_missing_field_is_named(missing: str):
-    content: dict[str, Any] = {"base": "org/base", "agents": ["org/a"], "method": "ram"}
-    del content[missing]
-    (problem,) = refused(content).problems
+    (problem,) = refused({key: value for key, value in CONTENT.items() if key != missing}).problems
     assert problem.where == f"r.yaml → {missing}"
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"agents": []},
-        {"agents": ["org/a"] * (MAX_AGENTS + 1)},
         {"agents": "org/a"},
         {"agents": {"org/a": 1}},
-        {"agents": [None]},
         {"agents": [["org/a"]]},
-        {"agents": [{"model": "org/a", "weight": float("nan")}]},
-        {"agents": [{"model": "org/a", "weight": float("inf")}]},
-        {"agents": [{"model": "org/a", "weight": True}]},
-        {"agents": [{"model": "org/a", "weight": "1"}]},
-        {"agents": [{"model": "org/a", "weight": 1e9}]},
-        {"seed": True},
-        {"seed": "0"},
-        {"seed": 0.5},
-        {"seed": 2**63},
+        *({"agents": [{"model": "org/a", "weight": weight}]} for weight in (float("nan"), float("inf"), "1", 1e9)),
+        *({"seed": seed} for seed in (True, "0", 0.5, 2**63)),
         {"base": {"id": "../../etc", "local": True}},
         {"base": {"id": "org/base", "revision": "../x"}},
         {"base": ["org/base"]},
         {"method": ["ram"]},
         {"method": None},
-        {"parameters": [1]},
         {"parameters": {1: 2}},
-        {"dtype": "BF16"},
     ],
 )
 def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
-    refused({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **changes})
+    refused({**CONTENT, **changes})
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        "   ",
-        "a b",
-        "org/",
-        "org/..",
-        "org/a..b",
-        "org/a--b",
-        "org/x@../main",
-        "org/x@ma in",
-        "org/x@-d",
-        "org/" + "x" * 97,
-        "./" + "x" * 4095,
-        "https://huggingface.co/org/x",
-        "file:///etc/passwd",
-        "org\0/x",
-        "./x\0y",
-        "órg/x",
-        "org/x?y=1",
-        "org/x#y",
-        "org%2Fx",
+        *("", "   ", "a b", "org/", "org/..", "org/a..b", "org/a--b", "org/x@../main", "org/x@ma in", "org/x@-d"),
+        *("org/" + "x" * 97, "./" + "x" * 4095, "https://huggingface.co/org/x", "file:///etc/passwd"),
+        *("org\0/x", "./x\0y", "órg/x", "org/x?y=1", "org/x#y", "org%2Fx"),
     ],
 )
 def test_a_model_that_is_neither_a_hub_id_nor_a_folder_is_refused(name: str):
-    refused({"base": name, "agents": ["org/a", "org/b"], "method": "ram"})
+    refused({**CONTENT, "base": name})
 
 
 @pytest.mark.parametrize("folder", ["./a", "../a", "/a/b", "~/a", "a/b/c", "./org/x@main"])
@@ -317,7 +288,7 @@ def test_yaml_that_is_no_plain_data_is_refused(text: str, words: str):
 
 @pytest.mark.parametrize("more", [{"\ud800": 1}, {"parameters": {"r\ud800": []}}])
 def test_half_a_character_in_a_key_is_refused(more: dict[str, object]):
-    refusal = str(refused({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **more}))
+    refusal = str(refused({**CONTENT, "method": "ram_plus", **more}))
     assert "half a character" in refusal
     assert refusal.isprintable()
 
@@ -375,12 +346,11 @@ def test_the_paths_of_a_recipe_from_a_pipe_begin_at_the_working_folder() -> None
         os.close(reading)
 
 
-def test_agents_that_all_weigh_nothing_are_refused():
-    recipe = {"base": "org/base", "agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"], "method": "ram"}
-    with pytest.raises(RecipeError, match="nothing would be merged"):
-        recipe_from_dict(recipe)
-    recipe["agents"][0]["weight"] = 0.5
-    assert recipe_from_dict(recipe).weights == (0.5, 0.0)
+def test_one_of_the_agents_may_weigh_nothing():
+    assert recipe(agents=[{"model": "org/a", "weight": 0}, "org/b"]).weights == (0.0, 1.0)
+
+
+NOTHING = "every agent has the weight 0, so that nothing would be merged"
 
 
 @pytest.mark.parametrize(
@@ -394,7 +364,8 @@ def test_agents_that_all_weigh_nothing_are_refused():
         ({"agents": ["https://hub/org/a"]}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
         ({"agents": [None]}, "this must be text, or a table", ""),
-        ({"agents": [f"org/a{n}" for n in range(33)]}, "there are more than 32 agents", ""),
+        ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
+        ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, ""),
         ({"colour": 1}, "there is no such key", ""),
         ({"method": 3}, "this must be text", ""),
         ({"parameters": [1]}, "this must be a table", ""),
@@ -402,7 +373,7 @@ def test_agents_that_all_weigh_nothing_are_refused():
     ],
 )
 def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[str, object], what: str, step: str):
-    [problem] = refused({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change}).problems
+    [problem] = refused({**CONTENT, **change}).problems
     assert problem.what == what
     assert problem.next_step.startswith(step)
     if what in ("no model is named", "there is no agent"):  # what is left empty is not shown
@@ -452,10 +423,7 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying([1, 101]), "between -100 and 100"),
         (varying([1.0] * 1025), "a list over the layers has 1 to 1024 numbers"),
         (varying([{"filter": f"f{n}", "value": 1} for n in range(257)]), "at most 256 rules"),
-        (
-            varying([0, 0], "linear") | {"agents": [{"model": "org/a", "weight": [0, 0]}]},
-            "every agent has the weight 0",
-        ),
+        (varying() | {"agents": [{"model": "org/a", "weight": [0, 0]}]}, "every agent has the weight 0"),
         (varying(parameters={"density": [0.5, 0]}), "this must be greater than 0"),
         (varying(parameters={"density": [0.5, 1]}), "density must be one value for all tensors; with ties the weights"),
         (varying(parameters={"trim_scope": ["model", "tensor"]}), "trim_scope"),

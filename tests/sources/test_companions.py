@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import llama_shapes, random_base, sparse_agent, write_model
+from builders import llama_shapes, random_base, recipe_dict, sparse_agent, write_model
+from hub_helpers import NOWHERE, opened
 from plan_helpers import model
 
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, SourceNotFoundError
-from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.line import Request, prepare
 from hubmerge.output.plan_words import plan_summary
@@ -29,9 +29,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
 from hubmerge.sources.folder import inside, list_folder
-from hubmerge.sources.open import open_model
 
-NOWHERE = Hub("http://127.0.0.1:9")
 BASE = random_base(0, sizes=llama_shapes(layers=1))
 AGENTS = (sparse_agent(BASE, 0.1, 1), sparse_agent(BASE, 0.1, 2))
 
@@ -50,7 +48,11 @@ def plan_of(
         write_model(folder / name, tensors, files=files, config=config)
         for name, tensors, files in zip(("base", "a", "b"), (BASE, *AGENTS), (base_files, first, second), strict=True)
     ]
-    recipe = recipe_from_dict({"base": str(parents[0]), "agents": [str(p) for p in parents[1:]], "method": "ram"})
+    return prepared(*parents)
+
+
+def prepared(base: Path, *agents: Path) -> Plan:
+    recipe = recipe_from_dict(recipe_dict(base, agents))
     return prepare(recipe, NOWHERE, Request(license="mit", allow_local=True)).plan
 
 
@@ -117,25 +119,16 @@ def test_what_belongs_to_a_tokenizer_is_known_and_what_makes_one_alone(name: str
     assert makes_tokenizer(name) == (name in MAKE_TOKENIZERS)
 
 
-SENTENCE_TRANSFORMERS = {
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "sentence_xlm-roberta_config.json",
-    "1_Pooling/config.json",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "1_SpladePooling/config.json",
-    "0_Router/router_config.json",
-    "0_Router/query_0_SparseStaticEmbedding/config.json",
-    "3_LSTM/lstm_config.json",
-    "4_WeightedLayerPooling/config.json",
-}
+SENTENCE_TRANSFORMERS = (
+    *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("sentence_xlm-roberta_config.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
+    *("1_SpladePooling/config.json", "0_Router/router_config.json", "3_LSTM/lstm_config.json"),
+    *("0_Router/query_0_SparseStaticEmbedding/config.json", "4_WeightedLayerPooling/config.json"),
+)
 
 
 def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules():
-    assert [n for n in sorted(SENTENCE_TRANSFORMERS) if kind_of(n, modules=True) is None] == []
-    assert [n for n in sorted(SENTENCE_TRANSFORMERS) if kind_of(n) is not None] == []
+    assert [n for n in SENTENCE_TRANSFORMERS if kind_of(n, modules=True) is None or kind_of(n) is not None] == []
 
 
 @pytest.mark.parametrize(
@@ -207,16 +200,8 @@ def test_a_file_that_is_not_what_its_name_says_stays_behind(tmp_path: Path, name
 
 
 def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
-    odd = {
-        "modeling_x.py": b"",
-        "pytorch_model.bin": b"",
-        "onnx/model.onnx": b"",
-        "onnx/decoder.onnx": b"",
-        "speaker_embeddings/a.npy": b"",
-        "notes.yaml": b"",
-        "README.md": b"",
-        ".gitattributes": b"",
-    }
+    names = ("modeling_x.py", "pytorch_model.bin", "onnx/model.onnx", "onnx/decoder.onnx", "speaker_embeddings/a.npy")
+    odd = dict.fromkeys((*names, "notes.yaml", "README.md", ".gitattributes"), b"")
     plan = plan_of(tmp_path, odd, {})
     [warning] = plan.warnings
     assert warning == (
@@ -339,12 +324,11 @@ def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path: 
         (secret / "x.jinja").write_text("the secret")
     else:
         secret.write_text("the secret")
-    base, *agents = (write_model(tmp_path / n, t) for n, t in zip(("base", "a", "b"), (BASE, *AGENTS), strict=True))
+    folders = [write_model(tmp_path / n, t) for n, t in zip(("base", "a", "b"), (BASE, *AGENTS), strict=True)]
     (tmp_path / whose / name).unlink(missing_ok=True)
     (tmp_path / whose / name).symlink_to(secret)
-    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
     with pytest.raises(SourceNotFoundError) as caught:
-        prepare(recipe, NOWHERE, Request(license="mit", allow_local=True))
+        prepared(*folders)
     assert "a link that leads out of the folder" in str(caught.value)
     assert name in str(caught.value)
     assert "the secret" not in str(caught.value)
@@ -363,14 +347,10 @@ def test_links_that_stay_in_the_folder_and_unused_ones_do_no_harm(tmp_path: Path
     folder = write_model(tmp_path / "base", BASE, files={"text": b"MIT"})
     (folder / "LICENSE").symlink_to("text")
     (folder / "run.log").symlink_to(tmp_path / "elsewhere")
-    opened = open_model(recipe_from_dict(recipe(folder)).base, NOWHERE, allow_local=True)
-    assert opened.files["LICENSE"].size == 3
-    assert opened.outside == ("run.log",)
-    assert select_companions(opened, (), ()).problems == ()
-
-
-def recipe(folder: Path) -> dict[str, Any]:
-    return {"base": str(folder), "agents": [str(folder)] * 2, "method": "ram"}
+    model = opened(folder)
+    assert model.files["LICENSE"].size == 3
+    assert model.outside == ("run.log",)
+    assert select_companions(model, (), ()).problems == ()
 
 
 def test_a_snapshot_of_the_clients_cache_is_a_folder_like_any_other(tmp_path: Path):
@@ -409,11 +389,7 @@ def modules(*classes: str) -> bytes:
 
 
 DENSE = {
-    "modules.json": modules(
-        "sentence_transformers.models.Transformer",
-        "sentence_transformers.models.Pooling",
-        "sentence_transformers.models.Dense",
-    ),
+    "modules.json": modules(*(f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Dense"))),
     "config_sentence_transformers.json": b'{"prompts": {"query": "query: "}, "similarity_fn_name": "cosine"}',
     "sentence_bert_config.json": b'{"max_seq_length": 128}',
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
@@ -427,10 +403,8 @@ def test_modules_that_all_models_share_go_along(tmp_path: Path):
     assert {n: files[n] for n in DENSE} == DENSE
     assert notes == []
     # an agent of which only the transformer was saved
-    assert (
-        files_of(plan_of(tmp_path / "2", DENSE, {}))[0]["2_Dense/model.safetensors"]
-        == DENSE["2_Dense/model.safetensors"]
-    )
+    files, _ = files_of(plan_of(tmp_path / "2", DENSE, {}))
+    assert files["2_Dense/model.safetensors"] == DENSE["2_Dense/model.safetensors"]
 
 
 def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):

@@ -167,41 +167,52 @@ def test_the_versions_that_sentence_transformers_states_are_kept():
     assert left_out == ("__version__.x",)
 
 
-def test_a_timm_backbone_keeps_the_name_of_its_architecture():
-    config = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet101"}}
-    assert merged_config(config, []) == (config, ())
-    evil = {"model_type": "timm_backbone", "backbone": "hf-hub:org/evil"}
-    assert merged_config(evil, []) == ({"model_type": "timm_backbone"}, ("backbone",))
+FINE = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet101"}}
+PARTS = {"vision_config": {"dtype": "float32", "torch_dtype": "hub", "mamba_ssm_dtype": "float32"}}
+BFLOAT16 = {"dtype": "bfloat16"}
+STORED = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
+OWN_FILES = {"_name_or_path": "/home/me/x", "x": {"name_or_path": "org/x", "_commit_hash": "1", "y": 1}}
+# config.json, the dtypes of the output; what is kept, and what is said to be left out
+MERGED: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], tuple[str, ...]]] = {
+    "a timm backbone's architecture": (FINE, [], FINE, ()),
+    "a timm backbone of the Hub": (
+        {"model_type": "timm_backbone", "backbone": "hf-hub:org/evil"},
+        [],
+        {"model_type": "timm_backbone"},
+        ("backbone",),
+    ),
+    "bookkeeping": ({**OWN_FILES, "quantization_config": {"quant_method": "fp8"}}, [], {"x": {"y": 1}}, ()),
+    "empty values": (
+        {"auto_map": None, "_attn_implementation": None, "attn_implementation": "", "init_inputs": []},
+        [],
+        {},
+        (),
+    ),
+    "the output's dtype": (STORED, ["I64", "BF16", "BF16", "F32"], {"hidden_size": 4, "dtype": "bfloat16"}, ()),
+    "the output's most frequent dtype": (STORED, ["F32", "BF16", "F32"], {"hidden_size": 4, "dtype": "float32"}, ()),
+    "no dtype of floats": (STORED, ["I64"], {"hidden_size": 4}, ()),
+    # many small tensors of float32 do not make a model of bfloat16 twice as large
+    "the dtype that is computed in": ({"torch_dtype": "bfloat16"}, ["F32", "BF16", "F32"], BFLOAT16, ()),
+    "a part's dtype that the output has": (
+        PARTS,
+        ["F32", "BF16", "BF16"],
+        {"vision_config": {**PARTS["vision_config"], "torch_dtype": "bfloat16"}, **BFLOAT16},
+        (),
+    ),
+    "a part's dtype that the output has not": (
+        PARTS,
+        ["BF16"],
+        {"vision_config": {**BFLOAT16, "torch_dtype": "bfloat16", "mamba_ssm_dtype": "float32"}, **BFLOAT16},
+        (),
+    ),
+}
 
 
-def test_bookkeeping_goes_without_a_word():
-    config = {"_name_or_path": "/home/me/x", "x": {"name_or_path": "org/x", "_commit_hash": "1", "y": 1}}
-    assert merged_config({**config, "quantization_config": {"quant_method": "fp8"}}, []) == ({"x": {"y": 1}}, ())
-
-
-def test_an_empty_value_that_would_be_left_out_is_not_worth_a_word():
-    config = {"auto_map": None, "_attn_implementation": None, "attn_implementation": "", "init_inputs": []}
-    assert merged_config(config, []) == ({}, ())
-    assert merged_config({"vocab_file": None, "tokenizer_file": None}, [])[1] == ()
-
-
-def test_the_dtype_is_that_of_the_output():
-    old = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
-    assert merged_config(old, ["I64", "BF16", "BF16", "F32"]) == ({"hidden_size": 4, "dtype": "bfloat16"}, ())
-    assert merged_config(old, ["F32", "BF16", "F32"])[0]["dtype"] == "float32"
-    assert merged_config(old, ["I64"]) == ({"hidden_size": 4}, ())
-
-
-def test_of_several_dtypes_the_one_that_the_base_is_computed_in_is_named():
-    """Many small tensors of float32 do not make a model of bfloat16 twice as large."""
-    assert merged_config({"torch_dtype": "bfloat16"}, ["F32", "BF16", "F32"])[0] == {"dtype": "bfloat16"}
-
-
-def test_parts_keep_their_dtype_where_the_output_has_it():
-    config = {"vision_config": {"dtype": "float32", "torch_dtype": "hub", "mamba_ssm_dtype": "float32"}}
-    kept, _ = merged_config(config, ["F32", "BF16", "BF16"])
-    assert kept["vision_config"] == {"dtype": "float32", "torch_dtype": "bfloat16", "mamba_ssm_dtype": "float32"}
-    assert merged_config(config, ["BF16"])[0]["vision_config"]["dtype"] == "bfloat16"
+@pytest.mark.parametrize(("config", "dtypes", "kept", "left_out"), MERGED.values(), ids=MERGED)
+def test_what_is_kept_of_a_config(
+    config: dict[str, Any], dtypes: list[str], kept: dict[str, Any], left_out: tuple[str, ...]
+):
+    assert merged_config(config, dtypes) == (kept, left_out)
 
 
 def test_numbers_that_json_does_not_have_are_tagged_as_transformers_tags_them():
@@ -236,35 +247,23 @@ def test_options_do_not_read_as_places(text: str):
 # --- whole files -------------------------------------------------------------------------------------------------
 
 
-def test_a_clean_file_comes_back_byte_for_byte():
-    content = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}/", "x": 1.50 }'
-    assert without_code(content) == (content, ())
+AS_IT_IS = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}/", "x": 1.50 }'
+OF_TOKENS = b'{"_x": 5, "auto_map": 6, "</s>": 7, "attn_implementation": 8}'
+KEPT = '{\n  "x": [\n    {\n      "y": "ä"\n    }\n  ]\n}\n'.encode()
+FILES: list[tuple[bytes, bytes | None, tuple[str, ...]]] = [
+    (AS_IT_IS, AS_IT_IS, ()),
+    (OF_TOKENS, OF_TOKENS, ()),
+    (b'{"_x": 5, "y": true}', b'{\n  "y": true\n}\n', ("_x",)),
+    (b'{"auto_map": {"X": ["e.E", null]}, "x": [{"y": "\xc3\xa4", "_y": 1}]}', KEPT, ("auto_map", "x._y")),
+    (b'{"name_or_path": "org/x", "y": 1}', b'{\n  "y": 1\n}\n', ()),  # bookkeeping
+    (b'{"x": "/etc/passwd", "x": "fine"}', b'{\n  "x": "fine"\n}\n', ()),  # written once, as it was checked
+    *((content, None, ()) for content in (b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b'"/etc"')),
+]
 
 
-def test_a_file_of_tokens_alone_is_text():
-    content = b'{"_x": 5, "auto_map": 6, "</s>": 7, "attn_implementation": 8}'
-    assert without_code(content) == (content, ())
-    assert without_code(b'{"_x": 5, "y": true}') == (b'{\n  "y": true\n}\n', ("_x",))
-
-
-def test_what_names_code_goes_from_a_file():
-    config = {"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["e.E", None]}, "x": [{"kept": "ä", "_y": 1}]}
-    content, left_out = without_code(json.dumps(config).encode())
-    assert json.loads(content or b"") == {"tokenizer_class": "X", "x": [{"kept": "ä"}]}
-    assert left_out == ("auto_map", "x._y")
-
-
-def test_bookkeeping_goes_from_a_file_too():
-    assert without_code(b'{"name_or_path": "org/x", "y": 1}') == (b'{\n  "y": 1\n}\n', ())
-
-
-def test_a_key_that_stands_twice_is_written_once_as_it_was_checked():
-    assert without_code(b'{"x": "/etc/passwd", "x": "fine"}') == (b'{\n  "x": "fine"\n}\n', ())
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b'"/etc"'])
-def test_a_file_that_cannot_be_checked_is_none(content: bytes):
-    assert without_code(content) == (None, ())
+@pytest.mark.parametrize(("content", "clean", "left_out"), FILES, ids=range(len(FILES)))
+def test_a_file_comes_back_clean_or_not_at_all(content: bytes, clean: bytes | None, left_out: tuple[str, ...]):
+    assert without_code(content) == (clean, left_out)
 
 
 # --- what cannot be described without what is left out -----------------------------------------------------------
@@ -292,66 +291,46 @@ OWN_CODE = "a model that needs code of its own (trust_remote_code), which no mer
 MODEL_CODE = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
 
 
-def test_a_model_type_that_only_its_own_code_knows_is_refused(tmp_path: Path):
-    config = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
-    assert problems(tmp_path, config)[:1] == [OWN_CODE]
+OTHER_WEIGHTS, OTHER_FILES = ("config.json that points to other " + what for what in ("weights", "configurations"))
+QUANTIZED = "quantized weights, which stand for others than they store"
+LOOKED_UP = "a backbone that transformers looks up elsewhere"
+LLAMA_CODE = {
+    "AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"
+}  # fmt: skip
+OF_TIMM = {"model_type": "timm_backbone", "backbone": "resnet50", "use_pretrained_backbone": 1}
+# keys of the base's config.json; the first problem
+DESCRIBED: list[tuple[dict[str, Any], str | None]] = [
+    # transformers has code of its own for these
+    ({"auto_map": LLAMA_CODE}, None),
+    ({"auto_map": {"AutoTokenizer": ["tokenization_x.X", None], "AutoProcessor": "processing_x.X"}}, None),
+    *(({"auto_map": none}, None) for none in ({}, None, "x", [1])),
+    ({"configuration_files": ["config.4.0.0.json"]}, OTHER_FILES),
+    ({"transformers_weights": "b.safetensors"}, OTHER_WEIGHTS),
+    ({"transformers_weights": "model.safetensors"}, None),
+    ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, QUANTIZED),
+    ({"backbone": "resnet101", "use_timm_backbone": True, "backbone_config": None}, LOOKED_UP),
+    ({"vision_config": {"default_backbone": "gpt2", "backbone_config": None}}, LOOKED_UP),
+    ({"backbone": "resnet101", "backbone_config": {"model_type": "resnet"}}, None),
+    ({"backbone_config": OF_TIMM}, None),
+]
 
 
-def test_a_class_that_only_its_own_code_has_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(("keys", "problem"), DESCRIBED, ids=range(len(DESCRIBED)))
+def test_a_base_that_its_config_describes_only_with_other_files_is_refused(
+    tmp_path: Path, keys: dict[str, Any], problem: str | None
+):
+    assert problems(tmp_path, keys) == ([] if problem is None else [problem])
+
+
+def test_a_type_or_a_class_that_only_its_own_code_has_is_refused(tmp_path: Path):
+    unknown = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
+    assert problems(tmp_path, unknown)[:1] == [OWN_CODE]
     config = {"architectures": ["LlamaForRewards"], "auto_map": {"AutoModel": "org/x--modeling.LlamaForRewards"}}
     assert problems(tmp_path, config, config)[:1] == [OWN_CODE]
 
 
-@pytest.mark.parametrize(
-    "auto_map",
-    [
-        {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"},
-        {"AutoTokenizer": ["tokenization_x.X", None], "AutoProcessor": "processing_x.X"},
-        {},
-        None,
-        "x",
-        [1],
-    ],
-)
-def test_code_of_which_transformers_has_its_own_is_left_out(tmp_path: Path, auto_map: Any):
-    assert problems(tmp_path, {"auto_map": auto_map}) == []
-
-
-@pytest.mark.parametrize(
-    "keys", [{"configuration_files": ["config.4.0.0.json"]}, {"transformers_weights": "b.safetensors"}]
-)
-def test_a_config_that_points_to_other_files_is_refused(tmp_path: Path, keys: dict[str, Any]):
-    [problem] = problems(tmp_path, keys)
-    assert problem.startswith("config.json that points to other")
-
-
 def test_an_agent_whose_weights_lie_elsewhere_is_refused(tmp_path: Path):
-    assert problems(tmp_path, {}, {"transformers_weights": "b.safetensors"}) == [
-        "config.json that points to other weights"
-    ]
-    assert problems(tmp_path, {"transformers_weights": "model.safetensors"}) == []
-
-
-def test_quantization_of_a_part_is_refused_as_that_of_the_whole_is(tmp_path: Path):
-    assert problems(tmp_path, {"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == [
-        "quantized weights, which stand for others than they store"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("keys", "refused"),
-    [
-        ({"backbone": "resnet101", "use_timm_backbone": True, "backbone_config": None}, True),
-        ({"vision_config": {"default_backbone": "gpt2", "backbone_config": None}}, True),
-        ({"backbone": "resnet101", "backbone_config": {"model_type": "resnet"}}, False),
-        (
-            {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet50", "use_pretrained_backbone": 1}},
-            False,
-        ),
-    ],
-)
-def test_a_backbone_that_is_looked_up_elsewhere_is_refused(tmp_path: Path, keys: dict[str, Any], refused: bool):
-    assert problems(tmp_path, keys) == (["a backbone that transformers looks up elsewhere"] if refused else [])
+    assert problems(tmp_path, {}, {"transformers_weights": "b.safetensors"}) == [OTHER_WEIGHTS]
 
 
 def test_the_list_of_transformers_classes_is_that_of_the_installed_one():

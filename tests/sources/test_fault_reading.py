@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from line import SHARDS, Line
+from line import OUT_SHARD_BYTES, SHARDS, Line, threads_left
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
+from hubmerge.hub.client import Hub
+from hubmerge.line import Prepared
 from hubmerge.sources.header import header_length
 from localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 
@@ -53,12 +56,7 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
     line: Line, switch: FaultSwitch, route: str
 ) -> None:
     for number, fault in enumerate(
-        (
-            Status(status=429, retry_after="7"),
-            Status(status=429, rate_limit_reset_s=9),
-            Status(status=503),
-            Reset(at=3),
-        )
+        (Status(status=429, retry_after="7"), Status(status=429, rate_limit_reset_s=9), Status(status=503), Reset(at=3))
     ):
         switch.add(route, fault, methods=["GET"], skip=number)
     assert line.to_folder() == line.undisturbed
@@ -131,3 +129,40 @@ def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Path, 
     assert "later.txt" not in prepared.plan.agents[0].files
     line.to_folder()
     assert f'"{older}"' in (line.out / "hubmerge.json").read_text()
+
+
+LIE = SHARDS[2]
+
+
+def planned_from_a_lie(line: Line) -> Prepared:
+    """While it is planned, one shard's header has two tensors of the same shape the wrong way round."""
+    read = Hub.read_range
+
+    def lying(hub: Hub, repo: str, sha: str, path: str, start: int, end: int) -> bytes:
+        raw = read(hub, repo, sha, path, start, end)
+        if (repo, path) == (AGENT, LIE):
+            raw = raw.replace(b".q_proj.", b".?_proj.").replace(b".k_proj.", b".q_proj.").replace(b"?", b"k")
+        return raw
+
+    with patch.object(Hub, "read_range", lying):
+        prepared = line.prepare()
+    assert prepared.plan.agents[0].tensors != line.prepare().plan.agents[0].tensors
+    return prepared
+
+
+@pytest.mark.parametrize("inputs", [4_000_000, 0], ids=["whole shards", "ranges"])
+def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(
+    line: Line, inputs: int
+) -> None:
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    prepared = planned_from_a_lie(line)
+    with (
+        patch.object(line, "prepare", lambda: prepared),
+        pytest.raises(CorruptError, match=rf"another header.*{LIE} in {AGENT}"),
+    ):
+        line.to_hub()
+    assert threads_left() == []
+    assert not line.api.repo_exists(line.target) or line.commits() == 0
+    honest = Line(line.process, line.folder.with_name("honest"), line.recipe, line.target, disk_budget=line.disk_budget)
+    honest.to_hub()
+    assert honest.published() == line.undisturbed

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from builders import tokenizer_files
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -165,18 +166,12 @@ TOKENIZER = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TOKENIZER)
 def test_a_tokenizer_fetches_and_runs_nothing(name: str, model: Path, asked: list[str]):
-    tokens = {"[UNK]": 0, "a": 1}
-    table = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": tokens, "unk_token": "[UNK]"},
-    }
-    (model / "tokenizer.json").write_text(json.dumps(table))
+    (model / "tokenizer.json").write_bytes(tokenizer_files()["tokenizer.json"])
     hostile = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **TOKENIZER[name]}).encode()
     content, left_out = without_code(hostile)
     (model / "tokenizer_config.json").write_bytes(content or b"")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
-    assert tokenizer("a")["input_ids"] == [1]
+    assert tokenizer("w7")["input_ids"] == [7]
     assert type(tokenizer).__module__.startswith("transformers.")
     assert left_out
     assert asked == []

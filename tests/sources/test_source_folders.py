@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,19 @@ from hubmerge.sources.folder import folder_digest, list_folder
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
 
+INDEX = "model.safetensors.index.json"
+FIRST, SECOND = (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+BASE = random_base(0)
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "m", BASE, shards=2)
+
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_folder_is_read_bit_for_bit(tmp_path: Path, shards: int):
-    tensors: dict[str, T] = {**random_base(0), "ids": tensor([3, 1, 2], "I64"), "one": tensor(2.5, "F16")}
+    tensors: dict[str, T] = {**BASE, "ids": tensor([3, 1, 2], "I64"), "one": tensor(2.5, "F16")}
     model = opened(write_model(tmp_path / "m", tensors, shards=shards))
     assert model.ref.kind == "local"
     assert len(model.shards) == shards
@@ -45,8 +55,7 @@ def test_a_folder_is_read_bit_for_bit(tmp_path: Path, shards: int):
 
 
 def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
-    base = random_base(0)
-    first, same = write_model(tmp_path / "a", base), write_model(tmp_path / "b", base)
+    first, same = write_model(tmp_path / "a", BASE), write_model(tmp_path / "b", BASE)
     times = os.stat(first / "model.safetensors")
     os.utime(same / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
     pin = opened(first).ref.sha
@@ -54,7 +63,7 @@ def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
     assert opened(same).ref.sha == pin == opened(first).ref.sha
     os.utime(same / "model.safetensors", ns=(1, 1))
     assert opened(same).ref.sha != pin
-    (first / "config.json").write_text(json.dumps(llama_config(base, rope_theta=1.0)))
+    (first / "config.json").write_text(json.dumps(llama_config(BASE, rope_theta=1.0)))
     assert opened(first).ref.sha != pin
 
 
@@ -113,26 +122,33 @@ def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_
         b"\xff\xfe---": None,
     }
     for number, (content, license_name) in enumerate(cards.items()):
-        path = write_model(tmp_path / str(number), random_base(0), files={"README.md": content})
+        path = write_model(tmp_path / str(number), BASE, files={"README.md": content})
         assert opened(path).license == license_name
 
 
-@pytest.mark.parametrize("change", ["longer", "empty", "gone"])
-def test_a_folder_that_changed_under_the_reader_is_noticed(tmp_path: Path, folder: Path, change: str):
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "longer": lambda content: content + b"x",
+    "empty": lambda content: b"",
+    "another header of the same size": lambda content: content.replace(b".q_proj.", b".x_proj."),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES.values(), None], ids=[*CHANGES, "gone"])
+def test_a_folder_that_changed_under_the_reader_is_noticed(
+    tmp_path: Path, folder: Path, change: Callable[[bytes], bytes] | None
+):
     model = opened(folder)
     path = folder / "model.safetensors"
-    if change == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes() + b"x" if change == "longer" else b"")
+    content = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content))
     with pytest.raises(SourceChangedError, match=r"model\.safetensors of"):
         bytes_of(model, "model.norm.weight", LocalOrFetched(NOWHERE, tmp_path))
 
 
-def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path: Path):
-    path = write_model(tmp_path / "m", random_base(0), shards=2)
-    write_model(path, random_base(1))
-    assert opened(path).shards == ("model.safetensors",)
+def test_a_single_file_goes_before_an_index_as_in_transformers(sharded: Path):
+    assert opened(write_model(sharded, random_base(1))).shards == ("model.safetensors",)
 
 
 def test_folders_are_refused_where_they_are_not_allowed(folder: Path):
@@ -145,47 +161,40 @@ def test_a_folder_that_is_missing_is_named():
         opened(Path("/nowhere/at/all"))
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (b"", HeaderError),
-        (b"\x10\0\0\0\0\0\0\0{}", HeaderError),
-        (struct.pack("<Q", 2**63) + b"{}" * 100, HeaderError),
-        (struct.pack("<Q", 25_000_001) + b"{}" * 100, HeaderError),
-        (b"PK\x03\x04" + b"\0" * 100, HeaderError),
-        (b"\x80\x02}q\x00." + b"\0" * 100, HeaderError),
-        (struct.pack("<Q", 16) + b'{"a":' + b"[" * 11 + b"\0" * 64, HeaderError),
-    ],
+NO_SAFETENSORS = (
+    b"",
+    b"\x10\0\0\0\0\0\0\0{}",
+    struct.pack("<Q", 2**63) + b"{}" * 100,
+    struct.pack("<Q", 25_000_001) + b"{}" * 100,
+    b"PK\x03\x04" + b"\0" * 100,
+    b"\x80\x02}q\x00." + b"\0" * 100,
+    struct.pack("<Q", 16) + b'{"a":' + b"[" * 11 + b"\0" * 64,
 )
-def test_a_file_that_is_no_safetensors_is_refused(folder: Path, content: bytes, kind: type[HubmergeError]):
-    (folder / "model.safetensors").write_bytes(content)
-    assert "model.safetensors in" in refuse_folder(kind, folder)
+NO_SMALL_OBJECT = (
+    *(b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b'{"a":' + b"9" * 101 + b"}"),
+    b'{"a":[' + b"[]," * 1_000_000 + b"[]]}",
+    b'{"a":"' + b"x" * 5_000_000 + b'"}',
+)
+NO_WEIGHT_MAP = (b"{}", b'{"weight_map":{}}', b'{"weight_map":[]}', b'{"weight_map":null}')
+BOMB = b'{"weight_map":[' + b"[]," * 2_000_000 + b"[]]}"  # it is not even parsed
+BROKEN: list[tuple[str, bytes, type[HubmergeError], str]] = [
+    *(("model.safetensors", content, HeaderError, "model.safetensors in") for content in NO_SAFETENSORS),
+    *(("config.json", content, FormatError, "config.json") for content in NO_SMALL_OBJECT),
+    *((INDEX, content, IndexFileError, "no weight_map") for content in NO_WEIGHT_MAP),
+    (INDEX, BOMB, FormatError, "holds too much"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "kind", "words"), BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_file_is_refused(sharded: Path, name: str, content: bytes, kind: type[HubmergeError], words: str):
+    (sharded / name).write_bytes(content)
+    assert words in refuse_folder(kind, sharded)
 
 
 def test_a_truncated_file_is_refused(folder: Path):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert "cover the file" in refuse_folder(HeaderError, folder)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        b"",
-        b"[]",
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"a":' + b"9" * 5000 + b"}",
-        b'{"a":[' + b"[]," * 1_000_000 + b"[]]}",
-        b'{"a":"' + b"x" * 5_000_000 + b'"}',
-        b'{"a":' + b"9" * 101 + b"}",
-    ],
-    ids=range(9),
-)
-def test_a_config_that_is_no_small_json_object_is_refused(folder: Path, config: bytes):
-    (folder / "config.json").write_bytes(config)
-    refuse_folder(FormatError, folder)
 
 
 def test_a_model_without_a_config_is_refused(folder: Path):
@@ -196,89 +205,57 @@ def test_a_model_without_a_config_is_refused(folder: Path):
 @pytest.mark.parametrize(
     "shard",
     [
-        "../../etc/passwd",
-        "/etc/passwd",
-        "..",
-        "https://example.org/x.safetensors",
-        "sub/model-00001-of-00002.safetensors",
-        "model-00003-of-00002.safetensors",
-        "config.json",
-        "model.bin",
-        "a\0.safetensors",
-        ".hidden.safetensors",
-        "\u202emodel.safetensors",
-        "",
-        None,
-        1,
-        ["model-00001-of-00002.safetensors"],
-        {},
+        *("../../etc/passwd", "/etc/passwd", "..", "https://example.org/x.safetensors", f"sub/{FIRST}"),
+        *("model-00003-of-00002.safetensors", "config.json", "model.bin", "a\0.safetensors", ".hidden.safetensors"),
+        *("\u202emodel.safetensors", "", None, 1, [FIRST], {}),
     ],
 )
-def test_an_index_may_only_name_shards_that_are_there(tmp_path: Path, shard: Any):
-    base = random_base(0)
-    path = write_model(tmp_path / "m", base, shards=2)
-    write_index(path, {**dict.fromkeys(base, "model-00001-of-00002.safetensors"), "model.norm.weight": shard})
-    assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, path)
+def test_an_index_may_only_name_shards_that_are_there(sharded: Path, shard: Any):
+    write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
+    assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, sharded)
 
 
-def test_a_hostile_index_sends_no_request(tmp_path: Path, clock: Clock):
-    base = random_base(0)
-    path = write_model(tmp_path / "m", base, shards=2)
+def test_a_hostile_index_sends_no_request(sharded: Path, clock: Clock):
     for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
-        write_index(path, {**dict.fromkeys(base, "model-00001-of-00002.safetensors"), "model.norm.weight": shard})
-        with ScriptedHub({p.name: p.read_bytes() for p in path.iterdir()}) as server:
+        write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
+        with ScriptedHub({p.name: p.read_bytes() for p in sharded.iterdir()}) as server:
             with pytest.raises(IndexFileError):
                 on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
             assert server.paths("resolve") == [f"/org/model/resolve/{'a' * 40}/model.safetensors.index.json"]
 
 
-def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path: Path):
-    base = random_base(0)
-    names = list(base)
-    path = write_model(tmp_path / "m", base, shards=2)
-    right = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
-    for changed in ({names[0]: "model-00002-of-00002.safetensors"}, {"ghost": "model-00001-of-00002.safetensors"}):
-        write_index(path, {**right, **changed})
-        assert "does not hold" in refuse_folder(IndexFileError, path)
+def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(sharded: Path):
+    right = json.loads((sharded / INDEX).read_text())["weight_map"]
+    for changed in ({next(iter(BASE)): SECOND}, {"ghost": FIRST}):
+        write_index(sharded, {**right, **changed})
+        assert "does not hold" in refuse_folder(IndexFileError, sharded)
 
 
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path):
-    base = random_base(0)
-    path = write_model(tmp_path / "m", base, shards=2)
-    (path / "model-00002-of-00002.safetensors").write_bytes((path / "model-00001-of-00002.safetensors").read_bytes())
-    assert "two shards" in refuse_folder(IndexFileError, path)
+def test_a_tensor_in_two_shards_is_refused(sharded: Path):
+    (sharded / SECOND).write_bytes((sharded / FIRST).read_bytes())
+    assert "two shards" in refuse_folder(IndexFileError, sharded)
 
 
-@pytest.mark.parametrize("index", [b"{}", b'{"weight_map":{}}', b'{"weight_map":[]}', b'{"weight_map":null}'])
-def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: bytes):
-    path = write_model(tmp_path / "m", random_base(0), shards=2, files={"model.safetensors.index.json": index})
-    refuse_folder(IndexFileError, path)
-
-
-def test_an_index_of_a_million_lists_is_not_even_parsed(tmp_path: Path):
-    bomb = b'{"weight_map":[' + b"[]," * 2_000_000 + b"[]]}"
-    path = write_model(tmp_path / "m", random_base(0), shards=2, files={"model.safetensors.index.json": bomb})
-    assert "holds too much" in refuse_folder(FormatError, path)
-
-
-def test_what_the_index_leaves_out_is_no_part_of_the_model(tmp_path: Path):
-    base = random_base(0)
-    path = write_model(tmp_path / "m", base, shards=2)
-    weight_map = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+def test_what_the_index_leaves_out_is_no_part_of_the_model(sharded: Path):
+    weight_map = json.loads((sharded / INDEX).read_text())["weight_map"]
     del weight_map["model.norm.weight"]
-    write_index(path, weight_map)
-    assert set(opened(path).tensors) == set(base) - {"model.norm.weight"}
+    write_index(sharded, weight_map)
+    assert set(opened(sharded).tensors) == set(BASE) - {"model.norm.weight"}
 
 
-def test_an_index_too_large_or_of_too_many_shards_is_refused(tmp_path: Path):
-    path = write_model(tmp_path / "m", random_base(0), shards=2)
+def test_an_index_too_large_or_of_too_many_shards_is_refused(sharded: Path):
     names = [f"model-{n:05}.safetensors" for n in range(2001)]
     for name in names:
-        (path / name).touch()
-    write_index(path, {f"t{n}": name for n, name in enumerate(names)})
-    assert "too many shards" in refuse_folder(IndexFileError, path)
-    os.truncate(path / "model.safetensors.index.json", 50_000_001)
-    assert "the index is too large" in refuse_folder(IndexFileError, path)
+        (sharded / name).touch()
+    write_index(sharded, {f"t{n}": name for n, name in enumerate(names)})
+    assert "too many shards" in refuse_folder(IndexFileError, sharded)
+    os.truncate(sharded / INDEX, 50_000_001)
+    assert "the index is too large" in refuse_folder(IndexFileError, sharded)
+
+
+def test_a_model_of_too_many_tensors_is_refused(sharded: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hubmerge.sources.open.MAX_TENSORS", len(BASE) - 1)
+    assert f"the model has too many tensors in {sharded}" in refuse_folder(HeaderError, sharded)
 
 
 def test_folders_three_deep_are_no_part_of_a_model(tmp_path: Path):
@@ -301,5 +278,5 @@ def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
 def test_of_a_local_card_the_first_64_kib_are_read(tmp_path: Path):
     card = b"---\nlicense: mit\nx: %s\n---\n"
     for number, (size, expected) in enumerate(((60_000, "mit"), (70_000, None))):
-        path = write_model(tmp_path / f"m{number}", random_base(0), files={"README.md": card % (b"a" * size)})
+        path = write_model(tmp_path / f"m{number}", BASE, files={"README.md": card % (b"a" * size)})
         assert opened(path).license == expected

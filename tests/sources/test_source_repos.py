@@ -39,15 +39,16 @@ def repo(ada: HfApi, request: pytest.FixtureRequest, folder: Path) -> str:
     return name
 
 
-def bob(local_hub: LocalHubProcess, clock: Clock | None = None) -> Hub:
-    return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=clock or Clock()))
+@pytest.fixture
+def bob(local_hub: LocalHubProcess, clock: Clock) -> Hub:
+    """Somebody else than ada."""
+    return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=clock))
 
 
 def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+    bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path
 ):
-    hub = bob(local_hub)
-    model = on_hub(hub, repo)
+    model = on_hub(bob, repo)
     head = ada.model_info(repo).sha
     assert (model.ref.kind, model.ref.id, model.ref.sha, model.ref.requested) == ("hub", repo, head, "main")
     assert (
@@ -55,7 +56,7 @@ def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
         == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     )
     told: list[int] = []
-    store = LocalOrFetched(hub, tmp_path / "cache", lambda name, count: told.append(count))
+    store = LocalOrFetched(bob, tmp_path / "cache", lambda name, count: told.append(count))
     for name, t in read_model(folder).items():
         assert bytes_of(model, name, store) == t.raw.tobytes()
     size = model.files["model.safetensors"].size
@@ -64,15 +65,14 @@ def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
     assert store.path(model, "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def test_tags_branches_and_commits_are_pinned_to_their_sha(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+def test_tags_branches_and_commits_are_pinned_to_their_sha(bob: Hub, ada: HfApi, repo: str):
     first = ada.model_info(repo).sha
     ada.create_tag(repo, tag="v1")
     ada.create_branch(repo, branch="exp/x")
     ada.upload_file(repo_id=repo, path_or_fileobj=b"more", path_in_repo="notes.txt")
     head = ada.model_info(repo).sha
     assert head != first
-    hub = bob(local_hub)
-    shas = {name: on_hub(hub, f"{repo}{name}").ref.sha for name in ("", "@main", "@v1", "@exp/x", f"@{first}")}
+    shas = {name: on_hub(bob, f"{repo}{name}").ref.sha for name in ("", "@main", "@v1", "@exp/x", f"@{first}")}
     assert shas == {"": head, "@main": head, "@v1": first, "@exp/x": first, f"@{first}": first}
 
 
@@ -80,24 +80,26 @@ def test_tags_branches_and_commits_are_pinned_to_their_sha(local_hub: LocalHubPr
     ("name", "words"),
     [("ada/nothing-here", "no such repo"), ("nobody/nothing", "no such repo"), ("{repo}@gone", "no such revision")],
 )
-def test_what_is_not_there_is_named(local_hub: LocalHubProcess, repo: str, name: str, words: str):
+def test_what_is_not_there_is_named(bob: Hub, repo: str, name: str, words: str):
     with pytest.raises(SourceNotFoundError, match=words) as caught:
-        on_hub(bob(local_hub), name.format(repo=repo))
+        on_hub(bob, name.format(repo=repo))
     assert name.format(repo=repo) in str(caught.value)
 
 
-def test_a_private_repo_of_someone_else_is_as_good_as_missing(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+def test_a_private_repo_of_someone_else_is_as_good_as_missing(
+    bob: Hub, local_hub: LocalHubProcess, ada: HfApi, repo: str
+):
     ada.update_repo_settings(repo, private=True)
-    for hub in (bob(local_hub), Hub(local_hub.endpoint)):
+    for hub in (bob, Hub(local_hub.endpoint)):
         with pytest.raises(SourceNotFoundError, match="or one that you may not read"):
             on_hub(hub, repo)
     assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).private
 
 
-def test_a_gated_repo_says_how_to_get_in(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+def test_a_gated_repo_says_how_to_get_in(bob: Hub, local_hub: LocalHubProcess, ada: HfApi, repo: str):
     ada.update_repo_settings(repo, gated="manual")
     with pytest.raises(GatedError, match="Ask for access"):
-        on_hub(bob(local_hub), repo)
+        on_hub(bob, repo)
     assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).gated
 
 
@@ -114,35 +116,29 @@ def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: P
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
 
 
-def test_a_repo_made_anew_in_mid_job_is_noticed(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
-):
-    hub = bob(local_hub)
-    model = on_hub(hub, repo)
+def test_a_repo_made_anew_in_mid_job_is_noticed(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
+    model = on_hub(bob, repo)
     ada.delete_repo(repo)
     ada.create_repo(repo)
     ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "other", random_base(9)))
     with pytest.raises(SourceChangedError, match="no longer there"):
-        LocalOrFetched(hub, tmp_path / "cache").path(model, "model.safetensors")
+        LocalOrFetched(bob, tmp_path / "cache").path(model, "model.safetensors")
     with pytest.raises(SourceChangedError):
-        hub.read_file(repo, model.ref.sha, "config.json")
+        bob.read_file(repo, model.ref.sha, "config.json")
     with pytest.raises(SourceChangedError):
-        on_hub(hub, f"{repo}@{model.ref.sha}")
+        on_hub(bob, f"{repo}@{model.ref.sha}")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_a_repo_that_moved_on_is_still_read_at_its_pin(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
-):
-    hub = bob(local_hub)
-    model = on_hub(hub, repo)
+def test_a_repo_that_moved_on_is_still_read_at_its_pin(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
+    model = on_hub(bob, repo)
     ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "next", sparse_agent(random_base(0), 0.5, 1)))
-    path = LocalOrFetched(hub, tmp_path / "cache").path(model, "model.safetensors")
+    path = LocalOrFetched(bob, tmp_path / "cache").path(model, "model.safetensors")
     assert path.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_all_problems_of_several_models_are_raised_together(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+    bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path
 ):
     ada.update_repo_settings(repo, gated="manual")
     broken = write_model(tmp_path / "broken", random_base(0))
@@ -151,7 +147,7 @@ def test_all_problems_of_several_models_are_raised_together(
         {"base": str(folder), "agents": [repo, "ada/nothing-here", str(broken), "./no/folder"], "method": "ram"}
     )
     with pytest.raises(HubmergeError) as caught:
-        open_models(recipe, bob(local_hub), allow_local=True)
+        open_models(recipe, bob, allow_local=True)
     assert [p.code for p in caught.value.problems] == ["E_GATED", "E_SOURCE", "E_HEADER", "E_SOURCE"]
     assert not caught.value.retryable
     for place in (repo, "ada/nothing-here", str(broken), "./no/folder"):

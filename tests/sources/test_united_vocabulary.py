@@ -80,11 +80,15 @@ class Family:
         return self.folder / "out"
 
 
-def rows_of(folder: Path, token: str) -> list[torch.Tensor]:
-    """A token's rows of embedding and head, looked up with the folder's own tokenizer."""
+def rows_of(folder: Path, token: str) -> torch.Tensor:
+    """A token's rows of embedding and head [2, width], looked up with the folder's own tokenizer."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    number = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(token)
-    return [table.weight[number].detach() for table in (model.get_input_embeddings(), model.get_output_embeddings())]
+    return rows_in(model, AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(token))
+
+
+def rows_in(model: Any, number: int) -> torch.Tensor:
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    return torch.stack([table.weight[number].detach() for table in tables])
 
 
 @pytest.mark.parametrize(("kind", "tied"), [("bpe", True), ("unigram", False), ("wordpiece", False)])
@@ -108,10 +112,8 @@ def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Pa
     assert model.get_output_embeddings().weight.shape[0] == first + 4
     model(torch.tensor([ids]))
     for token, holder in (("<think>", one), ("</think>", one), ("<call>", two)):
-        for got, expected in zip(rows_of(out, token), rows_of(holder, token), strict=True):
-            assert torch.equal(got, expected), token
-    for got, a, b in zip(rows_of(out, "<both>"), rows_of(one, "<both>"), rows_of(two, "<both>"), strict=True):
-        assert torch.equal(got, (a + b) / 2)
+        assert torch.equal(rows_of(out, token), rows_of(holder, token)), token
+    assert torch.equal(rows_of(out, "<both>"), (rows_of(one, "<both>") + rows_of(two, "<both>")) / 2)
     warnings = json.loads((out / "hubmerge.json").read_text())["warnings"]
     assert any("several agents add tokens" in w and "1 that several have" in w for w in warnings)
     assert not any("tokenizer.json differs" in w for w in warnings)
@@ -131,7 +133,7 @@ def test_added_rows_do_not_depend_on_the_chunk_or_on_the_method(tmp_path: Path):
     family.folder.mkdir()
     ties = family.merged(*agents, method="ties")
     for token, rows in zip(("<a>", "<b>", "<c>"), whole, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(rows, rows_of(ties, token), strict=True))
+        assert torch.equal(rows, rows_of(ties, token))
 
 
 def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_path: Path):
@@ -144,7 +146,7 @@ def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_p
     names = ["<a>", "<b>", "<c>", "<d>", "<e>", "<f>", "<z>"]
     assert tokenizer.convert_tokens_to_ids(names) == list(range(first, first + 7))
     for token, holder in zip(names, (one, one, one, two, two, two, three), strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(rows_of(out, token), rows_of(holder, token), strict=True)), token
+        assert torch.equal(rows_of(out, token), rows_of(holder, token)), token
 
 
 def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
@@ -166,8 +168,6 @@ def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(tmp_path: Path,
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **more)
     adapter = family.saved("adapter", peft.get_peft_model(model, config), tokenizer)
-    rows = [
-        t.weight[len(tokenizer) - 1].detach() for t in (model.get_input_embeddings(), model.get_output_embeddings())
-    ]
+    rows = rows_in(model, len(tokenizer) - 1)
     out = family.merged(adapter, family.agent("two", ["<call>"]))
-    assert all(torch.equal(x, y) for x, y in zip(rows_of(out, "<tool>"), rows, strict=True))
+    assert torch.equal(rows_of(out, "<tool>"), rows)
