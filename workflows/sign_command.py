@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.errors import ResultError, SettingsError
+from hubmerge.errors import ResultError, SettingsError, printable
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -120,14 +120,11 @@ def _seed(settings: Settings, published: Collection[str]) -> bytes:
 
 
 def _table(listed: list[dict[str, Any]], refused: list[dict[str, str]]) -> str:
-    def printable(text: str) -> str:
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
-
     words = {"signed": "signed", "community": "not signed", "unverified": "not checked"}
     lines = [
         f"{line['id']}  {words[line['signed']]:<11}  {line['file']:<13}  "
-        + printable(json.dumps(line["entry"], ensure_ascii=False))
+        + printable(json.dumps(line["entry"], ensure_ascii=False)[:160])
         for line in listed
     ]
-    lines += [f"left out: {printable(each['where'])}: {printable(each['reason'])}" for each in refused]
+    lines += [f"left out: {printable(each['where'][:160])}: {printable(each['reason'][:160])}" for each in refused]
     return "\n".join(lines) or "no entries"

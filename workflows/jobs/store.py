@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,8 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        with reading(self._engine) as connection:
-            yield connection
+    def reading(self) -> AbstractContextManager[Connection]:
+        return reading(self._engine)
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:

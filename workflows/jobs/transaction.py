@@ -23,6 +23,7 @@ from workflows.jobs.jobs import (
     ACTIVE,
     DISK_STEPS,
     EVALUATION,
+    HELD,
     OUTAGE_TRIES,
     Clock,
     Job,
@@ -72,7 +73,7 @@ class Transaction:
 
     def held(self, job_id: str, fence: int) -> Job:
         job = self.get(job_id)
-        if job.fence != fence or not job.state.is_held:
+        if job.fence != fence or job.state not in HELD:
             raise StaleFenceError(
                 "this worker no longer owns the job",
                 where=f"job {job_id[:12]}",
