@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
+    """Write the recipe; nothing is written where an error is raised."""
     from hubmerge.engine.progress import resolving
     from hubmerge.hub.login import hub_of_user
     from hubmerge.plan.plan import make_plan

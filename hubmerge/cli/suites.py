@@ -14,7 +14,6 @@ from hubmerge.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser."""
     parser.add_argument("names", nargs="*", metavar="SUITE", help="default: every suite")
     parser.add_argument("--pin", action="store_true", help="pin what is not pinned to the commit that main has now")
     parser.add_argument("--file", type=Path, help="another file of pins than the package's")
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:
-    """List the suites, after pinning where that was asked for. Errors are raised, and the caller prints them."""
     from hubmerge.evaluation.pins import PINS, DatasetPin, read_pins, write_pins
     from hubmerge.evaluation.suites import SUITES, get_suite
     from hubmerge.evaluation.tasks import get_task
