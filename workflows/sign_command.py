@@ -27,15 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the entries as one JSON object")
 
 
-def run_cli(arguments: Any, settings: Settings) -> int:
+def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     """Sign the named entries, then list all."""
     # imported here, since every command builds this one's parser
     from hubmerge.board.files import entries_of, with_signatures
     from hubmerge.board.trust import KEYS, keys_file, named_keys
     from hubmerge.evaluation.signing import public_key
-    from hubmerge.hub.login import hub_of_user
 
-    files, published, write = _opened(arguments.results, hub_of_user(settings).datasets)
+    files, published, write = _opened(arguments.results, hub.datasets)
     trusted = set(published) | named_keys(settings)
     if arguments.ids:
         seed = _seed(settings, published)

@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
-    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
+    sign_command.add_arguments(add("sign", _sign, words))
     add("methods", _methods, "the merge methods, their papers and parameters").add_argument(
         "--json", action="store_true"
     )
@@ -279,6 +279,13 @@ def _in_terminal(module: str, function: str, one_object: bool) -> Callable[[Any,
         return code
 
     return run
+
+
+def _sign(arguments: Any, settings: Settings) -> int:
+    from hubmerge.hub.login import hub_of_user
+    from workflows import sign_command
+
+    return int(sign_command.run_cli(arguments, settings, hub_of_user(settings)))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:
