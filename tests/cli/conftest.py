@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from processes import act_as_ada
 
 from hubmerge.hub.errors import Patience
 from localhub.process import LocalHubProcess
@@ -19,10 +20,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ada(local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> HfApi:
+def ada(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HfApi:
     """The command line speaks to the embedded Hub as ada; so does what is returned."""
-    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
+    act_as_ada(monkeypatch, local_hub, tmp_path)
     return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_sweep
 from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
@@ -53,10 +54,7 @@ def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ram_plus" in json.loads(capsys.readouterr().out)
 
 
-def test_publish_and_run_tell_the_repo_and_the_commit(
-    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
     published = told("publish", str(tmp_path / "out"), "ada/json-published")
     assert published["commit"] == ada.model_info("ada/json-published").sha
@@ -66,10 +64,7 @@ def test_publish_and_run_tell_the_repo_and_the_commit(
 
 
 def test_a_sweep_tells_every_variant(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
-    named = json.loads(recipe_file.read_text())
-    sweep = tmp_path / "sweep.yaml"
-    entries = [{"method": ["ram", "linear"]}]
-    sweep.write_text(json.dumps({"base": named["base"], "agents": named["agents"], "sweep": entries}))
+    sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     result = told("sweep", str(sweep), "--out", str(tmp_path / "swept"), "--to", "ada/json")
     assert [variant["name"] for variant in result["variants"]] == ["ram", "linear"]
     for variant in result["variants"]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import recipe_dict, write_parents
+from builders import recipe_dict, write_parents, write_sweep
 from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
@@ -24,12 +24,9 @@ def family(request: pytest.FixtureRequest, ada: HfApi, tmp_path: Path) -> tuple[
         names.append(f"{prefix}-{role}")
         ada.create_repo(names[-1], private=role == request.param)
         ada.upload_folder(repo_id=names[-1], folder_path=folder)
-    recipe = {**recipe_dict("", ["", ""]), "base": names[0], "agents": names[1:]}
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(recipe))
-    (tmp_path / "sweep.yaml").write_text(
-        json.dumps({"base": names[0], "agents": names[1:], "sweep": [{"method": "linear"}, {"method": "ram"}]})
-    )
+    path.write_text(json.dumps(recipe_dict(names[0], names[1:])))
+    write_sweep(path, {"method": ["linear", "ram"]})
     return prefix, path
 
 

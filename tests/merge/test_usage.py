@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_sweep
 from line import Killed, Line
 
 from hubmerge.cli.main import main
@@ -93,9 +94,7 @@ def test_a_merge_ends_with_a_line_of_what_it_took(
 def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(
     recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    models = {key: value for key, value in json.loads(recipe_file.read_text()).items() if key != "method"}
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(json.dumps({**models, "sweep": [{"method": ["ram", "linear"]}]}))
+    sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     command = ["sweep", str(sweep), "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
     assert main(command) == 0
     assert capsys.readouterr().out.startswith("nothing fetched, disk at most ")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from builders import recipe_dict, write_parents
@@ -37,23 +38,9 @@ class Told(Watcher):
         super().progress(stage, done, total, unit)
 
 
-def killed_at_the_end(watcher: Watcher) -> Watcher:
-    def seen(stage: str) -> None:
-        if stage == "card":  # all shards are finished
-            raise Killed
-
-    watcher.seen = seen
-    return watcher
-
-
-def cancelled_at(stage: str) -> Watcher:
+def ended_at(stage: str, error: BaseException) -> Watcher:
     watcher = Watcher()
-
-    def seen(now: str) -> None:
-        if now == stage:
-            raise CancelledError("the job was cancelled")
-
-    watcher.seen = seen
+    watcher.at[stage] = Mock(side_effect=error)
     return watcher
 
 
@@ -63,12 +50,12 @@ def shard_bytes(folder: Path) -> int:
 
 @pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
 def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(line: Line, uploaded: bool) -> None:
-    line.watcher = killed_at_the_end(Told())
+    line.watcher = ended_at("card", Killed())  # all shards are finished
     with pytest.raises(Killed):
         line.to_folder()
     there = shard_bytes(line.out)
     assert there > 1_000_000
-    line.watcher = cancelled_at("verify")
+    line.watcher = ended_at("verify", CancelledError("the job was cancelled"))
     with pytest.raises(CancelledError):
         line.to_hub() if uploaded else line.to_folder()
     assert line.watcher.stages == ["verify"]
@@ -100,7 +87,7 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
         merge_to_folders([*merges], hub, replace(options, cache=tmp_path / "in"), observer)
 
     with pytest.raises(Killed):
-        merge(killed_at_the_end(Told()))
+        merge(ended_at("card", Killed()))
     told = Told()
     merge(told)
     both = sum(map(shard_bytes, outs))
@@ -115,18 +102,11 @@ def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line) -> None
     assert "verify" not in line.watcher.stages
 
 
-def test_verifying_is_told_in_json_lines(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verifying_is_told_in_json_lines(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["merge", str(recipe_file), "--device", "cpu", "--out", str(tmp_path / "out")]
 
-    def killed(*arguments: Any, **more: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("hubmerge.line.make_report", killed)
-        with pytest.raises(Killed):
-            main(command)
+    with patch.object(line_module, "make_report", side_effect=Killed), pytest.raises(Killed):
+        main(command)
     capsys.readouterr()
     there = shard_bytes(tmp_path / "out")
     assert main([*command, "--resume", "--log-json"]) == 0

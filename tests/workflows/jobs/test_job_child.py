@@ -116,8 +116,9 @@ def test_what_json_has_no_number_for_becomes_null() -> None:
     assert decode(encode(line)) == Statistics(values={"a": None, "b": [None]})
 
 
-def test_a_spec_shows_its_token_on_the_wire_only(tmp_path: Path) -> None:
-    document = spec(tmp_path)
-    assert TOKEN in document.to_line().decode()
-    assert TOKEN not in repr(document) + str(document) + document.model_dump_json()
+def test_a_spec_shows_its_token_and_its_key_on_the_wire_only(tmp_path: Path) -> None:
+    document = spec(tmp_path).model_copy(update={"signing_key": SecretStr("5" * 64)})
+    for secret in (TOKEN, "5" * 64):
+        assert secret in document.to_line().decode()
+        assert secret not in repr(document) + str(document) + document.model_dump_json()
     assert JobSpec.model_validate_json(document.to_line()) == document

@@ -53,7 +53,7 @@ def test_an_endless_recipe_is_refused(store: Store) -> None:
 
 def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store: Store) -> None:
     for number in range(5):
-        store.submit(new_job(f"a{number}"))
+        store.submit(new_job(f"a{number}", kind="diff" if number == 4 else "merge"))
     with pytest.raises(QuotaError) as refusal:
         store.submit(new_job("a5"))
     assert str(refusal.value) == (
