@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.recipe.schema import SCHEMA_URL, recipe_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -71,26 +73,24 @@ def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path, tmp_pat
     assert main(["inspect", "linked/new.yaml"]) == 0
 
 
-def test_a_file_that_is_there_is_never_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused) -> None:
     (here / "kept.yaml").write_text("mine")
     (here / "dangling.yaml").symlink_to(here / "nowhere")
+    command = ("init", "base", "one", "two", "--out")
     for name in ("kept.yaml", "dangling.yaml"):
-        assert main(["init", "base", "one", "two", "--out", name]) == 1
-        assert capsys.readouterr().err.startswith("hubmerge: E_TARGET_EXISTS: the recipe is there already")
+        assert refused(*command, name).startswith("hubmerge: E_TARGET_EXISTS: the recipe is there already")
     assert (here / "kept.yaml").read_text() == "mine"
     assert not (here / "nowhere").exists()
-    assert main(["init", "base", "one", "two", "--out", "no/such/folder.yaml"]) == 1
-    assert "the recipe cannot be written" in capsys.readouterr().err
+    assert "the recipe cannot be written" in refused(*command, "no/such/folder.yaml")
 
 
 def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["init", "base", "one", "too", "--out", "new.yaml"]) == 1
+    refused("init", "base", "one", "too", "--out", "new.yaml")
     assert not (here / "new.yaml").exists()
     agent = sparse_agent(random_base(0), 0.1, 5)
     write_model(here / "qwen", agent, config=llama_config(agent, architectures=["Qwen\x1b[2JForCausalLM"]))
-    capsys.readouterr()
     assert main(["init", "base", "one", "qwen", "--out", "new.yaml"]) == 0
     text = (here / "new.yaml").read_text()
     assert "# It cannot be merged as it stands: E_INCOMPATIBLE: another architecture" in text
@@ -99,11 +99,13 @@ def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_
     assert load_recipe(here / "new.yaml").method == "ram_plus"
 
 
-def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("here")
+def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(
+    refused: Refused, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", "base", "one"]) == 0
     assert "# - org/another-agent  # a merge needs two" in capsys.readouterr().out
-    assert main(["init", "base", "one", "--method", "tie"]) == 1
-    assert "Did you mean ties?" in capsys.readouterr().err
+    assert "Did you mean ties?" in refused("init", "base", "one", "--method", "tie")
 
 
 # --- the schema --------------------------------------------------------------------------------------------------

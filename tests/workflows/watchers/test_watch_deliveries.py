@@ -117,7 +117,9 @@ def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_y
     deliver(bot, agents, hinted)
     assert joined(one(bot.watchers.handle_inbox())) == sorted([shown, hinted])
     agents.agent(base, name=shown)
-    deliver(bot, agents, shown, hinted)  # each delivery is a hint at its own repo
+    with serving(bot.routes) as url:
+        for name in (shown, hinted):  # each delivery is a hint at its own repo
+            post(url, payload(name, agents.head(shown)))
     turn = one(bot.watchers.handle_inbox())
     assert f"{shown}@{agents.head(shown)}" in turn.decision.merge.recipe["agents"]
 
