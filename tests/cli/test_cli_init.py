@@ -65,7 +65,7 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(
     assert main(["merge", "recipes/new.yaml", "--out", "out"]) == 0
 
 
-def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path, tmp_path: Path) -> None:
+def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path) -> None:
     (here / "far" / "away").mkdir(parents=True)
     (here / "linked").symlink_to(here / "far" / "away")
     assert main(["init", "base", "one", "./two", "--out", "linked/new.yaml"]) == 0

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -40,9 +39,7 @@ def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(l
     assert threads_left() == []
 
 
-def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(
-    line: Line, switch: FaultSwitch
-) -> None:
+def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(line: Line) -> None:
     """The inputs take 3.3 MB, the output 1.1 MB; uploads are slow, so that merging could run ahead."""
     assert len([name for name in line.undisturbed if name.endswith(".safetensors")]) >= 4
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
@@ -296,6 +293,6 @@ def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_r
     line.arrives()
 
 
-def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line, tmp_path: Path) -> None:
+def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line) -> None:
     assert line.to_folder() == line.undisturbed
     line.arrives()

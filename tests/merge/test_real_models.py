@@ -140,7 +140,7 @@ def test_the_feature_extractor_of_a_merge_does_what_the_bases_does(models: Any, 
     np.testing.assert_array_equal(wanted[next(iter(wanted))], found[next(iter(wanted))])
 
 
-def test_sentence_transformers_keep_their_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+def test_sentence_transformers_keep_their_modules(tmp_path: Path, capsys: Any):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed")
     encoder = write("encoder", tmp_path / "encoder")
     modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")

@@ -94,9 +94,7 @@ REFUSALS: dict[str, type[HubmergeError]] = {"gated": GatedError, "private": Sour
 
 
 @pytest.mark.parametrize("user", ["bob", "nobody"])
-def test_guarded_models_are_refused_to_others_before_anything_is_fetched(
-    line: Line, guarded: str, ada: HfApi, user: str
-) -> None:
+def test_guarded_models_are_refused_to_others_before_anything_is_fetched(line: Line, guarded: str, user: str) -> None:
     other = Line(line.process, line.folder, line.recipe, line.target.replace("ada/", f"{user}/"), user=user)
     with pytest.raises(REFUSALS[guarded]) as caught:
         other.to_folder()

@@ -300,7 +300,7 @@ def test_a_worker_compares_two_models_and_everybody_finds_the_result(
 
 
 def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they(
-    zoo_hub: LocalHubProcess, store: Store, tmp_path: Path
+    zoo_hub: LocalHubProcess, store: Store
 ) -> None:
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
@@ -342,9 +342,7 @@ def test_of_private_models_nobody_else_learns(
 
 
 @pytest.mark.parametrize("names", [("./zoo", "zoo/base"), ("zoo/base", "/etc"), ("zoo/base", "synthetic:llama-70b")])
-def test_folders_of_the_server_are_no_models(
-    zoo_hub: LocalHubProcess, store: Store, tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_folders_of_the_server_are_no_models(zoo_hub: LocalHubProcess, store: Store, names: tuple[str, str]) -> None:
     service = service_of(zoo_hub.endpoint, store)
     with pytest.raises(HubmergeError, match="local folders cannot be used here"):
         service.compare(*names, visitor(zoo_hub, "ada"))

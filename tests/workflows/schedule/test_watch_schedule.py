@@ -363,9 +363,7 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
 
 
 @pytest.mark.parametrize("join", [None, {"best": 2}])
-def test_a_flagged_model_neither_joins_nor_is_evaluated(
-    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path, join: Any
-) -> None:
+def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for: Callable[..., Bot], join: Any) -> None:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(3))
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)

@@ -170,7 +170,7 @@ def test_the_route_answers_before_anything_is_looked_at(bot_for: BotFor, monkeyp
 # --- what goes wrong in a turn --------------------------------------------------------------------------------------
 
 
-def test_without_a_token_nothing_is_done(agents: Agents, tmp_path: Path) -> None:
+def test_without_a_token_nothing_is_done(tmp_path: Path) -> None:
     bot = make_bot(None, tmp_path / "data", [rule_for("ada/base")])
     [turn] = bot.watchers.poll()
     assert isinstance(turn.error, LoginError)

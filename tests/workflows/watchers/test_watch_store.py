@@ -93,7 +93,7 @@ def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
     assert again.id == merge.set_id
 
 
-def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store, clock: FakeClock) -> None:
+def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, store: Store) -> None:
     merge = planned(1, 2)
     mine = store.submit(job_of(merge))
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
