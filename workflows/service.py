@@ -49,7 +49,6 @@ from workflows.trail import Trail
 
 _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
-_FACTS_KEPT = 1000
 
 
 class MergeService:
@@ -66,7 +65,7 @@ class MergeService:
         self._trail = Trail(store, suite=settings.suite)
         self._measuring = Measuring(settings, store, requests)
         self._identities = KeptAnswers[Identity](_IDENTITY_S)
-        self._facts = KeptAnswers[ModelFacts](_FACTS_S, _FACTS_KEPT)
+        self._facts = KeptAnswers[ModelFacts](_FACTS_S)
 
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The visitor to whom the token belongs; a name that does not fit the token is refused."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,25 @@ def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: A
     published = told("publish", str(tmp_path / "out"), "ada/json-published")
     assert published["commit"] == ada.model_info("ada/json-published").sha
     assert (published["repo"], published["url"]) == ("ada/json-published", f"{ada.endpoint}/ada/json-published")
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert set(ada.list_repo_files("ada/json-published")) == files | {".gitattributes"}
     [ran] = told("run", str(recipe_file), "--to", "ada/json-run")["published"]
     assert ran["commit"] == ada.model_info("ada/json-run").sha
 
 
-def test_a_sweep_tells_every_variant(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
+def test_a_sweep_tells_every_variant(
+    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, fetched: Callable[[str, str], bytes]
+) -> None:
     sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     result = told("sweep", str(sweep), "--out", str(tmp_path / "swept"), "--to", "ada/json")
     assert [variant["name"] for variant in result["variants"]] == ["ram", "linear"]
     for variant in result["variants"]:
         assert variant["files"][0]["sha256"] == sha256(Path(variant["folder"]) / "model.safetensors")
+        weights = fetched(f"ada/json-{variant['name']}", "model.safetensors")
+        assert weights == (Path(variant["folder"]) / "model.safetensors").read_bytes()
+        assert variant["name"] in (tmp_path / "swept" / "sweep.md").read_text()
         assert variant["commit"] == ada.model_info(f"ada/json-{variant['name']}").sha
+        assert len(ada.list_repo_commits(f"ada/json-{variant['name']}")) == 2  # the Hub's initial one and ours
 
 
 def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(

@@ -110,9 +110,3 @@ def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
     published = fetched("ada/edited", "README.md").decode()
     assert "Ask me before you use it." in published
     assert ModelCard(published).data.to_dict()["license_name"] == "mit-and-unstated-terms"
-
-
-def test_a_merge_that_has_a_license_needs_no_other(recipe_file: Path, ada: HfApi, tmp_path: Path) -> None:
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
-    assert main(["publish", str(tmp_path / "out"), "ada/of-mit"]) == 0
-    assert ada.model_info("ada/of-mit").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]

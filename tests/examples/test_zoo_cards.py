@@ -107,11 +107,6 @@ def test_every_word_is_in_the_vocabulary_and_the_typical_mistake_is_never_right(
         assert not domain.verify(prompt, mistake)
 
 
-@pytest.fixture(scope="module")
-def figures(zoo) -> Figures:
-    return Figures.from_json((zoo / "figures.json").read_text(encoding="utf-8"))
-
-
 def test_figures_survive_the_way_through_their_file(figures):
     assert Figures.from_json(figures.to_json()) == figures
 
@@ -130,11 +125,7 @@ def test_the_committed_cards_are_what_the_command_writes_from_the_figures(zoo, f
 @pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
 def test_a_model_card_carries_license_lineage_and_scores(zoo, figures, name):
     data = ModelCard.load(zoo / name / "README.md").data
-    assert (data.license, data.library_name, data.pipeline_tag) == (
-        "apache-2.0",
-        "transformers",
-        "text-generation",
-    )
+    assert (data.license, data.library_name, data.pipeline_tag) == ("apache-2.0", "transformers", "text-generation")
     assert data.language is None
     if name == BASE_NAME:
         assert data.tags == ["hubmerge-zoo"]

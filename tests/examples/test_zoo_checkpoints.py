@@ -14,16 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from examples.zoo import checkpoint
 from examples.zoo.domains import DOMAIN_NAMES
 from examples.zoo.evaluate import Score, complete, evaluate_model, main, read_questions
-from examples.zoo.figures import EPSILON, Figures
+from examples.zoo.figures import EPSILON
 from examples.zoo.train import AGENT_NAMES, BASE_NAME
 from hubmerge.errors import FormatError
 
 MODELS = (BASE_NAME, *AGENT_NAMES)
-
-
-@pytest.fixture(scope="module")
-def figures(zoo) -> Figures:
-    return Figures.from_json((zoo / "figures.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -130,8 +125,8 @@ def test_an_impossible_score_is_refused(correct, total):
 
 
 @pytest.mark.parametrize("name", [BASE_NAME, *AGENT_NAMES])
-def test_the_published_accuracies_are_reproduced(zoo, name):
-    published = Figures.from_json((zoo / "figures.json").read_text(encoding="utf-8")).scores["test"][name]
+def test_the_published_accuracies_are_reproduced(zoo, figures, name):
+    published = figures.scores["test"][name]
     measured = evaluate_model(str(zoo / name), zoo / "eval")
     for domain in DOMAIN_NAMES:
         assert measured[domain].total == published[domain].total

@@ -95,27 +95,6 @@ def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> N
     assert 'model_id = "ada/card"' in card
 
 
-def test_merge_to_a_folder_gives_the_bytes_that_run_publishes(shell: Shell) -> None:
-    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
-    shell.done("run", recipe, "--to", "ada/bytes")
-    out = shell.folder / "out"
-    shell.done("merge", recipe, "--out", str(out), "--chunk-elements", "5000", "--threads", "1")
-    assert (out / "model.safetensors").read_bytes() == shell.fetch("ada/bytes", "model.safetensors")
-    assert not (out / ".hubmerge").exists()
-    shell.done("publish", str(out), "ada/bytes-by-hand")
-    assert set(shell.api.list_repo_files("ada/bytes-by-hand")) == FILES
-
-
-def test_progress_as_json_lines_names_the_stages_in_order(shell: Shell) -> None:
-    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
-    done = shell.run("run", recipe, "--to", "ada/progress", "--log-json")
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
-    stages = [line["stage"] for line in lines if line["type"] == "stage"]
-    assert stages == ["resolve", "fetch", "merge", "card", "publish"]
-    last = {line["stage"]: line for line in lines if line["type"] == "progress"}
-    assert all(line["done"] == line["total"] for line in last.values())
-
-
 def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(shell: Shell) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram"))
     before = shell.commits("zoo/base")
@@ -125,19 +104,6 @@ def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_d
         assert code in done.stderr
     assert shell.commits("zoo/base") == before
     assert not (shell.folder / "data").exists()
-
-
-def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> None:
-    sweep = shell.recipe(
-        "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\n"
-        "sweep:\n  - {method: [ram, linear]}\n  - {method: task_arithmetic, parameters: {lambda: [0.5]}}\n"
-    )
-    shell.done("sweep", sweep, "--out", str(shell.folder / "sweep"), "--to", "ada/sweep")
-    for variant in ("ram", "linear", "task_arithmetic_lambda-0.5"):
-        assert len(shell.commits(f"ada/sweep-{variant}")) == 2
-        stored = (shell.folder / "sweep" / variant / "model.safetensors").read_bytes()
-        assert shell.fetch(f"ada/sweep-{variant}", "model.safetensors") == stored
-    assert "task_arithmetic_lambda-0.5" in (shell.folder / "sweep" / "sweep.md").read_text()
 
 
 def test_kills_at_random_moments_cost_nothing_but_time(tmp_path: Path) -> None:

@@ -268,11 +268,7 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
 @pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
-    line: Line,
-    switch: FaultSwitch,
-    client_pauses: list[float],
-    route: str,
-    trouble: Any,
+    line: Line, switch: FaultSwitch, client_pauses: list[float], route: str, trouble: Any
 ) -> None:
     rule = switch.add(route, trouble, skip=int(route != "/api/repos/create"))
     line.to_hub()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hubmerge.engine.options import StreamOptions
@@ -54,18 +54,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     ran = report.environment
-    emit(
-        Result(
-            values={
-                "repo": published.repo,
-                "commit": published.commit,
-                "url": published.url,
-                "weights": [file.sha256 for file in report.files],
-                "use": str(report.task.get("use", "")),
-                "run": {name: ran[name] for name in _SHOWN if name in ran},
-            }
-        )
-    )
+    values = {
+        **asdict(published),
+        "weights": [file.sha256 for file in report.files],
+        "use": str(report.task.get("use", "")),
+        "run": {name: ran[name] for name in _SHOWN if name in ran},
+    }
+    emit(Result(values=values))
 
 
 def stream_options(settings: Settings) -> StreamOptions:

@@ -114,8 +114,7 @@ class Ledger:
             self._record(connection, rule, planned, job_id=job.id)
             # what kept the set or its members waiting is over
             settled = or_(
-                SKIPS.c.subject == planned.subject,
-                (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"]),
+                SKIPS.c.subject == planned.subject, (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"])
             )
             connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, settled))
             return job

@@ -128,12 +128,6 @@ def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
     assert store.find(job_id("x")) is None
 
 
-def test_a_worker_gets_only_the_kinds_it_can_run(store: Store) -> None:
-    store.submit(new_job("a", kind="evaluate"))
-    assert store.claim("w1", ["merge"]) is None
-    assert store.claim("w1", ["merge", "evaluate"]) is not None
-
-
 def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
     job = claimed(store)
     busy = RETRYABLE.model_copy(update={"code": "E_BUSY"})

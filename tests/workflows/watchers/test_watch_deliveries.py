@@ -39,10 +39,7 @@ def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
     agents.agent(base)
     with serving(bot.routes) as url:
         hook = agents.api.create_webhook(
-            url=f"{url}/webhooks/hub",
-            watched=[{"type": "user", "name": "ada"}],
-            domains=["repo"],
-            secret=SECRET,
+            url=f"{url}/webhooks/hub", watched=[{"type": "user", "name": "ada"}], domains=["repo"], secret=SECRET
         )
         try:
             agent = agents.agent(base)

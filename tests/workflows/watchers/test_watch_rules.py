@@ -14,14 +14,16 @@ from hubmerge.errors import RuleError
 from workflows.watchers.base import Watcher
 from workflows.watchers.kinds import registry
 from workflows.watchers.rule import AgentRule
-from workflows.watchers.rules import load_rule, load_rules, rule_from_yaml
+from workflows.watchers.rules import load_rule, load_rules, rule_from_data, rule_from_yaml
+from workflows.watchers.rules import rule_data as written_again
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "watchers").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_the_examples_are_valid(path: Path) -> None:
+def test_the_examples_are_valid_and_the_same_rules_when_they_are_written_and_read_again(path: Path) -> None:
     rule = load_rule(path)
+    assert rule_from_data(written_again(rule)) == rule
     assert rule.owner == "ada"
     assert registry()[rule.watch]().summary(rule)
     assert registry()[rule.watch]().about(rule).startswith("Merges ")
