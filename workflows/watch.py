@@ -49,14 +49,9 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
-    every = max(1.0, arguments.every)
-    bot = Bot(
-        settings,
-        TokenVault.from_settings(settings),
-        lambda: RuleSet(rules),
-        scoring=scoring_of(settings, results_dataset(settings)),
-        intervals=Intervals(poll_s=every),
-    )
+    vault, scoring = TokenVault.from_settings(settings), scoring_of(settings, results_dataset(settings))
+    intervals = Intervals(poll_s=max(1.0, arguments.every))
+    bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=intervals)
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")
         try:

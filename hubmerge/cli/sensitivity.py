@@ -92,13 +92,8 @@ def _spec(arguments: Any) -> CalibrationSpec:
     try:
         return CalibrationSpec.model_validate(given)
     except ValidationError as error:
-        problems = [
-            Problem(
-                SensitivityError.code,
-                issue["msg"],
-                "--" + str(issue["loc"][0]).replace("_", "-"),
-                got=str(issue["input"])[:80],
-            )
-            for issue in error.errors(include_url=False)
-        ]
+        problems = []
+        for issue in error.errors(include_url=False):
+            option = "--" + str(issue["loc"][0]).replace("_", "-")
+            problems.append(Problem(SensitivityError.code, issue["msg"], option, got=str(issue["input"])[:80]))
         raise SensitivityError("the calibration data is not well described", problems=problems) from None

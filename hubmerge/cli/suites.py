@@ -35,18 +35,12 @@ def run_cli(arguments: Any, settings: Settings) -> int:
         hub = hub_of_user(settings).datasets
         pins |= {repo: DatasetPin(revision=hub.head(repo), hub=hub.endpoint) for repo in missing}
         write_pins(path, pins)
-    listed = [
-        {
-            "suite": name,
-            "title": suites[name].title,
-            "datasets": [
-                {"dataset": repo, "pin": pins[repo].model_dump(exclude_none=True) if repo in pins else None}
-                for repo in found
-            ],
-        }
-        for name, found in datasets.items()
-    ]
     if arguments.json:
+        dumped = {repo: pin.model_dump(exclude_none=True) for repo, pin in pins.items()}
+        listed = []
+        for name, found in datasets.items():
+            pinned = [{"dataset": repo, "pin": dumped.get(repo)} for repo in found]
+            listed.append({"suite": name, "title": suites[name].title, "datasets": pinned})
         print(json.dumps({"suites": listed}, indent=2))  # noqa: T201 - the output
         return 0
     for name, found in datasets.items():

@@ -39,14 +39,10 @@ def asked(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for each in suite.tasks:
             scores = [1.0] * right + [0.0] * (100 - right)
             pq.write_table(pa.table({"score": scores}), workdir / "details" / f"{each.name}.parquet")
-        made = result(
-            opened.ref.id if opened.ref.kind == "hub" else "local",
-            scores=[task(each.name, each.task.domain, right / 100, stderr=0.05) for each in suite.tasks],
-            sha=opened.ref.sha,
-            suite=suite.suite.name,
-            suite_version=suite.version,
-            split=suite.split,
-        )
+        model = opened.ref.id if opened.ref.kind == "hub" else "local"
+        tasks = [task(each.name, each.task.domain, right / 100, stderr=0.05) for each in suite.tasks]
+        measured = {"suite": suite.suite.name, "suite_version": suite.version, "split": suite.split}
+        made = result(model, scores=tasks, sha=opened.ref.sha, **measured)
         return made.model_copy(update={"facts": runner.model_facts(hub, opened)})
 
     monkeypatch.setattr(runner, "evaluate", evaluate)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -54,14 +55,7 @@ def guarded(request: pytest.FixtureRequest, line: Line, ada: HfApi, tmp_path: Pa
 
 
 def of_bob(line: Line) -> Line:
-    return Line(
-        line.process,
-        line.folder,
-        line.recipe,
-        line.target.replace("ada/", "bob/"),
-        user="bob",
-        undisturbed=line.undisturbed,
-    )
+    return replace(line, target=line.target.replace("ada/", "bob/"), user="bob")
 
 
 def let_in(ada: HfApi, line: Line, user: str) -> None:

@@ -88,7 +88,7 @@ GROUPS = {
     ),
     "store": Group(
         tuple(f"workflows/jobs/{name}.py" for name in ("store", "transaction", "jobs", "tokens")),
-        tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("claims", "database", "states")),
+        tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("database", "states")),
     ),
     "watchers": Group(
         ("workflows/watchers/*.py",),

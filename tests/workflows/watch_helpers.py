@@ -127,18 +127,11 @@ def make_bot(
     **settings: Any,
 ) -> Bot:
     endpoint = {"endpoint": hub.endpoint, "token": hub.tokens[user]} if hub else {}
-    configured = Settings(
-        data_dir=folder, **{"secret": "test secret", "webhook_secret": SECRET, **endpoint, **settings}
-    )
+    secrets = {"secret": "test secret", "webhook_secret": SECRET}
+    configured = Settings(data_dir=folder, **{**secrets, **endpoint, **settings})
     known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
-    return Bot(
-        configured,
-        TokenVault.from_settings(configured),
-        lambda: known,
-        clock=clock,
-        scoring=scoring,
-        intervals=intervals,
-    )
+    vault = TokenVault.from_settings(configured)
+    return Bot(configured, vault, lambda: known, clock=clock, scoring=scoring, intervals=intervals)
 
 
 @contextmanager

@@ -54,18 +54,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     _refuse_to_expose(hub, model, sha, dataset)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":
-        result = evaluate(
-            ModelName(id=model, revision=sha),
-            suite,
-            hub=hub,
-            workdir=spec.workdir / "evaluation",
-            options=EvaluateOptions(data_cache=spec.shared / "evaluation-data"),
-            observer=observer,
-        )
+        name, workdir = ModelName(id=model, revision=sha), spec.workdir / "evaluation"
+        options = EvaluateOptions(data_cache=spec.shared / "evaluation-data")
+        result = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=observer)
         if spec.signing_key is not None:
             result = signed(result, bytes.fromhex(spec.signing_key.get_secret_value()), spec.user)
         observer.stage("record")
-        dataset.publish([result], details_of(result, spec.workdir / "evaluation"))
+        dataset.publish([result], details_of(result, workdir))
     if result.error is not None:
         raise EvaluationError(
             "the model could not be evaluated",

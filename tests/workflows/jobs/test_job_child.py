@@ -27,15 +27,9 @@ def spec(workdir: Path, **payload: Any) -> JobSpec:
 def start(function: str, document: bytes, *arguments: str) -> subprocess.Popen[bytes]:
     """A child that was told its job; its input stays open."""
     command = [sys.executable, "-m", "workflows.jobs.child", "--pipeline", f"job_pipelines:{function}", *arguments]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))},
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    child = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **pipes)
     child.stdin.write(document)
     child.stdin.flush()
     return child

@@ -6,13 +6,27 @@ import json
 import logging
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_helpers import FINAL, QUICK, RETRYABLE, FakeClock, at_once, claim, job_id, make_worker, new_job, running, until
+from job_helpers import (
+    FINAL,
+    QUICK,
+    RETRYABLE,
+    ROOT,
+    FakeClock,
+    at_once,
+    claim,
+    job_id,
+    make_worker,
+    new_job,
+    running,
+    until,
+)
 from processes import printed_by
 from pydantic import SecretStr
 
@@ -131,6 +145,57 @@ def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path: Path) ->
     store.close()
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+RUSH = """
+import sys
+from pathlib import Path
+from workflows.jobs.store import Store
+store = Store(Path(sys.argv[1]))
+sys.stdin.readline()
+while job := store.claim(sys.argv[2]):
+    print(job.id, job.fence, flush=True)
+    if int(job.id[0], 16) % 2:
+        store.finish(job.id, job.fence, {})
+"""
+
+
+def test_processes_never_share_a_claim(tmp_path: Path) -> None:
+    """Each process opens the new database itself, all at the same moment."""
+    command = [sys.executable, "-c", RUSH, str(tmp_path)]
+    rush = [
+        subprocess.Popen([*command, f"p{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for number in range(4)
+    ]
+    store = Store(tmp_path, jobs_per_user=100)
+    for number in range(40):
+        store.submit(new_job(str(number)))
+    for process in rush:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    claims = [line for process in rush for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in rush] == [0] * 4
+    store.close()
+    assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(40))
+
+
+def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(tmp_path: Path) -> None:
+    store = Store(tmp_path, jobs_per_user=5)
+    refused: list[str] = []
+
+    def submit(number: int) -> None:
+        try:
+            store.submit(new_job("same"))
+            store.submit(new_job(str(number)))
+        except Exception as error:
+            refused.append(type(error).__name__)
+
+    at_once(8, submit)
+    assert refused == ["QuotaError"] * 4
+    assert len(store.list_jobs()) == 5
+    assert [event.type for event in store.events(job_id("same"))] == ["submitted"]
+    store.close()
 
 
 CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"

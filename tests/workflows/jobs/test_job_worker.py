@@ -150,10 +150,8 @@ def test_a_killed_child_is_resumed_where_it_was(tmp_path: Path, live: Store) -> 
         until(lambda: live.get(steps.id).state is State.QUEUED)
         skip_back_off(live)
         steps.finish()
-    assert [line.split("pid")[0] + line.split()[-1] for line in attempts(steps.trace)] == [
-        "attempt 1 fence 1 0",
-        "attempt 2 fence 2 5",
-    ]
+    told = [line.split("pid")[0] + line.split()[-1] for line in attempts(steps.trace)]
+    assert told == ["attempt 1 fence 1 0", "attempt 2 fence 2 5"]
 
 
 def test_a_killed_worker_takes_its_child_along_and_a_free_one_goes_on_when_its_lease_ends(
@@ -301,21 +299,11 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         story = [event for event in live.events(job.id) if event.type != "stage"]
         taken = [event for event in story if event.type == "claimed"]
         assert [event.data["attempt"] for event in taken] == list(range(1, job.attempt + 1))
-        assert [event.type for event in story] == [
-            "submitted",
-            *["claimed", "lost"] * (job.attempt - 1),
-            "claimed",
-            "done",
-        ]
-        claims += [
-            Claim(
-                datetime.fromisoformat(event.time).timestamp(),
-                int(event.data["worker"].split("_")[-2]),
-                job.ticket,
-                event.data["attempt"],
-            )
-            for event in taken
-        ]
+        lost = ["claimed", "lost"] * (job.attempt - 1)
+        assert [event.type for event in story] == ["submitted", *lost, "claimed", "done"]
+        for event in taken:
+            moment, worker = datetime.fromisoformat(event.time).timestamp(), int(event.data["worker"].split("_")[-2])
+            claims.append(Claim(moment, worker, job.ticket, event.data["attempt"]))
     close = 0.1  # both clocks are read one after the other
     for kill in kills:
         [again] = [c for c in claims if (c.ticket, c.attempt) == (kill.job.ticket, kill.job.attempt + 1)]

@@ -74,12 +74,9 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
         folder = write_model(tmp_path / str(number), tensors)
         ada.upload_folder(repo_id=f"ada/pipeline-{number}", folder_path=folder)
     recipe = {"base": "ada/pipeline-0", "agents": ["ada/pipeline-1", "ada/pipeline-2"], "method": "linear"}
-    spec = job_spec(
-        tmp_path,
-        payload={"target": "ada/pipeline-merged", "private": False, "recipe": recipe, "license": "mit"},
-        token=SecretStr(local_hub.tokens["ada"]),
-        endpoint=local_hub.endpoint,
-    )
+    payload = {"target": "ada/pipeline-merged", "private": False, "recipe": recipe, "license": "mit"}
+    token = SecretStr(local_hub.tokens["ada"])
+    spec = job_spec(tmp_path, payload=payload, token=token, endpoint=local_hub.endpoint)
     events: list[Event] = []
     with patch.object(line, "render_figures", lambda report: {}):
         pipeline.run(spec, events.append)
@@ -216,12 +213,8 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
         {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
         {"kind": "withdrawn", "model": "org/new", "sha": "f" * 40, "reason": ""},
     ]
-    api.upload_file(
-        path_or_fileobj=json.dumps({"flags": flags}).encode(),
-        path_in_repo="flags.json",
-        repo_id=dataset.repo,
-        repo_type="dataset",
-    )
+    content = json.dumps({"flags": flags}).encode()
+    api.upload_file(path_or_fileobj=content, path_in_repo="flags.json", repo_id=dataset.repo, repo_type="dataset")
     scores = RecordedScores(hub, dataset)
     nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
     new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)

@@ -30,13 +30,9 @@ def test_the_examples_are_valid_and_the_same_rules_when_they_are_written_and_rea
 
 
 def test_a_rule_is_read_as_it_is_written() -> None:
-    rule = rule_of(
-        base="zoo/base@main",
-        agents={"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000},
-        join={"best": 3},
-        suite="zoo",
-        target="ada/{base}-{name}-{count}-{set}",
-    )
+    agents = {"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000}
+    target = "ada/{base}-{name}-{count}-{set}"
+    rule = rule_of(base="zoo/base@main", agents=agents, join={"best": 3}, suite="zoo", target=target)
     assert (rule.base.id, rule.base.revision) == ("zoo/base", "main")
     assert (rule.agents.authors, rule.agents.max_parameters) == (("zoo", "bob"), 1_500_000_000)
     assert (rule.join.best, rule.join.fixed, rule.min_agents) == (3, (), 2)

@@ -131,23 +131,15 @@ def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agen
     quantized = agents.agent(base, card={"base_model_relation": "quantized"})
     pickled = "ada/zz-pickled"
     agents.api.create_repo(pickled)
-    agents.api.upload_file(
-        path_or_fileobj=f"---\nbase_model: {base}\n---\n".encode(), path_in_repo="README.md", repo_id=pickled
-    )
-    agents.api.upload_file(path_or_fileobj=b"\x80\x04.", path_in_repo="pytorch_model.bin", repo_id=pickled)
+    for path, data in (("README.md", f"---\nbase_model: {base}\n---\n".encode()), ("pytorch_model.bin", b"\x80\x04.")):
+        agents.api.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=pickled)
     copy = "ada/zz-copy-of-base"
     agents.push(copy, BASE_WEIGHTS, {"base_model": base, "license": "apache-2.0"})
     bot = bot_for(rule_for(base))
     turn = one(bot.watchers.poll())
     assert joined(turn) == good
-    told = skipped(turn)
-    assert told == {
-        "ada/zz-wide": "E_INCOMPATIBLE",
-        unlicensed: "E_RECIPE",
-        forbidding: "E_RECIPE",
-        pickled: "no_weights",
-        copy: "copy",
-    }
+    told, licensed = skipped(turn), dict.fromkeys((unlicensed, forbidding), "E_RECIPE")
+    assert told == {"ada/zz-wide": "E_INCOMPATIBLE", **licensed, pickled: "no_weights", copy: "copy"}
     assert quantized not in told  # the search did not show it
     notes = {note.subject: note for note in bot.ledger.skips("watch")}
     assert set(notes) == set(told)
