@@ -242,6 +242,8 @@ def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: Fau
     assert done.returncode == 0, done.stderr
     assert switch.state(rule).fired == 1
     told = [json.loads(text) for text in done.stderr.splitlines()]
+    stages = [t["stage"] for t in told if t["type"] == "stage"]
+    assert stages == ["resolve", "fetch", "merge", "card", "publish"]
     assert any(t["type"] == "warning" and "500" in t["message"] for t in told)
     assert not any("X-Amz" in t["message"] for t in told if t["type"] == "warning")
 
