@@ -269,15 +269,9 @@ def evaluate(
     options = options or runner.EvaluateOptions()
     if not isinstance(suite, PinnedSuite):
         suite = pin(suite, hub, split, limit=options.limit, dtype=options.dtype)
-    return runner.evaluate(
-        name,
-        suite,
-        hub=hub,
-        workdir=evaluation_folder(settings, name, suite),
-        options=replace(options, data_cache=options.data_cache or settings.data_dir / "evaluation-data"),
-        observer=observer,
-        allow_local=True,
-    )
+    options = replace(options, data_cache=options.data_cache or settings.data_dir / "evaluation-data")
+    workdir = evaluation_folder(settings, name, suite)
+    return runner.evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=observer, allow_local=True)
 
 
 def evaluation_folder(settings: Settings, model: ModelName, suite: PinnedSuite) -> Path:

@@ -145,11 +145,7 @@ def probe(
 
 
 def merge_to_folder(
-    prepared: Prepared,
-    hub: Hub,
-    folder: Path,
-    options: StreamOptions | None = None,
-    observer: Observer | None = None,
+    prepared: Prepared, hub: Hub, folder: Path, options: StreamOptions | None = None, observer: Observer | None = None
 ) -> Report:
     """The merge with all that belongs to it, complete in `folder`; its manifest is written last.
 

@@ -243,3 +243,11 @@ def read_model(folder: Path) -> dict[str, T]:
 def recipe_dict(base: Path | str, agents: Sequence[Path | str], method: str = "ram", **more: Any) -> dict[str, Any]:
     """A recipe as users write it."""
     return {"base": str(base), "agents": [str(a) for a in agents], "method": method, **more}
+
+
+def write_sweep(recipe: Path, *entries: Mapping[str, Any]) -> Path:
+    """sweep.yaml beside a recipe, over its models."""
+    models = json.loads(recipe.read_text())
+    path = recipe.with_name("sweep.yaml")
+    path.write_text(json.dumps({"base": models["base"], "agents": models["agents"], "sweep": entries}))
+    return path

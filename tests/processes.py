@@ -6,16 +6,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from localhub.process import LocalHubProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def printed_by(script: str, *arguments: str, given: str = "", folder: Path = ROOT, **environment: str) -> str:
-    """What a script prints; a failure fails the test."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+def python(
+    *arguments: str, given: str = "", folder: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What a process of this Python said, and how it ended."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         input=given,
         env={**os.environ, **environment},
         cwd=folder,
@@ -23,6 +28,11 @@ def printed_by(script: str, *arguments: str, given: str = "", folder: Path = ROO
         text=True,
         check=False,
     )
+
+
+def printed_by(script: str, *arguments: str, **how: Any) -> str:
+    """What a script prints; a failure fails the test."""
+    done = python("-c", script, *arguments, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -30,3 +40,9 @@ def printed_by(script: str, *arguments: str, given: str = "", folder: Path = ROO
 def as_ada(hub: LocalHubProcess, folder: Path) -> dict[str, str]:
     """The variables of her commands on a Hub, which keep what they keep in `folder`."""
     return {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.tokens["ada"], "HUBMERGE_DATA": str(folder / "data")}
+
+
+def act_as_ada(patch: pytest.MonkeyPatch, hub: LocalHubProcess, folder: Path) -> None:
+    """The same for commands in this process."""
+    for name, value in as_ada(hub, folder).items():
+        patch.setenv(name, value)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:
-    """Queue the named jobs again, then list all, newest first. Errors are raised, and the caller prints them."""
+    """Queue the named jobs again, then list all, newest first."""
     # imported here, since every command builds this one's parser
     from workflows.jobs.jobs import Job, JobNotFoundError
     from workflows.jobs.store import DATABASE, Store

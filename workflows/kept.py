@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+MOST_KEPT = 1000
 
 
 class KeptAnswers(Generic[T]):
-    """At most `most` answers, each for `seconds`; the others are asked for anew. Safe to use from several threads."""
+    """At most MOST_KEPT answers, each for `seconds`; the others are asked anew. Safe to use from several threads."""
 
-    def __init__(self, seconds: float, most: int = 1000) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._most = most
         self._answers: dict[Hashable, tuple[float, T]] = {}
         self._lock = threading.Lock()
 
@@ -27,6 +27,6 @@ class KeptAnswers(Generic[T]):
                 return self._answers[key][1]
         answer = ask()
         with self._lock:
-            if len(self._answers) < self._most:
+            if len(self._answers) < MOST_KEPT:
                 self._answers[key] = (now + self._seconds, answer)
         return answer

@@ -81,13 +81,10 @@ class Measuring:
         before = self._store.find(evaluation_id(key))
         job = self._requests.request(key, ASKED, asked_by=visitor.name)
         shown = "" if job.payload.get("private") else job.id
-        if job.state is State.DONE:
-            return EvaluationAnswer("scored", id, sha, chosen, shown)
-        if job.state is State.FAILED:
-            return EvaluationAnswer("failed", id, sha, chosen, shown)
+        asked = "under way" if before is not None and before.state in ACTIVE else "queued"
+        outcome = {State.DONE: "scored", State.FAILED: "failed"}.get(job.state, asked)
         place = self._store.waiting_before(job) + 1 if job.state is State.QUEUED else None
-        known = before is not None and before.state in ACTIVE
-        return EvaluationAnswer("under way" if known else "queued", id, sha, chosen, shown, place)
+        return EvaluationAnswer(outcome, id, sha, chosen, shown, place)
 
     def _evaluable(self, name: ModelName, hub: Hub) -> tuple[str, str]:
         """Id and commit of a model that everybody may read and that this machine can evaluate."""

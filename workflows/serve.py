@@ -132,11 +132,9 @@ def serve(
     with ExitStack() as stack:
         stack.callback(store.close)
         dataset = results_dataset(settings)
-        stack.enter_context(WorkerProcess(settings, kinds=("merge",), stop=stop))
-        # A diff takes minutes; it need not wait for a merge of hours.
-        stack.enter_context(WorkerProcess(settings, kinds=("diff",), stop=stop))
-        rules_dir = settings.rules_dir
-        rules = partial(load_rules, rules_dir) if rules_dir else RuleSet
+        for kind in ("merge", "diff"):  # a diff takes minutes; it need not wait for a merge of hours
+            stack.enter_context(WorkerProcess(settings, kinds=(kind,), stop=stop))
+        rules = partial(load_rules, settings.rules_dir) if settings.rules_dir else RuleSet
         bot = Bot(settings, vault, rules, scoring=scoring_of(settings, dataset), intervals=intervals)
         service = MergeService(settings, store, vault, bot.requests)
         if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
@@ -145,16 +143,11 @@ def serve(
             stack.enter_context(bot)
             if dataset is not None:
                 stack.enter_context(WorkerProcess(settings, kinds=("evaluate",), stop=stop))
+        board = DatasetBoard(dataset) if dataset else None
+        routes = bot.routes if settings.token is not None else ()
         app = stack.enter_context(
             launch_app(
-                service,
-                settings,
-                host=host,
-                port=port,
-                oauth=oauth,
-                routes=bot.routes if settings.token is not None else (),
-                board=DatasetBoard(dataset) if dataset else None,
-                watchers=bot.source,
+                service, settings, host=host, port=port, oauth=oauth, routes=routes, board=board, watchers=bot.source
             )
         )
         log.info("serving on %s", app.url)

@@ -38,6 +38,7 @@ from workflows.app.service import (
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import ACTIVE, Job, JobNotFoundError, NewJob, State
+from workflows.jobs.pipeline import merge_payload
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.transaction import MAX_WAITING
@@ -48,7 +49,6 @@ from workflows.trail import Trail
 
 _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
-_FACTS_KEPT = 1000
 
 
 class MergeService:
@@ -65,11 +65,11 @@ class MergeService:
         self._trail = Trail(store, suite=settings.suite)
         self._measuring = Measuring(settings, store, requests)
         self._identities = KeptAnswers[Identity](_IDENTITY_S)
-        self._facts = KeptAnswers[ModelFacts](_FACTS_S, _FACTS_KEPT)
+        self._facts = KeptAnswers[ModelFacts](_FACTS_S)
 
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The visitor to whom the token belongs; a name that does not fit the token is refused."""
-        identity = self._identities.get(_digest(token), lambda: self._hub(token).whoami())
+        identity = self._identities.get(_digest(token), lambda: Hub(self.endpoint, token).whoami())
         if name is not None and identity.name != name:
             raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
         return Visitor(identity.name, token, identity.namespaces)
@@ -77,23 +77,21 @@ class MergeService:
     def search(
         self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
     ) -> list[RepoSummary]:
-        return self._hub(visitor.token if visitor else None).search_models(text, limit, tags=tags)
+        return self._hub(visitor).search_models(text, limit, tags=tags)
 
     def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
-        token = visitor.token if visitor else None
-
         def ask() -> ModelFacts:
             model = ModelName.parse(name)
-            return _facts(self._hub(token).repo_state(model.id, model.revision))
+            return _facts(self._hub(visitor).repo_state(model.id, model.revision))
 
-        return self._facts.get((_digest(token or ""), name), ask)
+        return self._facts.get((_digest(visitor.token if visitor else ""), name), ask)
 
     def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
-        return published_model(self._hub(visitor.token if visitor else None), name, sha)
+        return published_model(self._hub(visitor), name, sha)
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
-        hub = self._hub(visitor.token if visitor else None)
-        plan = prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
+        request = Request(license=license or None, calibrate="not")
+        plan = prepare(recipe_from_dict(dict(recipe)), self._hub(visitor), request).plan
         self._seconds(plan)
         return plan
 
@@ -113,26 +111,15 @@ class MergeService:
         return seconds
 
     def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
-        return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None), tell)
+        return preview(self.inspect(recipe, visitor), self._hub(visitor), tell)
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)
-        prepared = prepare(
-            recipe_from_dict(dict(request.recipe)),
-            self._hub(visitor.token),
-            Request(target, request.license, calibrate="apart"),
-        )
+        recipe = recipe_from_dict(dict(request.recipe))
+        prepared = prepare(recipe, self._hub(visitor), Request(target, request.license, calibrate="apart"))
         suite = self._measuring.of_merge(request.suite, request.private)
-        payload = {
-            **({"suite": suite} if suite else {}),
-            "recipe": prepared.plan.recipe.to_dict(),
-            "target": target.repo,
-            "private": target.private,
-            "expose": target.expose,
-            "license": request.license,
-            "warnings": list(prepared.plan.warnings),
-            "predicted_s": self._seconds(prepared.plan),
-        }
+        payload = merge_payload(prepared, target, request.license) | ({"suite": suite} if suite else {})
+        payload["predicted_s"] = self._seconds(prepared.plan)
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
         new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)
         job = self._store.submit(new, sealed, undone=not prepared.published)  # e.g. deleted by hand meanwhile
@@ -141,18 +128,17 @@ class MergeService:
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
         plan = self._comparison(base, agent, visitor)
         job = self._store.find(comparison_id(plan, visitor.name if visitor else ""))
-        own = job is not None and visitor is not None and visitor.name == job.user
-        return Comparison(plan, None if job is None else self._trail.view(job, own=own))
+        return Comparison(plan, None if job is None else self._view(job, visitor))
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
         plan = self._comparison(base, agent, visitor)
         new = comparison_job(plan, visitor.name)
         sealed = self._vault.seal(new.id, SecretStr(visitor.token), visitor.expires_at)
         job = self._store.submit(new, sealed, shared=True)
-        return Comparison(plan, self._trail.view(job, own=job.user == visitor.name))
+        return Comparison(plan, self._view(job, visitor))
 
     def _comparison(self, base: str, agent: str, visitor: Visitor | None) -> Plan:
-        return open_comparison(comparison_recipe(base, agent), self._hub(visitor.token if visitor else None))
+        return open_comparison(comparison_recipe(base, agent), self._hub(visitor))
 
     @property
     def suites(self) -> Mapping[str, str]:
@@ -165,13 +151,11 @@ class MergeService:
         return self._measuring.queue()
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
-        job = self._seen(job_id, visitor)
-        return self._trail.view(job, own=visitor is not None and visitor.name == job.user)
+        return self._view(self._seen(job_id, visitor), visitor)
 
     def _seen(self, job_id: str, visitor: Visitor | None) -> Job:
         job = self._store.find(job_id)
-        own = job is not None and visitor is not None and visitor.name == job.user
-        if job is None or (job.payload.get("private") and not own):
+        if job is None or (job.payload.get("private") and not _is_own(job, visitor)):
             # the same answer for both, so that ids of private jobs cannot be told from guesses
             raise JobNotFoundError(
                 "no such job, or a private one of somebody else",
@@ -182,7 +166,7 @@ class MergeService:
 
     def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
         jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=PAGE_JOBS)
-        return [view for job in jobs for view in self._trail.views([job], own=job.user == visitor.name)]
+        return [view for job in jobs for view in self._trail.views([job], own=_is_own(job, visitor))]
 
     def public_jobs(self, before: int | None = None) -> list[JobView]:
         kinds = ("merge", "diff")  # evaluations stand with their merges
@@ -208,8 +192,15 @@ class MergeService:
             sealed = self._vault.seal(job.id, SecretStr(visitor.token), visitor.expires_at)
         return self._trail.view(self._store.retry(job.id, visitor.name, sealed), own=True)
 
-    def _hub(self, token: str | None) -> Hub:
-        return Hub(self.endpoint, token)
+    def _hub(self, visitor: Visitor | None) -> Hub:
+        return Hub(self.endpoint, visitor.token if visitor else None)
+
+    def _view(self, job: Job, visitor: Visitor | None) -> JobView:
+        return self._trail.view(job, own=_is_own(job, visitor))
+
+
+def _is_own(job: Job, visitor: Visitor | None) -> bool:
+    return visitor is not None and visitor.name == job.user
 
 
 def _digest(token: str) -> bytes:

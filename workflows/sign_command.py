@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.errors import ResultError, SettingsError
+from hubmerge.errors import ResultError, SettingsError, printable
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
-    """Sign the named entries, then list all. Errors are raised, and the caller prints them."""
+    """Sign the named entries, then list all."""
     # imported here, since every command builds this one's parser
     from hubmerge.board.files import entries_of, with_signatures
     from hubmerge.board.trust import KEYS, keys_file, named_keys
@@ -53,8 +53,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
         if changed:
             write(changed)
         files, trusted = signed, trusted | {public_key(seed)}
-    listed: list[dict[str, Any]] = []
-    refused: list[dict[str, str]] = []
+    listed, refused = [], []
     for path, data in files.items():
         entries, broken = entries_of(path, data, trusted)
         listed += [{"id": e.id, "file": path, "entry": dict(e.content), "signed": e.provenance} for e in entries]
@@ -120,14 +119,11 @@ def _seed(settings: Settings, published: Collection[str]) -> bytes:
 
 
 def _table(listed: list[dict[str, Any]], refused: list[dict[str, str]]) -> str:
-    def printable(text: str) -> str:
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
-
     words = {"signed": "signed", "community": "not signed", "unverified": "not checked"}
     lines = [
         f"{line['id']}  {words[line['signed']]:<11}  {line['file']:<13}  "
-        + printable(json.dumps(line["entry"], ensure_ascii=False))
+        + printable(json.dumps(line["entry"], ensure_ascii=False)[:160])
         for line in listed
     ]
-    lines += [f"left out: {printable(each['where'])}: {printable(each['reason'])}" for each in refused]
+    lines += [f"left out: {printable(each['where'][:160])}: {printable(each['reason'][:160])}" for each in refused]
     return "\n".join(lines) or "no entries"

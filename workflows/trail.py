@@ -39,12 +39,7 @@ class Trail:
         return [self._view(job, own=own) for job in jobs]
 
     def _view(
-        self,
-        job: Job,
-        *,
-        own: bool,
-        events: tuple[JobEvent, ...] = (),
-        counted: Mapping[str, object] | None = None,
+        self, job: Job, *, own: bool, events: tuple[JobEvent, ...] = (), counted: Mapping[str, object] | None = None
     ) -> JobView:
         sealed = self._store.sealed_token(job.id) if own else None
         warnings = dict.fromkeys(job.payload.get("warnings", []))

@@ -49,14 +49,9 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
-    every = max(1.0, arguments.every)
-    bot = Bot(
-        settings,
-        TokenVault.from_settings(settings),
-        lambda: RuleSet(rules),
-        scoring=scoring_of(settings, results_dataset(settings)),
-        intervals=Intervals(poll_s=every),
-    )
+    vault, scoring = TokenVault.from_settings(settings), scoring_of(settings, results_dataset(settings))
+    intervals = Intervals(poll_s=max(1.0, arguments.every))
+    bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=intervals)
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")
         try:
@@ -65,7 +60,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
             bot.close()
             terminal.close()
         for turn in turns:
-            _print(turn, as_json=arguments.json, dry_run=arguments.dry_run)
+            told = _document(turn, arguments.dry_run)
+            print(json.dumps(told) if arguments.json else _text(told))  # noqa: T201 - the command's output
         return int(any(turn.error is not None for turn in turns))
     return _watch(bot, rules, settings, with_worker=not arguments.no_worker)
 
@@ -85,11 +81,6 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
         logging.getLogger(__name__).info("watching by %s", ", ".join(rule.name for rule in rules))
         stop.wait()
     return 0
-
-
-def _print(turn: Turn, *, as_json: bool, dry_run: bool) -> None:
-    lines = _document(turn, dry_run)
-    print(json.dumps(lines) if as_json else _text(lines))  # noqa: T201 - the command's output
 
 
 def _document(turn: Turn, dry_run: bool) -> dict[str, Any]:

@@ -23,7 +23,6 @@ TOP = 10
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser."""
     command.add_argument(
         "base", metavar="BASE", help="the model before: a Hub id such as org/name@revision, or a folder"
     )
@@ -38,7 +37,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Read both models once and print what differs; errors are raised for the caller to print."""
+    """Read both models once and print what differs."""
     from hubmerge.hub.login import hub_of_user
     from hubmerge.output.diff import comparison_recipe, measure, open_comparison
     from hubmerge.output.diff_words import in_words

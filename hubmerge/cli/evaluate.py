@@ -24,7 +24,6 @@ _SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser; nothing is imported for them."""
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--suite", required=True, help=", ".join(_SUITES))
     parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev: rows to choose by")
@@ -41,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Run the command. Errors are raised, and the caller prints them."""
     from hubmerge.evaluation.runner import DETAILS, EvaluateOptions
     from hubmerge.evaluation.suites import pin
     from hubmerge.hub.login import hub_of_user

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
+    """Write the recipe; nothing is written where an error is raised."""
     from hubmerge.engine.progress import resolving
     from hubmerge.hub.login import hub_of_user
     from hubmerge.plan.plan import make_plan
@@ -55,7 +55,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     terminal.stage("resolve")
     base, agents = open_models(recipe, hub_of_user(settings), allow_local=True, tell=resolving(terminal))
     terminal.close()
-    method = arguments.method or suggested_method(agents)
+    # RAM+ for sparse updates of full weights, as RL leaves them; TIES for adapters, which change nearly everything
+    method = arguments.method or ("ties" if any(agent.adapter is not None for agent in agents) else "ram_plus")
     refused: list[str] = []
     try:
         named = {**recipe.to_dict(), "method": method, "parameters": {}}
@@ -81,11 +82,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         ) from None
     sys.stdout.write(f"{out} is written; `hubmerge inspect {out}` looks at it, `hubmerge merge {out} --out …` merges\n")
     return 0
-
-
-def suggested_method(agents: Sequence[Model]) -> str:
-    """RAM+ for sparse updates of full weights, as RL leaves them; TIES for adapters, which change nearly everything."""
-    return "ties" if any(agent.adapter is not None for agent in agents) else "ram_plus"
 
 
 def _weighs(method: str) -> bool:

@@ -21,7 +21,6 @@ from hubmerge.settings import Settings
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Print the plan's summary; errors are raised for the caller to print."""
     hub = hub_of_user(settings)
     terminal.stage("resolve")
     document = read_document(arguments.recipe)

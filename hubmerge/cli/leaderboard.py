@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser."""
     parser.add_argument(
         "--results",
         metavar="REPO|DIR",
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Print the board; errors are raised for the caller to print."""
     from hubmerge.board.export import board_json, suite_csv
     from hubmerge.board.read import leaderboard
 

@@ -14,7 +14,7 @@ Generated from the registry; `make docs` writes it again and a test holds it cur
 [architecture.md](architecture.md#to-add-a-merge-method) says how.
 
 """
-_NOTATION = """\
+NOTATION = """\
 Notation: base θ0, agents θ1…θK, δk = θk − θ0 in float32, weight wk (default 1), mk = |δk| > ε, c = Σk mk. δ* is
 computed in float32 and θ0 + δ* is rounded once to the output's dtype; an element with δ* = 0 keeps the base's bits.
 """
@@ -29,12 +29,7 @@ def methods_page() -> str:
     methods = registry().values()
     rows = [f"| [`{m.name}`](#{m.name}) | {m.summary} | {_passes(m)} | {_needs(m)} |" for m in methods]
     sections = (f"\n## {m.name}\n\n**{m.title}.** {m.summary}\n\n{method_section(m)}" for m in methods)
-    return _HEAD + _NOTATION + _TABLE + "\n".join(rows) + "\n" + "".join(sections)
-
-
-def notation() -> str:
-    """What the letters of the formulas mean, as Markdown."""
-    return _NOTATION
+    return _HEAD + NOTATION + _TABLE + "\n".join(rows) + "\n" + "".join(sections)
 
 
 def _passes(method: Method) -> str:

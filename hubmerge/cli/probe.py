@@ -17,7 +17,6 @@ from hubmerge.statistics.summary import summarize
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Read the inputs once and print what was counted; errors are raised for the caller to print."""
     hub, options = hub_of_user(settings), stream_options(arguments, settings)
     terminal.stage("resolve")
     prepared = prepare(load_recipe(arguments.recipe), hub, Request(allow_local=True, calibrate="not"), terminal)

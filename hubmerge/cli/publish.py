@@ -12,7 +12,6 @@ from hubmerge.settings import Settings
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Publish the folder; errors are raised for the caller to print."""
     published = publish(
         arguments.folder,
         arguments.repo,

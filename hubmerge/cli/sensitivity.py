@@ -23,7 +23,7 @@ _SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_toke
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser; what is not given takes CalibrationSpec's default."""
+    """What is not given takes CalibrationSpec's default."""
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
     parser.add_argument("--prompt", required=True, metavar="COLUMN")
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import model_here
     from hubmerge.sensitivity.pairs import LOADERS, load_pairs
@@ -93,13 +92,8 @@ def _spec(arguments: Any) -> CalibrationSpec:
     try:
         return CalibrationSpec.model_validate(given)
     except ValidationError as error:
-        problems = [
-            Problem(
-                SensitivityError.code,
-                issue["msg"],
-                "--" + str(issue["loc"][0]).replace("_", "-"),
-                got=str(issue["input"])[:80],
-            )
-            for issue in error.errors(include_url=False)
-        ]
+        problems = []
+        for issue in error.errors(include_url=False):
+            option = "--" + str(issue["loc"][0]).replace("_", "-")
+            problems.append(Problem(SensitivityError.code, issue["msg"], option, got=str(issue["input"])[:80]))
         raise SensitivityError("the calibration data is not well described", problems=problems) from None

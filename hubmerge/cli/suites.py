@@ -14,7 +14,6 @@ from hubmerge.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser."""
     parser.add_argument("names", nargs="*", metavar="SUITE", help="default: every suite")
     parser.add_argument("--pin", action="store_true", help="pin what is not pinned to the commit that main has now")
     parser.add_argument("--file", type=Path, help="another file of pins than the package's")
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:
-    """List the suites, after pinning where that was asked for. Errors are raised, and the caller prints them."""
     from hubmerge.evaluation.pins import PINS, DatasetPin, read_pins, write_pins
     from hubmerge.evaluation.suites import SUITES, get_suite
     from hubmerge.evaluation.tasks import get_task
@@ -37,18 +35,12 @@ def run_cli(arguments: Any, settings: Settings) -> int:
         hub = hub_of_user(settings).datasets
         pins |= {repo: DatasetPin(revision=hub.head(repo), hub=hub.endpoint) for repo in missing}
         write_pins(path, pins)
-    listed = [
-        {
-            "suite": name,
-            "title": suites[name].title,
-            "datasets": [
-                {"dataset": repo, "pin": pins[repo].model_dump(exclude_none=True) if repo in pins else None}
-                for repo in found
-            ],
-        }
-        for name, found in datasets.items()
-    ]
     if arguments.json:
+        dumped = {repo: pin.model_dump(exclude_none=True) for repo, pin in pins.items()}
+        listed = []
+        for name, found in datasets.items():
+            pinned = [{"dataset": repo, "pin": dumped.get(repo)} for repo in found]
+            listed.append({"suite": name, "title": suites[name].title, "datasets": pinned})
         print(json.dumps({"suites": listed}, indent=2))  # noqa: T201 - the output
         return 0
     for name, found in datasets.items():

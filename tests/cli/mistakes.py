@@ -6,7 +6,6 @@ docs/data/mistakes.json, and as a page in docs/mistakes.md.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import T, llama_config, llama_shapes, random_base, sparse_agent, tensor, write_model, write_shard
+from builders import T, llama_config, llama_shapes, random_base, sparse_agent, tensor, write_model
 from huggingface_hub import HfApi
+from source_helpers import write_adapter
 
 CARD = {"README.md": b"---\nlicense: mit\n---\n"}
 FOREIGN = "hf_" + "f" * 34
@@ -63,13 +63,10 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     model("two", two)
     model("unlicensed", one, files={})
     model("qwen", one, config=llama_config(one, architectures=["Qwen2ForCausalLM"], model_type="qwen2"))
-    longer = random_base(3, sizes=llama_shapes(vocab=36))
-    model("vocabulary", longer)
-    nan = dict(two)
-    broken = np.array(nan["model.norm.weight"].values, dtype=np.float32)
+    model("vocabulary", random_base(3, sizes=llama_shapes(vocab=36)))
+    broken = np.array(two["model.norm.weight"].values, dtype=np.float32)
     broken[3] = np.nan
-    nan["model.norm.weight"] = tensor(broken)
-    model("nan", nan)
+    model("nan", {**two, "model.norm.weight": tensor(broken)})
     model("halfway", {n: t for n, t in one.items() if "layers.1" not in n})
     (model("noconfig", one) / "config.json").unlink()
     pickled = model("bin", one)
@@ -79,7 +76,6 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
         write_model(trainer / f"checkpoint-{step}", one, files=CARD)
     (trainer / "trainer_state.json").write_text("{}")
     shutil.copy(places["one"] / "config.json", trainer / "config.json")
-    places["trainer"] = trainer
     (folder / "below").mkdir()
     (folder / "below" / "recipe.yaml").write_text("base: ../base\nagents: [../one, ../two]\nmethod: ram\n")
     write_model(folder / "exp" / "agent0", one, files=CARD)
@@ -92,21 +88,11 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     for name in ("awq", "gptq"):
         quantized = llama_config(one, quantization_config={"quant_method": name, "bits": 4, "group_size": 128})
         model(name, packed, config=quantized, files=from_one)
-    adapter = folder / "adapter"
-    adapter.mkdir()
-    factors = "base_model.model.model.layers.0.self_attn.q_proj"
     rng = np.random.default_rng(5)
-    write_shard(
-        adapter / "adapter_model.safetensors",
-        {
-            f"{factors}.lora_A.weight": tensor(rng.normal(size=(2, 32)), "F32"),
-            f"{factors}.lora_B.weight": tensor(rng.normal(size=(32, 2)), "F32"),
-        },
-    )
-    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/other-base"}
-    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": ["q_proj"], "bias": "none"}))
-    (adapter / "README.md").write_bytes(CARD["README.md"])
-    places["adapter"] = adapter
+    parts = {"A": tensor(rng.normal(size=(2, 32)), "F32"), "B": tensor(rng.normal(size=(32, 2)), "F32")}
+    factors = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{n}.weight": t for n, t in parts.items()}
+    settings = {"r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/other-base", "target_modules": ["q_proj"]}
+    write_adapter(folder / "adapter", factors, files=CARD, **settings, bias="none")
     pointer = model("pointer", one)
     (pointer / "model.safetensors").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 30000\n"
@@ -114,20 +100,17 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
     for name in ("foreign", "unfinished"):
         (folder / name).mkdir()
         (folder / name / "thesis.tex").write_text("ten years")
-        places[name] = folder / name
     (folder / "file").write_text("somebody's")
-    places["file"] = folder / "file"
+    places |= {name: folder / name for name in ("trainer", "adapter", "foreign", "unfinished", "file")}
     (model("comma", one) / "config.json").write_text('{"architectures": ["LlamaForCausalLM"],}')
-    for name in ("base", "one", "two", "gguf"):
-        api.create_repo(f"ada/{name}", exist_ok=True)
-        api.upload_folder(repo_id=f"ada/{name}", folder_path=places[name])
-    bob.create_repo("bob/private", private=True, exist_ok=True)
-    bob.upload_folder(repo_id="bob/private", folder_path=places["one"])
-    bob.create_repo("bob/gated", exist_ok=True)
-    bob.upload_folder(repo_id="bob/gated", folder_path=places["one"])
+    pushed = [(api, f"ada/{name}", name) for name in ("base", "one", "two", "gguf")]
+    for owner, repo, name in [*pushed, (bob, "bob/private", "one"), (bob, "bob/gated", "one")]:
+        owner.create_repo(repo)
+        owner.upload_folder(repo_id=repo, folder_path=places[name])
+    bob.update_repo_settings("bob/private", private=True)
     bob.update_repo_settings("bob/gated", gated="manual")
-    api.create_repo("ada/rows", repo_type="dataset", exist_ok=True)
-    api.create_repo("ada/taken", exist_ok=True)
+    api.create_repo("ada/rows", repo_type="dataset")
+    api.create_repo("ada/taken")
     api.upload_file(repo_id="ada/taken", path_or_fileobj=b"mine", path_in_repo="thesis.tex")
     return {name: str(path) for name, path in places.items()}
 

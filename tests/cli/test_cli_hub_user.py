@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from builders import random_base, read_model, sparse_agent, write_model
+from builders import random_base, recipe_dict, sparse_agent, write_model, write_parents
 from huggingface_hub import HfApi, constants, snapshot_download
+from processes import printed_by
 from scripted_hub import ScriptedHub
 
 from hubmerge.cli.main import main
@@ -22,7 +21,6 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user, stored_token
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 
-REPO = Path(__file__).resolve().parents[2]
 LOGIN = "hf_" + "c" * 34
 
 
@@ -42,12 +40,8 @@ def signed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("signed_in")
 def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).token == LOGIN
-    for endpoint in (
-        "http://127.0.0.1:9",
-        "http://localhost:7860",
-        "https://mirror.example",
-        "https://hf.co.evil.example",
-    ):
+    others = ("http://127.0.0.1:9", "http://localhost:7860", "https://mirror.example", "https://hf.co.evil.example")
+    for endpoint in others:
         assert stored_token(endpoint) is None
         assert hub_of_user(Settings(endpoint=endpoint)).token is None
     own = Settings(endpoint="http://127.0.0.1:9", token="hf_stated_for_this")
@@ -76,7 +70,6 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
     (tmp_path / "elsewhere").write_text("hf_of_a_path\n")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "token").write_text("hf_of_the_home\n")
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     for variables, token in (
         ({"HF_TOKEN": "hf_of_a_variable", "HF_HOME": str(tmp_path / "home")}, "hf_of_a_variable"),
         ({"HUGGING_FACE_HUB_TOKEN": "hf_of_the_old_one"}, "hf_of_the_old_one"),
@@ -86,26 +79,16 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
         ({"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": "http://127.0.0.1:9"}, "None"),
         ({"HF_HOME": str(tmp_path)}, "None"),
     ):
-        environment = {**plain, "HOME": str(tmp_path), **variables}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True, check=True
-        )
-        assert done.stdout == f"{token}\n", variables
+        assert printed_by(code, **variables) == f"{token}\n", variables
 
 
 # --- the cache ---------------------------------------------------------------------------------------------------
 
 
-def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
-    found = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()]
-    return {
-        str(p.relative_to(folder)): (
-            hashlib.sha256(p.read_bytes()).hexdigest(),
-            p.stat().st_mtime_ns,
-            p.stat().st_nlink,
-        )
-        for p in found
-    }
+def state(folder: Path) -> dict[Path, tuple[bytes, int, int]]:
+    """Of every file: its bytes, when it was changed, and its links."""
+    files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_nlink) for p in files}
 
 
 @pytest.fixture
@@ -116,24 +99,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def models(ada: HfApi, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], str]:
+def models(ada: HfApi, tmp_path: Path, name: str) -> Callable[[str], str]:
     """Names of repos of this test's own: a base and two agents in three shards."""
-    mark = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8]
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    for name, tensors in parts.items():
-        card = {"README.md": b"---\nlicense: mit\n---\n"}
-        ada.create_repo(f"ada/c-{mark}-{name}")
-        folder = write_model(tmp_path / name, tensors, shards=3, files=card)
-        ada.upload_folder(repo_id=f"ada/c-{mark}-{name}", folder_path=folder)
-    return lambda name: f"ada/c-{mark}-{name}"
+    for folder in write_parents(tmp_path, shards=3):
+        ada.create_repo(f"{name}-{folder.name}")
+        ada.upload_folder(repo_id=f"{name}-{folder.name}", folder_path=folder)
+    return lambda part: f"{name}-{part}"
 
 
 @pytest.fixture
 def recipe(models: Callable[[str], str], tmp_path: Path) -> Path:
     path = tmp_path / "hub.yaml"
-    agents = [models("one"), models("two")]
-    path.write_text(json.dumps({"base": models("base"), "agents": agents, "method": "ram"}))
+    path.write_text(json.dumps(recipe_dict(models("base"), [models("one"), models("two")])))
     return path
 
 
@@ -144,40 +121,47 @@ def fetch_all(
         snapshot_download(models(name), endpoint=ada.endpoint, token=ada.token, cache_dir=cache)
 
 
+def merged(recipe: Path, out: str, *more: str) -> Path:
+    folder = recipe.parent / out
+    assert main(["merge", str(recipe), "--out", str(folder), *more]) == 0
+    return folder
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "hubmerge.json").read_text()))
+
+
 def fetched(folder: Path) -> int:
-    return int(json.loads((folder / "hubmerge.json").read_text())["environment"]["fetch"]["bytes"])
+    return int(manifest(folder)["environment"]["fetch"]["bytes"])
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
 
 
 def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
-    ada: HfApi,
-    models: Callable[[str], str],
-    recipe: Path,
-    cache: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "fresh")]) == 0
-    assert fetched(tmp_path / "fresh") > 0
+    fresh = merged(recipe, "fresh")
+    assert fetched(fresh) > 0
     fetch_all(ada, models, cache)
-    before = digests(cache)
+    before = state(cache)
     capsys.readouterr()
     assert main(["inspect", str(recipe), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["download_bytes"] == 0
     for number, more in enumerate(([], ["--disk-budget", "0.00003"], ["--chunk-elements", "100", "--threads", "1"])):
-        out = tmp_path / f"cached{number}"
-        assert main(["merge", str(recipe), "--out", str(out), *more]) == 0
+        out = merged(recipe, f"cached{number}", *more)
         assert fetched(out) == 0
         assert not (out / ".hubmerge").exists()
-        made, expected = read_model(out), read_model(tmp_path / "fresh")
-        assert all(made[name].same_bits(expected[name]) for name in expected)
+        assert weights(out) == weights(fresh)
     assert main(["probe", str(recipe)]) == 0
-    assert digests(cache) == before
+    assert state(cache) == before
 
 
 def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path
 ) -> None:
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "fresh")]) == 0
+    fresh = merged(recipe, "fresh")
     fetch_all(ada, models, cache)
     [blob] = [p for p in cache.rglob("model-00002-of-00003.safetensors") if models("one").split("/")[1] in str(p)]
     whole = blob.resolve().read_bytes()
@@ -186,12 +170,11 @@ def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(
     for path, content in ((blob.resolve(), flipped), (config, b"{}")):
         path.chmod(0o644)
         path.write_bytes(content)
-    before = digests(cache)
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "again")]) == 0
-    assert fetched(tmp_path / "again") == len(whole)
-    made, expected = read_model(tmp_path / "again"), read_model(tmp_path / "fresh")
-    assert all(made[name].same_bits(expected[name]) for name in expected)
-    assert digests(cache) == before
+    before = state(cache)
+    again = merged(recipe, "again")
+    assert fetched(again) == len(whole)
+    assert weights(again) == weights(fresh)
+    assert state(cache) == before
 
 
 def test_another_commit_in_the_cache_counts_for_nothing(
@@ -200,23 +183,20 @@ def test_another_commit_in_the_cache_counts_for_nothing(
     fetch_all(ada, models, cache)
     moved = write_model(tmp_path / "moved", sparse_agent(random_base(0), 0.1, 9), shards=3)
     ada.upload_folder(repo_id=models("one"), folder_path=moved)
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "out")]) == 0
-    assert fetched(tmp_path / "out") == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
+    assert fetched(merged(recipe, "out")) == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
 
 
 def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "online")]) == 0
+    online = manifest(merged(recipe, "online"))
     fetch_all(ada, models, cache)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
     assert main(["inspect", str(recipe)]) == 0
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "offline")]) == 0
-    manifests = [json.loads((tmp_path / n / "hubmerge.json").read_text()) for n in ("online", "offline")]
-    assert manifests[0]["identity"] == manifests[1]["identity"]
-    assert manifests[0]["files"] == manifests[1]["files"]
-    assert manifests[0]["license"] == manifests[1]["license"]
+    offline = manifest(merged(recipe, "offline"))
+    for same in ("identity", "files", "license"):
+        assert online[same] == offline[same]
 
 
 def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(

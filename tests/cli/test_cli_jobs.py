@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import act_as_ada
 from pydantic import SecretStr
 
 from hubmerge.cli.main import main
@@ -20,11 +22,9 @@ MINE, OTHER, THEIRS = "ab" + "1" * 62, "ac" + "1" * 62, "ad" + "1" * 62
 
 @pytest.fixture
 def store(tmp_path: Path, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path))
+    act_as_ada(monkeypatch, local_hub, tmp_path)
     monkeypatch.setenv("HUBMERGE_SECRET", "a secret of the app")
-    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
-    store = Store(tmp_path)
+    store = Store(tmp_path / "data")
     for id, user in ((MINE, "ada"), (OTHER, "ada"), (THEIRS, "bob")):
         store.submit(NewJob(id=id, user=user, payload={"target": f"{user}/merged"}))
     while (job := store.claim("w")) is not None:
@@ -51,20 +51,17 @@ def test_failed_jobs_are_listed_and_tried_again_with_the_token_of_the_environmen
 
 @pytest.mark.parametrize("named", ["ad", "a", "ff", THEIRS, ""], ids=["bob", "two", "none", "whole", "all"])
 def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_again(
-    store: Store, named: str, capsys: pytest.CaptureFixture[str]
+    store: Store, named: str, refused: Callable[..., str]
 ) -> None:
-    assert main(["jobs", "--retry", "ab", named]) == 1
-    assert "E_JOB: no single job of yours begins so" in capsys.readouterr().err
+    assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "ab", named)
     assert {store.get(id).state for id in (MINE, OTHER, THEIRS)} == {State.FAILED}
 
 
 def test_a_folder_without_an_app_and_a_missing_token_are_named(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    assert main(["jobs"]) == 1
-    assert "E_LOGIN: whose jobs is not known in HF_TOKEN" in capsys.readouterr().err
+    assert "E_LOGIN: whose jobs is not known in HF_TOKEN" in refused("jobs")
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "empty"))
-    assert main(["jobs"]) == 1
-    assert "E_SETTINGS: there are no jobs of an app" in capsys.readouterr().err
+    assert "E_SETTINGS: there are no jobs of an app" in refused("jobs")
     assert not (tmp_path / "empty").exists()

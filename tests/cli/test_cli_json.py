@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_sweep
 from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
@@ -53,28 +55,30 @@ def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ram_plus" in json.loads(capsys.readouterr().out)
 
 
-def test_publish_and_run_tell_the_repo_and_the_commit(
-    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
     published = told("publish", str(tmp_path / "out"), "ada/json-published")
     assert published["commit"] == ada.model_info("ada/json-published").sha
     assert (published["repo"], published["url"]) == ("ada/json-published", f"{ada.endpoint}/ada/json-published")
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert set(ada.list_repo_files("ada/json-published")) == files | {".gitattributes"}
     [ran] = told("run", str(recipe_file), "--to", "ada/json-run")["published"]
     assert ran["commit"] == ada.model_info("ada/json-run").sha
 
 
-def test_a_sweep_tells_every_variant(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
-    named = json.loads(recipe_file.read_text())
-    sweep = tmp_path / "sweep.yaml"
-    entries = [{"method": ["ram", "linear"]}]
-    sweep.write_text(json.dumps({"base": named["base"], "agents": named["agents"], "sweep": entries}))
+def test_a_sweep_tells_every_variant(
+    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, fetched: Callable[[str, str], bytes]
+) -> None:
+    sweep = write_sweep(recipe_file, {"method": ["ram", "linear"]})
     result = told("sweep", str(sweep), "--out", str(tmp_path / "swept"), "--to", "ada/json")
     assert [variant["name"] for variant in result["variants"]] == ["ram", "linear"]
     for variant in result["variants"]:
         assert variant["files"][0]["sha256"] == sha256(Path(variant["folder"]) / "model.safetensors")
+        weights = fetched(f"ada/json-{variant['name']}", "model.safetensors")
+        assert weights == (Path(variant["folder"]) / "model.safetensors").read_bytes()
+        assert variant["name"] in (tmp_path / "swept" / "sweep.md").read_text()
         assert variant["commit"] == ada.model_info(f"ada/json-{variant['name']}").sha
+        assert len(ada.list_repo_commits(f"ada/json-{variant['name']}")) == 2  # the Hub's initial one and ours
 
 
 def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(

@@ -1,19 +1,19 @@
-"""Models without a license merge into a folder that says so; a license is demanded where something is published."""
+"""What publishing demands: a license, where the parents leave it open, and the word that private content may go out."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import recipe_dict, write_parents, write_sweep
 from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import RepositoryNotFoundError
 
 from hubmerge.cli.main import main
 
 Fetched = Callable[[str, str], bytes]
+Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def merged(unlicensed: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return out
 
 
-def digests(folder: Path) -> dict[str, str]:
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_models_without_a_license_merge_into_a_folder_whose_card_says_that_none_is_stated(merged: Path) -> None:
@@ -51,49 +51,43 @@ def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs
 
 
 def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents(
-    unlicensed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    unlicensed: Path, refused: Refused, tmp_path: Path
 ) -> None:
-    assert main(["merge", str(unlicensed), "--out", str(tmp_path / "lax"), "--license", "cc0-1.0"]) == 1
-    assert "expected one that includes the conditions of mit, got cc0-1.0" in capsys.readouterr().err
+    told = refused("merge", unlicensed, "--out", tmp_path / "lax", "--license", "cc0-1.0")
+    assert "expected one that includes the conditions of mit, got cc0-1.0" in told
     assert main(["merge", str(unlicensed), "--out", str(tmp_path / "said"), "--license", "apache-2.0"]) == 0
     assert ModelCard((tmp_path / "said" / "README.md").read_text()).data.to_dict()["license"] == "apache-2.0"
 
 
 def test_a_sweep_needs_a_license_only_where_it_publishes(
-    unlicensed: Path, ada: HfApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    unlicensed: Path, ada: HfApi, refused: Refused, tmp_path: Path
 ) -> None:
-    named = json.loads(unlicensed.read_text())
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(json.dumps({"base": named["base"], "agents": named["agents"], "sweep": [{"method": "ram"}]}))
-    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one"), "--to", "ada/sweep-open"]) == 1
-    assert "the license of the merge must be chosen" in capsys.readouterr().err
+    command = ["sweep", str(write_sweep(unlicensed, {"method": "ram"})), "--out", str(tmp_path / "one-by-one")]
+    assert "the license of the merge must be chosen" in refused(*command, "--to", "ada/sweep-open")
     assert not (tmp_path / "one-by-one").exists()
-    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one")]) == 0
-    options = ["--to", "ada/sweep-open", "--license", "mit"]
-    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one"), *options]) == 0
+    assert main(command) == 0
+    assert main([*command, "--to", "ada/sweep-open", "--license", "mit"]) == 0
     assert ada.model_info("ada/sweep-open-ram").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]
 
 
 def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
-    merged: Path, unlicensed: Path, ada: HfApi, capsys: pytest.CaptureFixture[str]
+    merged: Path, unlicensed: Path, ada: HfApi, refused: Refused
 ) -> None:
-    for command in (["publish", str(merged), "ada/open"], ["run", str(unlicensed), "--to", "ada/open"]):
-        assert main(command) == 1
-        message = capsys.readouterr().err
+    for command in (("publish", merged, "ada/open"), ("run", unlicensed, "--to", "ada/open")):
+        message = refused(*command)
         assert message.startswith("hubmerge: E_RECIPE: the license of the merge must be chosen")
         assert "--license" in message
-        with pytest.raises(RepositoryNotFoundError):
-            ada.model_info("ada/open")
+        assert not ada.repo_exists("ada/open")
 
 
 def test_a_license_stated_when_publishing_stands_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
-    merged: Path, ada: HfApi, fetched: Fetched, capsys: pytest.CaptureFixture[str]
+    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused
 ) -> None:
-    before = digests(merged)
-    assert main(["publish", str(merged), "ada/stated", "--license", "cc0-1.0"]) == 1
-    assert "the inputs do not allow" in capsys.readouterr().err
-    assert main(["publish", str(merged), "ada/stated", "--license", "mit"]) == 0
-    assert digests(merged) == before
+    before = files(merged)
+    command = ["publish", str(merged), "ada/stated", "--license"]
+    assert "the inputs do not allow" in refused(*command, "cc0-1.0")
+    assert main([*command, "mit"]) == 0
+    assert files(merged) == before
     card = fetched("ada/stated", "README.md").decode()
     assert ModelCard(card).data.to_dict()["license"] == "mit"
     assert "License of the merge: `mit`" in card
@@ -103,7 +97,7 @@ def test_a_license_stated_when_publishing_stands_on_the_card_and_in_the_manifest
     own = json.loads((merged / "hubmerge.json").read_text())
     assert {k: v for k, v in manifest.items() if k != "license"} == {k: v for k, v in own.items() if k != "license"}
     assert fetched("ada/stated", "model.safetensors") == (merged / "model.safetensors").read_bytes()
-    assert main(["publish", str(merged), "ada/stated", "--license", "mit"]) == 0  # again is the same
+    assert main([*command, "mit"]) == 0  # again is the same
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
@@ -118,7 +112,48 @@ def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
     assert ModelCard(published).data.to_dict()["license_name"] == "mit-and-unstated-terms"
 
 
-def test_a_merge_that_has_a_license_needs_no_other(recipe_file: Path, ada: HfApi, tmp_path: Path) -> None:
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
-    assert main(["publish", str(tmp_path / "out"), "ada/of-mit"]) == 0
-    assert ada.model_info("ada/of-mit").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]
+ROLES = ("base", "one", "two")
+
+
+@pytest.fixture(params=ROLES)
+def family(request: pytest.FixtureRequest, ada: HfApi, tmp_path: Path, name: str) -> tuple[str, Path]:
+    """(prefix of its repos, a recipe file) of a base and two agents on the Hub, of which one is private."""
+    repos = [f"{name}-{role}" for role in ROLES]
+    for role, repo, folder in zip(ROLES, repos, write_parents(tmp_path / "models"), strict=True):
+        ada.create_repo(repo, private=role == request.param)
+        ada.upload_folder(repo_id=repo, folder_path=folder)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(repos[0], repos[1:])))
+    write_sweep(path, {"method": ["linear", "ram"]})
+    return name, path
+
+
+def commands(prefix: str, recipe: Path) -> dict[str, list[str]]:
+    folder = recipe.parent / "merged"
+    assert main(["merge", str(recipe), "--out", str(folder)]) == 0
+    return {
+        "run": ["run", str(recipe), "--to", f"{prefix}-run"],
+        "publish": ["publish", str(folder), f"{prefix}-publish"],
+        "sweep": ["sweep", str(recipe.parent / "sweep.yaml"), "--out", f"{recipe.parent}/swept", "--to", f"{prefix}-s"],
+    }
+
+
+@pytest.mark.slow
+def test_no_command_makes_a_private_parent_s_merge_public_by_default(
+    family: tuple[str, Path], ada: HfApi, refused: Callable[..., str]
+) -> None:
+    before = {m.id for m in ada.list_models(author="ada")}
+    for command in commands(*family).values():
+        told = refused(*command)
+        assert "E_RECIPE: a public merge would tell what private models or data hold" in told
+        assert "--private" in told
+    assert {m.id for m in ada.list_models(author="ada")} == before
+
+
+@pytest.mark.slow
+def test_whoever_says_private_or_public_outright_gets_that(family: tuple[str, Path], ada: HfApi) -> None:
+    every = commands(*family)
+    assert main([*every["publish"], "--private"]) == 0
+    assert ada.repo_info(f"{family[0]}-publish").private is True
+    assert main([*every["run"], "--public"]) == 0
+    assert ada.repo_info(f"{family[0]}-run").private is False

@@ -15,30 +15,32 @@ from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import FormatError, Problem
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 
-NOWHERE = Hub("http://127.0.0.1:9")
 AGENT = sparse_agent(random_base(0), 0.1, 1)
 
 
-def refusal(folder: Path) -> HubmergeError:
-    with pytest.raises(HubmergeError) as caught:
-        open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True)
-    assert caught.value.code == "E_FORMAT"
-    return caught.value
+def opened(name: str, hub: Hub | None = None) -> Model:
+    """A folder, or a model of `hub`."""
+    return open_model(ModelName(id=name, local=hub is None), hub or Hub("http://127.0.0.1:9"), allow_local=True)
+
+
+def refusal(name: str, hub: Hub | None = None) -> Problem:
+    with pytest.raises(FormatError) as caught:
+        opened(name, hub)
+    [problem] = caught.value.problems
+    return problem
 
 
 def in_shell(command: str) -> None:
-    """Run a command of a message, with this Python for `python`."""
-    done = subprocess.run(
-        ["bash", "-c", f'python() {{ {shlex.quote(sys.executable)} "$@"; }}; {command}'],  # as a user would paste it
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run a command of a message as a user would paste it, with this Python for `python`, and its `hf`."""
+    ours = {"python": sys.executable, "hf": str(Path(sys.executable).parent / "hf")}
+    functions = "".join(f'{name}() {{ {shlex.quote(path)} "$@"; }}; ' for name, path in ours.items())
+    done = subprocess.run(["bash", "-c", functions + command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -54,11 +56,10 @@ def pickled(folder: Path) -> Path:
 
 def test_the_command_in_the_refusal_of_pickled_weights_converts_them(tmp_path: Path) -> None:
     folder = pickled(tmp_path / "it's an agent $HOME")
-    [problem] = refusal(folder).problems
+    problem = refusal(str(folder))
     assert "pytorch_model.bin (pickled, which can run code)" in problem.got
     in_shell(problem.next_step.removeprefix("If you trust it, convert it: "))
-    opened = open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True)
-    assert set(opened.tensors) == set(AGENT)
+    assert set(opened(str(folder)).tensors) == set(AGENT)
     made = read_model(folder)
     assert all(np.array_equal(f32(made[n]), f32(AGENT[n])) for n in AGENT)
 
@@ -73,18 +74,17 @@ def test_the_command_for_a_pickled_adapter_converts_it(tmp_path: Path) -> None:
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     factors = {f"{name}.lora_A.weight": torch.ones(2, 16), f"{name}.lora_B.weight": torch.ones(16, 2)}
     torch.save(factors, folder / "adapter_model.bin")
-    [problem] = refusal(folder).problems
-    in_shell(problem.next_step.removeprefix("If you trust it, convert it: "))
-    assert open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True).kind == "LoRA adapter"
+    in_shell(refusal(str(folder)).next_step.removeprefix("If you trust it, convert it: "))
+    assert opened(str(folder)).kind == "LoRA adapter"
 
 
 @pytest.mark.parametrize("stated", ['x"; touch owned; "', "A.b", "", 3, None, ["A"]])
 def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path: Path, stated: object) -> None:
     write_model(tmp_path / "m", AGENT, config={"architectures": [stated]})
     (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
-    [problem] = refusal(tmp_path / "m").problems
-    assert "t.AutoModelForCausalLM.from_pretrained" in problem.next_step
-    assert "owned" not in problem.next_step
+    told = refusal(str(tmp_path / "m")).next_step
+    assert "t.AutoModelForCausalLM.from_pretrained" in told
+    assert "owned" not in told
 
 
 def test_pickled_weights_on_the_hub_are_fetched_and_converted(
@@ -92,30 +92,22 @@ def test_pickled_weights_on_the_hub_are_fetched_and_converted(
 ) -> None:
     ada.create_repo("ada/of-old")
     ada.upload_folder(repo_id="ada/of-old", folder_path=pickled(tmp_path / "old"))
-    with pytest.raises(HubmergeError) as caught:
-        open_model(ModelName(id="ada/of-old"), Hub(str(ada.endpoint), str(ada.token)), allow_local=True)
-    [problem] = caught.value.problems
-    found = re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", problem.next_step)
+    told = refusal("ada/of-old", Hub(str(ada.endpoint), str(ada.token))).next_step
     monkeypatch.chdir(tmp_path)
-    in_shell(f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}; {found[1]}')
-    assert set(open_model(ModelName(id="./of-old", local=True), NOWHERE, allow_local=True).tensors) == set(AGENT)
+    in_shell(re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", told)[1])
+    assert set(opened("./of-old").tensors) == set(AGENT)
 
 
 def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfApi, tmp_path: Path) -> None:
     ada.create_repo("ada/trained")
     for step in (5, 50):
-        ada.upload_folder(
-            repo_id="ada/trained",
-            folder_path=write_model(tmp_path / str(step), AGENT),
-            path_in_repo=f"checkpoint-{step}",
-        )
-    with pytest.raises(HubmergeError) as caught:
-        open_model(ModelName(id="ada/trained"), Hub(str(ada.endpoint), str(ada.token)), allow_local=True)
-    command, place = re.findall(r"\(`(.*)`\), and name (\S+)\.$", caught.value.problems[0].next_step)[0]
+        folder = write_model(tmp_path / str(step), AGENT)
+        ada.upload_folder(repo_id="ada/trained", folder_path=folder, path_in_repo=f"checkpoint-{step}")
+    told = refusal("ada/trained", Hub(str(ada.endpoint), str(ada.token))).next_step
+    command, place = re.findall(r"\(`(.*)`\), and name (\S+)\.$", told)[0]
     assert place == "./trained/checkpoint-50"
-    hf = f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}'
-    in_shell(f"cd {shlex.quote(str(tmp_path))}; {hf}; {command}")
-    assert open_model(ModelName(id=str(tmp_path / place), local=True), NOWHERE, allow_local=True).tensors
+    in_shell(f"cd {shlex.quote(str(tmp_path))}; {command}")
+    assert opened(str(tmp_path / place)).tensors
 
 
 def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path) -> None:
@@ -124,11 +116,10 @@ def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path
         ("[org/agent, org/b]", "org/agent"),
         ("a b", "the model that it"),
     ):
-        folder = write_model(
-            tmp_path / named[:5], AGENT, files={"README.md": f"---\nbase_model: {stated}\n---".encode()}
-        )
+        card = {"README.md": f"---\nbase_model: {stated}\n---".encode()}
+        folder = write_model(tmp_path / named[:5], AGENT, files=card)
         (folder / "model.safetensors").replace(folder / "agent-Q4_K_M.gguf")
-        [problem] = refusal(folder).problems
+        problem = refusal(str(folder))
         assert "GGUF, quantized for inference" in problem.got
         assert problem.next_step.startswith(f"Name {named}")
 
@@ -141,9 +132,7 @@ def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewh
     def inspected(method: str, first: float, second: float, **parameters: object) -> tuple[int, str]:
         pairs = zip(named["agents"], (first, second), strict=True)
         agents = [{"model": model, "weight": weight} for model, weight in pairs]
-        recipe_file.write_text(
-            json.dumps({"base": named["base"], "agents": agents, "method": method, "parameters": parameters})
-        )
+        recipe_file.write_text(json.dumps({**named, "agents": agents, "method": method, "parameters": parameters}))
         code = main(["inspect", str(recipe_file)])
         told = capsys.readouterr()
         return code, told.out + told.err
@@ -169,7 +158,8 @@ def test_cuda_by_its_name_is_refused_without_torch_and_auto_is_not(
     recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "cuda"]) == 1
+    command = ["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device"]
+    assert main([*command, "cuda"]) == 1
     assert "no torch. Run pip install 'hubmerge[gpu]'." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "auto"]) == 0
+    assert main([*command, "auto"]) == 0

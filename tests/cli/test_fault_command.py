@@ -1,33 +1,32 @@
-"""What a stranger does wrong at the command line: named in one line, exit code 1 or 2, no traceback, no secret."""
+"""What goes wrong at the command line: named in one line, exit code 1 or 2, no traceback, no secret, nothing twice."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from huggingface_hub import HfApi
+from line import Line
+from processes import ROOT, act_as_ada, as_ada, python
 
 from hubmerge.cli.main import main
-from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
+from hubmerge.cli.terminal import Terminal
+from hubmerge.errors import CorruptError, HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub.client import Hub
+from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
 
-REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
-
-
-@pytest.fixture
-def hub_recipe(tmp_path: Path, family: dict[str, Any]) -> Path:
-    path = tmp_path / "hub.yaml"
-    path.write_text(json.dumps(family))
-    return path
+closed_streams = pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 
 
 @pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget", "--device-memory"])
@@ -131,10 +130,7 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
 def test_memory_that_does_not_suffice_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def exhausted() -> Any:
-        raise MemoryError
-
-    monkeypatch.setattr("hubmerge.methods.registry", exhausted)
+    monkeypatch.setattr("hubmerge.methods.registry", Mock(side_effect=MemoryError))
     assert main(["methods"]) == 1
     assert capsys.readouterr().err.startswith("hubmerge: E_TOO_BIG: ")
 
@@ -144,43 +140,41 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     os.close(reading)
     command = [sys.executable, "-m", "hubmerge", "methods"]
     with os.fdopen(writing, "wb") as out:
-        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, cwd=REPO, check=False, timeout=60)
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, cwd=ROOT, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@closed_streams
 def test_a_command_whose_streams_were_closed_merges_the_same(recipe_file: Path, tmp_path: Path, closed: str) -> None:
     command = [sys.executable, "-m", "hubmerge", "merge", str(recipe_file), "--out"]
     folders = [tmp_path / "open", tmp_path / "closed"]
-    subprocess.run([*command, str(folders[0])], cwd=REPO, check=True, capture_output=True)
-    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command, str(folders[1])], cwd=REPO, check=True)
+    subprocess.run([*command, str(folders[0])], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command, str(folders[1])], cwd=ROOT, check=True)
     weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@closed_streams
 def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(closed: str) -> None:
     code = (
         "import subprocess, sys; from hubmerge import __main__ as m; m._open_standard_streams(); "
         "sys.exit(subprocess.call(['sh', '-c', 'true <&0 && true >&1 && true >&2']))"
     )
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=REPO, check=False).returncode == 0
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
 def test_a_probe_keeps_to_its_disk_budget(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty_hub: LocalHubProcess, hub_recipe: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: Line, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", faulty_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", faulty_hub.tokens["ada"])
-    assert main(["probe", str(hub_recipe)]) == 0
+    act_as_ada(monkeypatch, line.process, tmp_path)
+    recipe = tmp_path / "hub.yaml"
+    recipe.write_text(json.dumps(line.recipe))
+    assert main(["probe", str(recipe)]) == 0
     unlimited = capsys.readouterr().out
 
-    def download(*arguments: Any) -> Path:
-        raise AssertionError("a shard of 250 kB does not fit in")
-
-    monkeypatch.setattr(Hub, "download", download)
-    assert main(["probe", str(hub_recipe), "--disk-budget", "0.0001"]) == 0
+    monkeypatch.setattr(Hub, "download", Mock(side_effect=AssertionError("a shard of 250 kB does not fit in")))
+    assert main(["probe", str(recipe), "--disk-budget", "0.0001"]) == 0
     assert capsys.readouterr().out == unlimited
 
 
@@ -195,11 +189,9 @@ def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
 
 
 def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "hubmerge", "methods"]
-    done = subprocess.run(command, capture_output=True, env=environment, cwd=REPO, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"ram_plus" in done.stdout
+    done = python("-m", "hubmerge", "methods", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ram_plus" in done.stdout
 
 
 def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
@@ -215,8 +207,7 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
     shard = out / "model.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    monkeypatch.setenv("HF_ENDPOINT", faulty_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", faulty_hub.tokens["ada"])
+    act_as_ada(monkeypatch, faulty_hub, tmp_path)
     assert main(["publish", str(out), name]) == 1
     assert "E_CORRUPT" in capsys.readouterr().err
     assert not HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"]).repo_exists(name)
@@ -225,24 +216,107 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
 
 
 def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as context:
-        context.setattr(threading.Thread, "start", refuse)
-        assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 1
+    command = ["merge", str(recipe_file), "--out", str(tmp_path / "out")]
+    with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+        assert main(command) == 1
     message = capsys.readouterr().err
     assert "E_TOO_BIG: no further thread can be started" in message
     assert "ulimit" in message
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--resume"]) == 0
+    assert main([*command, "--resume"]) == 0
 
 
 def test_another_error_of_the_program_is_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any) -> int:
-        raise RuntimeError("a mistake")
-
-    monkeypatch.setattr("hubmerge.cli.main.load_settings", broken)
+    monkeypatch.setattr("hubmerge.cli.main.load_settings", Mock(side_effect=RuntimeError("a mistake")))
     with pytest.raises(RuntimeError, match="a mistake"):
         main(["methods"])
+
+
+def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: FaultSwitch, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(line.recipe))
+    rule = switch.add("/lfs-uploads/", Status(status=500), methods=["PUT"])
+    command = ["run", str(recipe), "--to", line.target, "--license", "mit", "--log-json"]
+    done = python("-m", "hubmerge", *command, **as_ada(line.process, tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert switch.state(rule).fired == 1
+    told = [json.loads(text) for text in done.stderr.splitlines()]
+    stages = [t["stage"] for t in told if t["type"] == "stage"]
+    assert stages == ["resolve", "fetch", "merge", "card", "publish"]
+    assert any(t["type"] == "warning" and "500" in t["message"] for t in told)
+    assert not any("X-Amz" in t["message"] for t in told if t["type"] == "warning")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    terminal = Terminal(as_json)
+    for words in ("no device", "no device", "another"):
+        terminal.warning(words)
+    assert capsys.readouterr().err.count("no device") == 1
+
+
+def lines_of(shown: str) -> list[str]:
+    """What stood on a line of the terminal at some time."""
+    return re.split("[\r\n]+", shown)
+
+
+def test_a_warning_stands_on_a_line_of_its_own_above_the_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with closing(Terminal(False)) as terminal:
+        terminal.progress("merge", 1, 10, "elements")
+        terminal.warning("the device is given up")
+        terminal.progress("merge", 5, 10, "elements")
+    shown = lines_of(capsys.readouterr().err)
+    assert any(line.startswith("merging:") for line in shown)
+    assert "hubmerge: warning: the device is given up" in shown
+
+
+def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with closing(Terminal(False)) as terminal:
+        terminal.progress("verify", 5000, 5000, "B")
+        terminal.progress("verify", 7000, 7000, "B")
+        terminal._bar.refresh()
+    assert any("7.00k/7.00k" in line for line in lines_of(capsys.readouterr().err))
+
+
+def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path
+) -> None:
+    def fails(prepared: object, hub: object, options: object, observer: Terminal) -> None:
+        observer.progress("merge", 1, 10, "elements")
+        raise CorruptError("damaged")
+
+    monkeypatch.setattr("hubmerge.cli.probe.probe", fails)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["probe", str(recipe_file)]) == 1
+    shown = lines_of(capsys.readouterr().err)
+    assert any(line.startswith("merging:") for line in shown)
+    assert "hubmerge: E_CORRUPT: damaged." in shown
+
+
+def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(recipe_file: Path, tmp_path: Path) -> None:
+    command = ["merge", str(recipe_file), "--out"]
+    assert main([*command, str(tmp_path / "fast")]) == 0
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "sitecustomize.py").write_text("import hubmerge.engine.compiled\nhubmerge.engine.compiled._places = list\n")
+    path = os.pathsep.join([str(bare), str(ROOT)])
+
+    def run(*command: str) -> str:
+        done = python("-m", "hubmerge", *command, PATH=str(bare), XDG_CACHE_HOME=str(bare), PYTHONPATH=path)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    told = run(*command, str(tmp_path / "eager"))
+    assert told.count("this machine has no fast pass") == 1
+    assert "there is no C compiler" in told
+    assert "pip install ziglang" in told
+    assert run("inspect", str(recipe_file)) == ""
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("eager", "fast")]
+    assert made[0] == made[1]

@@ -12,15 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict
+from processes import ROOT, python
 
 from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
 from hubmerge.recipe import file as reading
 
-REPO = Path(__file__).resolve().parents[2]
 IMPATIENT = "import sys, hubmerge.cli.main as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
 
 PRESSED_TWICE = """
@@ -70,7 +71,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
         started = [sys.executable, "-c", IMPATIENT, *command, str(recipe)]
-        process = subprocess.Popen(started, env=environment, cwd=REPO, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(started, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGINT)
@@ -83,8 +84,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
 @pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
 def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
-    command = [sys.executable, "-c", PRESSED_TWICE, first, second]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    done = python("-c", PRESSED_TWICE, first, second)
     code = 143 if first == "SIGTERM" else 1
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
 
@@ -92,10 +92,9 @@ def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, se
 def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
-    environment = {**os.environ, "TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    variables = {"TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
     for output, told in ((["--null-sink"], ""), (["--out", str(out)], "; the same command goes on")):
-        command = [sys.executable, "-c", TERMINATED, "merge", str(recipe_file), *output]
-        done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+        done = python("-c", TERMINATED, "merge", str(recipe_file), *output, **variables)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (143, f"hubmerge: interrupted{told}")
         assert "Traceback" not in done.stderr
     assert not [*scratch.glob("hubmerge-*")]
@@ -115,9 +114,7 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
 def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
     command: list[str], processes: str, handled: str
 ) -> None:
-    started = [sys.executable, "-c", HANDLED, *command]
-    environment = {**os.environ, "WORLD_SIZE": processes, "RANK": "0"}
-    done = subprocess.run(started, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+    done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0")
     assert (done.stdout, done.stderr) == (handled + "\n", "")
 
 
@@ -125,12 +122,9 @@ def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_onc
 def test_an_interrupted_command_says_how_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, command: list[str]
 ) -> None:
-    def interrupted(path: Path) -> Any:
-        raise KeyboardInterrupt
-
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):
-        monkeypatch.setattr(module, "read_document", interrupted)
+        monkeypatch.setattr(module, "read_document", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     assert main([command[0], str(recipe_file), *command[1:]]) == 1

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_sweep
+from processes import act_as_ada
 
 from hubmerge.cli import terminal
 from hubmerge.cli.main import main
@@ -119,14 +121,8 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
     "run": (["recipe.yaml", "--to", "ada/run"], [("hubmerge.hub.client.Hub.preupload", "upload")]),
     "sweep": (["sweep.yaml", "--out", "out"], [READS, MERGES]),
     "leaderboard": (["--results", "."], [("hubmerge.board.read.read_folder", "results")]),
-    "evaluate": (
-        ["base", "--suite", "zoo"],
-        [("hubmerge.evaluation.suites.pin", "resolve", NO_SUITE)],
-    ),
-    "sensitivity": (
-        ["base", *OF_DATA],
-        [("hubmerge.sensitivity.pairs.load_pairs", "fetch data", NO_DATA)],
-    ),
+    "evaluate": (["base", "--suite", "zoo"], [("hubmerge.evaluation.suites.pin", "resolve", NO_SUITE)]),
+    "sensitivity": (["base", *OF_DATA], [("hubmerge.sensitivity.pairs.load_pairs", "fetch data", NO_DATA)]),
 }
 
 
@@ -135,9 +131,7 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
 def test_a_command_says_what_it_waits_for(
     command: str, recipe_file: Path, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
 ):
-    models = json.loads(recipe_file.read_text())
-    sweep = {"base": models["base"], "agents": models["agents"], "sweep": [{"method": "ram"}]}
-    (recipe_file.parent / "sweep.yaml").write_text(json.dumps(sweep))
+    write_sweep(recipe_file, {"method": "ram"})
     monkeypatch.chdir(recipe_file.parent)
     arguments, said = SAID[command]
     for one in said:
@@ -192,9 +186,7 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
 
 @pytest.fixture
 def hub(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHubProcess:
-    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    act_as_ada(monkeypatch, local_hub, tmp_path)
     return local_hub
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +21,10 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def zoo() -> Path:
     return REPOSITORY / "examples" / "zoo"
+
+
+@pytest.fixture(scope="session")
+def figures(zoo: Path) -> Any:
+    from examples.zoo.figures import Figures
+
+    return Figures.from_json((zoo / "figures.json").read_text(encoding="utf-8"))

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import printed_by
+from processes import ROOT, act_as_ada, printed_by
 
 import hubmerge
 from hubmerge.cli.main import main
 from localhub.process import LocalHubProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 OFFERED = ("inspect", "probe", "merge", "publish", "evaluate", "leaderboard")
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "ram"}
 
@@ -22,9 +21,7 @@ RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "m
 @pytest.fixture
 def place(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of user ada of an embedded Hub."""
-    monkeypatch.setenv("HF_ENDPOINT", zoo_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", zoo_hub.tokens["ada"])
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    act_as_ada(monkeypatch, zoo_hub, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -21,29 +21,12 @@ from tokenizers import models as token_models
 
 WORDS = 60
 IMAGE = "<image>"
-_TEXT = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-_BERT = {**_TEXT, "intermediate_size": 24, "pad_token_id": 3}
-_VISION = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "image_size": 16,
-    "patch_size": 4,
-}
-_SPEECH = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "conv_dim": (8, 8),
-    "conv_kernel": (10, 3),
-    "conv_stride": (5, 2),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
+_SIZE = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+_TEXT = {**_SIZE, "vocab_size": WORDS, "num_hidden_layers": 1}
+_BERT = {**_TEXT, "pad_token_id": 3}
+_VISION = {**_SIZE, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4}
+_CONVOLUTIONS = {"conv_dim": (8, 8), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2}
+_SPEECH = {**_TEXT, **_CONVOLUTIONS, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
 
 
 def words() -> t.PreTrainedTokenizerFast:
@@ -100,7 +83,7 @@ def _vit_processor() -> Any:
 
 
 def _llava() -> Any:
-    text = {**_TEXT, "model_type": "llama", "num_key_value_heads": 2, "intermediate_size": 24}
+    text = {**_TEXT, "model_type": "llama", "num_key_value_heads": 2}
     vision = {**_VISION, "model_type": "clip_vision_model", "projection_dim": 16}
     config = t.LlavaConfig(vision_config=vision, text_config=text, image_token_id=5, vision_feature_layer=-1)
     return t.LlavaForConditionalGeneration(config)
@@ -123,7 +106,7 @@ def _llava_processor() -> Any:
 
 
 def _clip() -> Any:
-    text = {**_TEXT, "intermediate_size": 24, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 3}
+    text = {**_TEXT, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 3}
     return t.CLIPModel(t.CLIPConfig(text_config=text, vision_config=_VISION, projection_dim=8))
 
 
@@ -141,85 +124,41 @@ def _t5(folder: Path) -> None:
     t.T5ForConditionalGeneration(config).save_pretrained(folder)
     text = folder / "text"
     text.write_text("\n".join(f"how old are you today the house is {w} and wonderful" for w in "abcdefghij" * 5))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=60,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    how = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(folder / "spiece"), **ids, **how)
     (folder / "spiece.vocab").unlink()
     text.unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 10}))
 
 
 def _whisper(folder: Path) -> None:
-    config = t.WhisperConfig(
-        vocab_size=80,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=24,
-        decoder_ffn_dim=24,
-        num_mel_bins=8,
-        max_source_positions=1500,
-        max_target_positions=32,
-        pad_token_id=70,
-        bos_token_id=70,
-        eos_token_id=70,
-        decoder_start_token_id=71,
-        suppress_tokens=[],
-        begin_suppress_tokens=[],
-    )
+    ids = {"pad_token_id": 70, "bos_token_id": 70, "eos_token_id": 70, "decoder_start_token_id": 71}
+    encoder = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "max_source_positions": 1500}
+    decoder = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 24, "max_target_positions": 32}
+    sizes = {"vocab_size": 80, "d_model": 16, "num_mel_bins": 8, **encoder, **decoder}
+    config = t.WhisperConfig(**sizes, **ids, suppress_tokens=[], begin_suppress_tokens=[])
     model = t.WhisperForConditionalGeneration(config)
-    model.generation_config = t.GenerationConfig(
-        pad_token_id=70, bos_token_id=70, eos_token_id=70, decoder_start_token_id=71, max_length=16
-    )
+    model.generation_config = t.GenerationConfig(**ids, max_length=16)
     model.save_pretrained(folder)
     letters = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ġc", "ol", "our", "col"]
     (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(letters)}))
     (folder / "merges.txt").write_text("#version: 0.2\no l\nc ol\n")
     (folder / "normalizer.json").write_text(json.dumps({"colour": "color"}))
     added = {str(i): {"content": c, "special": True} for i, c in ((70, "<|endoftext|>"), (71, "<|startoftranscript|>"))}
-    special = {
-        "tokenizer_class": "WhisperTokenizer",
-        "added_tokens_decoder": added,
-        "processor_class": "WhisperProcessor",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(special))
+    classes = {"tokenizer_class": "WhisperTokenizer", "processor_class": "WhisperProcessor"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**classes, "added_tokens_decoder": added}))
     t.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder)
 
 
 def _vits() -> Any:
-    return t.VitsModel(
-        t.VitsConfig(
-            vocab_size=40,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            ffn_dim=16,
-            flow_size=16,
-            spectrogram_bins=9,
-            posterior_encoder_num_wavenet_layers=1,
-            prior_encoder_num_wavenet_layers=1,
-            upsample_initial_channel=16,
-            upsample_rates=[4, 4],
-            upsample_kernel_sizes=[8, 8],
-            resblock_kernel_sizes=[3],
-            resblock_dilation_sizes=[[1]],
-            duration_predictor_num_flows=1,
-            prior_encoder_num_flows=1,
-            duration_predictor_filter_channels=8,
-            depth_separable_num_layers=1,
-            window_size=2,
-        )
-    )
+    text = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16}
+    prior = {"flow_size": 16, "prior_encoder_num_flows": 1, "prior_encoder_num_wavenet_layers": 1, "window_size": 2}
+    posterior = {"spectrogram_bins": 9, "posterior_encoder_num_wavenet_layers": 1, "depth_separable_num_layers": 1}
+    duration = {"duration_predictor_num_flows": 1, "duration_predictor_filter_channels": 8}
+    wave = {"upsample_initial_channel": 16, "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8]}
+    wave |= {"resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1]]}
+    return t.VitsModel(t.VitsConfig(**text, **prior, **posterior, **duration, **wave))
 
 
 def _vits_tokenizer(folder: Path) -> None:
@@ -231,20 +170,15 @@ def _vits_tokenizer(folder: Path) -> None:
 
 def _tekken(folder: Path) -> None:
     """As Mistral publishes: tekken.json and no other tokenizer."""
-    text = {**_TEXT, "vocab_size": 275, "num_key_value_heads": 2, "intermediate_size": 24}
+    text = {**_TEXT, "vocab_size": 275, "num_key_value_heads": 2}
     t.MistralForCausalLM(t.MistralConfig(**text)).save_pretrained(folder)
     pieces = [bytes([n]) for n in range(256)] + [b"ho", b"how", b" o", b" ol", b" old"]
     vocabulary = [{"rank": n, "token_bytes": b64encode(p).decode(), "token_str": None} for n, p in enumerate(pieces)]
     control = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
     control += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>")
     special = [{"rank": n, "token_str": s, "is_control": True} for n, s in enumerate(control)]
-    config = {
-        "pattern": r"\s?\w+|\S",
-        "num_vocab_tokens": len(pieces),
-        "default_vocab_size": len(pieces) + 14,
-        "default_num_special_tokens": 14,
-        "version": "v3",
-    }
+    sizes = {"num_vocab_tokens": len(pieces), "default_vocab_size": len(pieces) + 14, "default_num_special_tokens": 14}
+    config = {"pattern": r"\s?\w+|\S", "version": "v3", **sizes}
     content = {"config": config, "vocab": vocabulary, "special_tokens": special}
     (folder / "tekken.json").write_text(json.dumps(content))
 
@@ -265,9 +199,7 @@ def _bert(model: Any, labels: int = 3) -> Callable[[Path], None]:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    "llama": _saved(
-        lambda: t.LlamaForCausalLM(t.LlamaConfig(**_TEXT, num_key_value_heads=2, intermediate_size=24)), words
-    ),
+    "llama": _saved(lambda: t.LlamaForCausalLM(t.LlamaConfig(**_TEXT, num_key_value_heads=2)), words),
     "tekken": _tekken,
     "t5": _t5,
     "masked": _bert(t.BertForMaskedLM),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict, write_parents
@@ -47,40 +49,38 @@ def checked(recipe: dict[str, Any]) -> Prepared:
     return prepare(recipe_from_dict(recipe), NOWHERE, Request(allow_local=True))
 
 
-def replace_shard(folder: Path) -> None:
+def merge(prepared: Prepared, folder: Path, observer: Watcher) -> None:
+    merge_to_folder(prepared, NOWHERE, folder / "out", StreamOptions(cache=folder / "cache"), observer)
+
+
+def replace_shard(shard: Path) -> None:
     """By one of the same size and header, as another training run's would be."""
-    other = folder.with_name("two") / SHARD
-    content = other.read_bytes()
-    assert len(content) == (folder / SHARD).stat().st_size
-    new = folder / "new"
-    new.write_bytes(content)
-    os.replace(new, folder / SHARD)
+    other = shard.parent.with_name("two") / SHARD
+    assert other.stat().st_size == shard.stat().st_size
+    new = shard.with_name("new")
+    shutil.copy(other, new)
+    new.replace(shard)
 
 
-def flip_a_bit(folder: Path) -> None:
-    content = bytearray((folder / SHARD).read_bytes())
+def flip_a_bit(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
     content[-1] ^= 1
-    (folder / SHARD).write_bytes(content)
+    shard.write_bytes(content)
 
 
-def remove_shard(folder: Path) -> None:
-    (folder / SHARD).unlink()
-
-
-def truncate_shard(folder: Path) -> None:
-    os.truncate(folder / SHARD, 100)
-
-
-@pytest.mark.parametrize("change", [replace_shard, flip_a_bit, remove_shard, truncate_shard])
+@pytest.mark.parametrize(
+    "change",
+    [replace_shard, flip_a_bit, Path.unlink, lambda shard: os.truncate(shard, 100)],
+    ids=["replaced", "a bit flipped", "removed", "truncated"],
+)
 def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_it_is_kept(
     models: list[Path], recipe: dict[str, Any], tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "out"
     observer = Watcher()
-    observer.at["merge"] = lambda: change(models[1])
-    with pytest.raises(SourceChangedError) as error:
-        merge_to_folder(checked(recipe), NOWHERE, out, StreamOptions(cache=tmp_path / "cache"), observer)
-    assert SHARD in str(error.value)
+    observer.at["merge"] = lambda: change(models[1] / SHARD)
+    with pytest.raises(SourceChangedError, match=SHARD):
+        merge(checked(recipe), tmp_path, observer)
     assert not (out / MANIFEST).exists()
     journal = [json.loads(line) for line in (out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
     assert not [line for line in journal if line["event"] == "shard"]
@@ -90,9 +90,9 @@ def test_a_folder_that_changed_between_plan_and_merge_is_noticed(
     models: list[Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     prepared = checked(recipe)
-    flip_a_bit(models[1])
+    flip_a_bit(models[1] / SHARD)
     with pytest.raises(SourceChangedError, match="one"):
-        merge_to_folder(prepared, NOWHERE, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), Watcher())
+        merge(prepared, tmp_path, Watcher())
 
 
 def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
@@ -101,7 +101,7 @@ def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
     observer = Watcher()
     observer.at["card"] = lambda: (models[0] / "tokenizer.json").unlink()
     with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
-        merge_to_folder(checked(recipe), NOWHERE, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), observer)
+        merge(checked(recipe), tmp_path, observer)
 
 
 def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
@@ -127,10 +127,7 @@ def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away
 def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
     base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
 
-    def break_off() -> None:
-        raise KeyboardInterrupt
-
-    line.watcher.at["merge"] = break_off
+    line.watcher.at["merge"] = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         line.to_folder()
     line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, hf_hub_download
-from processes import as_ada
+from huggingface_hub import HfApi
+from processes import as_ada, python
 
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
 
-REPO = Path(__file__).resolve().parents[2]
 RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent, zoo/mem-agent]\nmethod: {method}\n"
 FILES = {
-    ".gitattributes",
-    "README.md",
-    "config.json",
-    "figures/density_by_layer.svg",
-    "figures/overlap.svg",
-    "figures/pairs.svg",
-    "generation_config.json",
-    "hubmerge.json",
-    "model.safetensors",
-    "recipe.yaml",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    *("figures/density_by_layer.svg", "figures/overlap.svg", "figures/pairs.svg"),
+    *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    *(".gitattributes", "README.md", "hubmerge.json", "recipe.yaml"),
 }
 
 
@@ -42,29 +30,27 @@ class Shell:
         self.hub = hub
         self.folder = folder
         self.api = HfApi(endpoint=hub.endpoint, token=hub.tokens["ada"])
-        self.environment = {**os.environ, **as_ada(hub, folder)}
+        self.runs = folder / "data" / "runs"
 
     def recipe(self, text: str) -> str:
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
         path.write_text(text)
         return str(path)
 
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "hubmerge", *arguments]
-
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments), env=self.environment, cwd=REPO, capture_output=True, text=True, check=False
-        )
+        return python("-m", "hubmerge", *arguments, **as_ada(self.hub, self.folder))
+
+    def done(self, *arguments: str) -> str:
+        """What a command that succeeds prints."""
+        finished = self.run(*arguments)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
 
     def commits(self, repo: str) -> list[str]:
         return [c.title for c in self.api.list_repo_commits(repo)]
 
     def fetch(self, repo: str, name: str) -> bytes:
-        path = hf_hub_download(
-            repo, name, endpoint=self.hub.endpoint, token=self.hub.tokens["ada"], cache_dir=self.folder / "cache"
-        )
-        return Path(path).read_bytes()
+        return Path(self.api.hf_hub_download(repo, name, cache_dir=self.folder / "cache")).read_bytes()
 
 
 @pytest.fixture
@@ -74,12 +60,11 @@ def shell(zoo_hub: LocalHubProcess, tmp_path: Path) -> Shell:
 
 def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_commit(shell: Shell) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram_plus"))
-    first = shell.run("run", recipe, "--to", "ada/complete")
-    assert first.returncode == 0, first.stderr
+    first = shell.done("run", recipe, "--to", "ada/complete")
     took = (
         r"fetched .*shards: 4 whole, 0 by ranges.*found on disk by a later pass or run, disk at most .*, memory at most"
     )
-    assert re.match(took, first.stdout)
+    assert re.match(took, first)
     assert set(shell.api.list_repo_files("ada/complete")) == FILES
     titles = shell.commits("ada/complete")
     assert len(titles) == 2  # the Hub's initial one and ours
@@ -88,19 +73,18 @@ def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_comm
     weights = shell.fetch("ada/complete", "model.safetensors")
     assert hashlib.sha256(weights).hexdigest() == report.files[0].sha256
     assert report.result["nonfinite"] == 0
-    left = Path(shell.environment["HUBMERGE_DATA"]) / "runs" / report.identity / "out"
+    left = shell.runs / report.identity / "out"
     left.mkdir(parents=True)  # by a kill between the commit and the end
     (left / "README.md").write_text("left")
-    again = shell.run("run", recipe, "--to", "ada/complete")
-    assert again.returncode == 0
-    assert again.stdout.split()[-1] == first.stdout.split()[-1]
+    again = shell.done("run", recipe, "--to", "ada/complete")
+    assert again.split()[-1] == first.split()[-1]
     assert shell.commits("ada/complete") == titles
-    assert not list((Path(shell.environment["HUBMERGE_DATA"]) / "runs").iterdir())
+    assert not list(shell.runs.iterdir())
 
 
 def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram"))
-    assert shell.run("run", recipe, "--to", "ada/card").returncode == 0
+    shell.done("run", recipe, "--to", "ada/card")
     card = shell.fetch("ada/card", "README.md").decode()
     info = shell.api.model_info("ada/card")
     assert info.card_data.to_dict()["base_model"] == ["zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"]
@@ -111,70 +95,21 @@ def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> N
     assert 'model_id = "ada/card"' in card
 
 
-def test_merge_to_a_folder_gives_the_bytes_that_run_publishes(shell: Shell) -> None:
-    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
-    assert shell.run("run", recipe, "--to", "ada/bytes").returncode == 0
-    out = shell.folder / "out"
-    merged = shell.run("merge", recipe, "--out", str(out), "--chunk-elements", "5000", "--threads", "1")
-    assert merged.returncode == 0, merged.stderr
-    assert (out / "model.safetensors").read_bytes() == shell.fetch("ada/bytes", "model.safetensors")
-    assert not (out / ".hubmerge").exists()
-    published = shell.run("publish", str(out), "ada/bytes-by-hand")
-    assert published.returncode == 0, published.stderr
-    assert set(shell.api.list_repo_files("ada/bytes-by-hand")) == FILES
-
-
-def test_progress_as_json_lines_names_the_stages_in_order(shell: Shell) -> None:
-    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
-    done = shell.run("run", recipe, "--to", "ada/progress", "--log-json")
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [line["stage"] for line in lines if line["type"] == "stage"] == [
-        "resolve",
-        "fetch",
-        "merge",
-        "card",
-        "publish",
-    ]
-    last = {line["stage"]: line for line in lines if line["type"] == "progress"}
-    assert all(line["done"] == line["total"] for line in last.values())
-
-
 def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(shell: Shell) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram"))
+    before = shell.commits("zoo/base")
     for target, code in (("bob/mine", "E_PERMISSION"), ("zoo/base", "E_TARGET_EXISTS"), ("plain", "E_RECIPE")):
-        before = shell.commits(target) if target == "zoo/base" else []
         done = shell.run("run", recipe, "--to", target)
         assert done.returncode == 1
         assert code in done.stderr
-        if before:
-            assert shell.commits(target) == before
+    assert shell.commits("zoo/base") == before
     assert not (shell.folder / "data").exists()
-
-
-def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> None:
-    sweep = shell.recipe(
-        "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\n"
-        "sweep:\n  - {method: [ram, linear]}\n  - {method: task_arithmetic, parameters: {lambda: [0.5]}}\n"
-    )
-    done = shell.run("sweep", sweep, "--out", str(shell.folder / "sweep"), "--to", "ada/sweep")
-    assert done.returncode == 0, done.stderr
-    for variant in ("ram", "linear", "task_arithmetic_lambda-0.5"):
-        assert len(shell.commits(f"ada/sweep-{variant}")) == 2
-        stored = (shell.folder / "sweep" / variant / "model.safetensors").read_bytes()
-        assert shell.fetch(f"ada/sweep-{variant}", "model.safetensors") == stored
-    assert "task_arithmetic_lambda-0.5" in (shell.folder / "sweep" / "sweep.md").read_text()
 
 
 def test_kills_at_random_moments_cost_nothing_but_time(tmp_path: Path) -> None:
     out = tmp_path / "kills.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kills", "--kills", "6", "--models", "synthetic", "--out", str(out)],
-        cwd=REPO,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["benchmarks.kills", "--kills", "6", "--models", "synthetic", "--out", str(out)]
+    done = python("-m", *command, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
     [campaign] = figures["campaigns"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -40,9 +39,7 @@ def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(l
     assert threads_left() == []
 
 
-def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(
-    line: Line, switch: FaultSwitch
-) -> None:
+def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(line: Line) -> None:
     """The inputs take 3.3 MB, the output 1.1 MB; uploads are slow, so that merging could run ahead."""
     assert len([name for name in line.undisturbed if name.endswith(".safetensors")]) >= 4
     line.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
@@ -159,24 +156,12 @@ def test_what_is_free_decides_where_no_budget_is_given(line: Line) -> None:
 # --- kills -------------------------------------------------------------------------------------------------------
 
 
-def killed_before(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, but at the n-th time the process dies before it."""
-    left = [times]
+def killed(owner: type, name: str, moment: str, times: int) -> AbstractContextManager[object]:
+    """The process dies before or after the n-th call of a method, and at every further one."""
+    call, left = getattr(owner, name), [times]
 
     def dying(*arguments: Any, **named: Any) -> Any:
-        left[0] -= 1
-        if left[0] <= 0:
-            raise Killed
-        return call(*arguments, **named)
-
-    return dying
-
-
-def killed_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
-    left = [times]
-
-    def dying(*arguments: Any, **named: Any) -> Any:
-        if left[0] <= 0:
+        if left[0] <= (1 if moment == "before" else 0):
             raise Killed
         result = call(*arguments, **named)
         left[0] -= 1
@@ -184,17 +169,17 @@ def killed_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
             raise Killed
         return result
 
-    return dying
+    return patch.object(owner, name, dying)
 
 
 POINTS = {
-    "a shard is merged but not uploaded": (Hub, "preupload", killed_before, 1),
-    "the second shard is merged but not uploaded": (Hub, "preupload", killed_before, 2),
-    "uploaded but not noted": (Journal, "add_uploaded", killed_before, 1),
-    "noted but not deleted": (Journal, "add_uploaded", killed_after, 1),
-    "the last one noted but not deleted": (Journal, "add_uploaded", killed_after, 5),
-    "all uploaded, before the commit": (Hub, "commit", killed_before, 1),
-    "after the commit, before the answer": (Hub, "commit", killed_after, 1),
+    "a shard is merged but not uploaded": (Hub, "preupload", "before", 1),
+    "the second shard is merged but not uploaded": (Hub, "preupload", "before", 2),
+    "uploaded but not noted": (Journal, "add_uploaded", "before", 1),
+    "noted but not deleted": (Journal, "add_uploaded", "after", 1),
+    "the last one noted but not deleted": (Journal, "add_uploaded", "after", 5),
+    "all uploaded, before the commit": (Hub, "commit", "before", 1),
+    "after the commit, before the answer": (Hub, "commit", "after", 1),
 }
 
 
@@ -202,8 +187,7 @@ POINTS = {
 def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploaded_shard_again(
     line: Line, point: str
 ) -> None:
-    owner, name, dying, times = POINTS[point]
-    with patch.object(owner, name, dying(times, getattr(owner, name))), pytest.raises(Killed):
+    with killed(*POINTS[point]), pytest.raises(Killed):
         line.to_hub()
     assert threads_left() == []
     merged: list[str] = []
@@ -247,7 +231,7 @@ def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: 
 
 def test_uploads_that_the_target_has_lost_are_merged_again(line: Line) -> None:
     """Somebody deletes the empty repo between two runs: what was uploaded to it is gone."""
-    with patch.object(Hub, "commit", killed_before(1, Hub.commit)), pytest.raises(Killed):
+    with patch.object(Hub, "commit", side_effect=Killed), pytest.raises(Killed):
         line.to_hub()
     assert line.finished_shards() == 0
     line.api.delete_repo(line.target)
@@ -284,11 +268,7 @@ def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
 @pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
-    line: Line,
-    switch: FaultSwitch,
-    client_pauses: list[float],
-    route: str,
-    trouble: Any,
+    line: Line, switch: FaultSwitch, client_pauses: list[float], route: str, trouble: Any
 ) -> None:
     rule = switch.add(route, trouble, skip=int(route != "/api/repos/create"))
     line.to_hub()
@@ -309,6 +289,6 @@ def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_r
     line.arrives()
 
 
-def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line, tmp_path: Path) -> None:
+def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(line: Line) -> None:
     assert line.to_folder() == line.undisturbed
     line.arrives()

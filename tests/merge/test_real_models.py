@@ -66,6 +66,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return pair
 
 
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def purpose_of(folder: Path) -> tuple[str, str]:
+    """What the card's header says that the model is for, and which library runs it."""
+    header = yaml.safe_load(card_of(folder).split("---\n")[1])
+    return header["pipeline_tag"], header["library_name"]
+
+
+def code_of(folder: Path) -> str:
+    fences = [block for block in PARSER.parse(card_of(folder)) if block.type == "fence"]
+    [code] = [block.content for block in fences if block.info == "python"]
+    return str(code)
+
+
 def test_every_kind_here_has_its_tag():
     assert TAGS.keys() == KINDS.keys()
 
@@ -85,8 +101,7 @@ def test_no_file_of_a_model_that_transformers_wrote_is_lost(models: Any, kind: s
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_card_says_what_the_model_is_for(models: Any, kind: str):
     _, result = models(kind)
-    header = yaml.safe_load((result / "README.md").read_text(encoding="utf-8").split("---\n")[1])
-    assert (header["pipeline_tag"], header["library_name"]) == (TAGS[kind], "transformers")
+    assert purpose_of(result) == (TAGS[kind], "transformers")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,8 +109,7 @@ def test_the_code_on_the_card_runs(
     models: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
     _, result = models(kind)
-    card = (result / "README.md").read_text(encoding="utf-8")
-    [code] = [b.content for b in PARSER.parse(card) if b.type == "fence" and b.info == "python"]
+    code = code_of(result)
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.arange(20 * 24 * 3, dtype=np.uint8).reshape(20, 24, 3)).save("photo.jpg")
     with wave.open("speech.wav", "wb") as file:
@@ -140,7 +154,7 @@ def test_the_feature_extractor_of_a_merge_does_what_the_bases_does(models: Any, 
     np.testing.assert_array_equal(wanted[next(iter(wanted))], found[next(iter(wanted))])
 
 
-def test_sentence_transformers_keep_their_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+def test_sentence_transformers_keep_their_modules(tmp_path: Path, capsys: Any):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed")
     encoder = write("encoder", tmp_path / "encoder")
     modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")
@@ -155,13 +169,6 @@ def test_sentence_transformers_keep_their_modules(tmp_path: Path, monkeypatch: p
     dense = [dict(m[2].state_dict()) for m in (before, after)]
     assert all((dense[0][k] == dense[1][k]).all() for k in dense[0])
     assert after.encode(["w7 w8"]).shape == (1, 4)
-    header = (result / "README.md").read_text(encoding="utf-8").split("---\n")[1]
-    assert yaml.safe_load(header)["pipeline_tag"] == "sentence-similarity"
-    assert yaml.safe_load(header)["library_name"] == "sentence-transformers"
-    [code] = [
-        b.content
-        for b in PARSER.parse((result / "README.md").read_text(encoding="utf-8"))
-        if b.type == "fence" and b.info == "python"
-    ]
-    exec(code.replace("path/to/this/folder", str(result)), {})
+    assert purpose_of(result) == ("sentence-similarity", "sentence-transformers")
+    exec(code_of(result).replace("path/to/this/folder", str(result)), {})
     assert "tensor" in capsys.readouterr().out

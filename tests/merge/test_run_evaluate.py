@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from board_helpers import result, task
 from huggingface_hub import HfApi
+from processes import act_as_ada
 
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.cli.main import main
 from hubmerge.evaluation import runner
-from hubmerge.evaluation.result import EvaluationResult, RunEnvironment, TaskScore
+from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.hub.client import Hub
 from hubmerge.sources.open import open_model
 from localhub.process import LocalHubProcess
@@ -33,32 +35,24 @@ def asked(zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         calls.append((name.id, suite.split))
         opened = open_model(name, hub, allow_local=True)
         right = RIGHT.get(Path(name.id).name, 50)
-        tasks = []
         (workdir / "details").mkdir(parents=True, exist_ok=True)
-        for task in suite.tasks:
+        for each in suite.tasks:
             scores = [1.0] * right + [0.0] * (100 - right)
-            pq.write_table(pa.table({"score": scores}), workdir / "details" / f"{task.name}.parquet")
-            tasks.append(
-                TaskScore(
-                    task=task.name, domain=task.task.domain, metric="exact_match", value=right / 100, stderr=0.05,
-                    samples=100, few_shot=0, task_version=1, dataset="zoo/held-out", dataset_revision=task.revision,
-                )
-            )  # fmt: skip
-        return EvaluationResult(
-            schema_version=1, model=opened.ref.id if opened.ref.kind == "hub" else "local", sha=opened.ref.sha,
-            suite=suite.suite.name, suite_version=suite.version, split=suite.split, status="done", tasks=tuple(tasks),
-            facts=runner.model_facts(hub, opened), created="2026-01-01T00:00:00+00:00",
-            environment=RunEnvironment(
-                hubmerge="0", lighteval="0", transformers="0", torch="0", backend="transformers", device="cpu",
-                dtype="float32", seed=0, seconds=1.0,
-            ),
-        )  # fmt: skip
+            pq.write_table(pa.table({"score": scores}), workdir / "details" / f"{each.name}.parquet")
+        model = opened.ref.id if opened.ref.kind == "hub" else "local"
+        tasks = [task(each.name, each.task.domain, right / 100, stderr=0.05) for each in suite.tasks]
+        measured = {"suite": suite.suite.name, "suite_version": suite.version, "split": suite.split}
+        made = result(model, scores=tasks, sha=opened.ref.sha, **measured)
+        return made.model_copy(update={"facts": runner.model_facts(hub, opened)})
 
     monkeypatch.setattr(runner, "evaluate", evaluate)
-    monkeypatch.setenv("HF_ENDPOINT", zoo_hub.endpoint)
-    monkeypatch.setenv("HF_TOKEN", zoo_hub.tokens["ada"])
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    act_as_ada(monkeypatch, zoo_hub, tmp_path)
     return calls
+
+
+@pytest.fixture
+def api(zoo_hub: LocalHubProcess) -> HfApi:
+    return HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -68,36 +62,34 @@ def write(tmp_path: Path, text: str) -> str:
 
 
 def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
-    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUBMERGE_RESULTS", "ada/results")
-    assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
+    command = ["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]
+    assert main(command) == 0
     names = ["ada/scored", "zoo/base", "zoo/math-agent", "zoo/tool-agent"]
     assert asked == [(name, "test") for name in names]
-    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
-    results = ResultsDataset(hub, "ada/results").load().results
+    results = ResultsDataset(Hub(api.endpoint, str(api.token)), "ada/results").load().results
     assert sorted(r.model for r in results) == names
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     card = Path(api.hf_hub_download("ada/scored", "README.md", local_dir=tmp_path / "card")).read_text()
     assert "## Scores" in card
     assert "| Zoo: two-digit addition with carries |" in card
     assert "as plain text, without a chat template:\n\n```text\nmath {digit} {digit} + {digit} {digit} =\n```" in card
     # again: the merge is found, every score is known, and nothing is written
     commits = len(api.list_repo_commits("ada/scored"))
-    assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
+    assert main(command) == 0
     assert len(asked) == 4
     assert len(api.list_repo_commits("ada/scored")) == commits
 
 
 def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
-    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", "--evaluate", "zoo", "--to", "ada/picked"]
     assert main(arguments) == 0
     assert [split for _, split in asked] == ["dev"] * 3 + ["test"] * 4
     assert asked[3] == ("ada/picked", "test")
     assert "`ram`" in capsys.readouterr().out.splitlines()[0]
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     folder = Path(api.snapshot_download("ada/picked", local_dir=tmp_path / "picked"))
     assert json.loads((folder / "pick.json").read_text())["chosen"] == "ram"
     assert "method: ram\n" in (folder / "recipe.yaml").read_text()
@@ -105,10 +97,9 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
 
 
 def test_a_sweep_without_a_choice_publishes_every_variant(
-    zoo_hub: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path
+    api: HfApi, asked: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     assert main(["run", "--sweep", write(tmp_path, SWEEP), "--to", "ada/each"]) == 0
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     for name in RIGHT:
         assert len(api.list_repo_commits(f"ada/each-{name}")) == 2
     assert asked == []

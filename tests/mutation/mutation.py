@@ -88,14 +88,14 @@ GROUPS = {
     ),
     "store": Group(
         tuple(f"workflows/jobs/{name}.py" for name in ("store", "transaction", "jobs", "tokens")),
-        tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("claims", "database", "states", "tokens")),
+        tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("database", "states")),
     ),
     "watchers": Group(
         ("workflows/watchers/*.py",),
         (
             *(
                 f"tests/workflows/watchers/test_watch_{name}.py"
-                for name in ("decisions", "deliveries", "failures", "rules", "store", "webhook")
+                for name in ("decisions", "deliveries", "rules", "store", "webhook")
             ),
             "tests/workflows/schedule/test_watch_schedule.py",
         ),

@@ -28,6 +28,7 @@ from workflows.service import MergeService
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+NOWHERE = "http://127.0.0.1:9"  # where nobody answers
 QUICK = Timing(idle_s=0.02, line_s=0.02, cancel_s=0.02, heartbeat_s=0.2, progress_s=0.0, grace_s=30.0)
 
 RETRYABLE = JobError(code="E_DISK", message="the disk is full", retryable=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, claim
+from job_helpers import FINAL, claim, visitor
 from pydantic import SecretStr
 from source_helpers import ZOO, zoo_adapter
 
@@ -24,7 +23,7 @@ from hubmerge.errors import (
 )
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.app.service import MergeRequest, Visitor
+from workflows.app.service import EvaluationAnswer, MergeRequest, Visitor
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import (
     ASKED_EACH,
@@ -36,7 +35,7 @@ from workflows.jobs.evaluations import (
     evaluation_id,
     evaluation_job,
 )
-from workflows.jobs.jobs import JobNotFoundError, NewJob, State
+from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.measure import Measuring
@@ -70,7 +69,14 @@ class Site:
         schedule_evaluations(self.store, self.requests)
 
     def visitor(self, name: str) -> Visitor:
-        return Visitor(name, self.hub.tokens[name], (name,))
+        return visitor(self.hub, name)
+
+    def ask(self, model: str, who: str = "bob", suite: str = "zoo") -> EvaluationAnswer:
+        return self.service.request_evaluation(model, suite, self.visitor(who))
+
+    def evaluations(self) -> dict[str, Job]:
+        """By their models."""
+        return {str(job.payload["model"]): job for job in self.store.list_jobs(kinds=["evaluate"])}
 
 
 @pytest.fixture
@@ -79,13 +85,12 @@ def site(store: Store, zoo_hub: LocalHubProcess) -> Site:
 
 
 def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_place(site: Site) -> None:
-    bob = site.visitor("bob")
-    first = site.service.request_evaluation("zoo/math-agent", "", bob)
+    first = site.ask("zoo/math-agent", suite="")
     assert (first.outcome, first.suite, first.place) == ("queued", "zoo", 1)
     job = site.store.get(first.job)
     assert (job.user, job.payload["sha"]) == ("ada", first.sha)
-    site.service.request_evaluation("zoo/tool-agent", "zoo", bob)
-    again = site.service.request_evaluation("zoo/tool-agent@main", "zoo", site.visitor("ada"))
+    site.ask("zoo/tool-agent")
+    again = site.ask("zoo/tool-agent@main", "ada")
     assert (again.outcome, again.place) == ("under way", 2)
     queue = site.service.evaluation_queue()
     assert [(e.model, e.place) for e in queue.waiting] == [("zoo/math-agent", 1), ("zoo/tool-agent", 2)]
@@ -97,8 +102,8 @@ def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_pl
 
 def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_stop_it(site: Site) -> None:
     bob, ada = site.visitor("bob"), site.visitor("ada")
-    asked = site.service.request_evaluation("zoo/math-agent", "", bob)
-    site.service.request_evaluation("zoo/tool-agent", "", ada)
+    asked = site.ask("zoo/math-agent")
+    site.ask("zoo/tool-agent", "ada")
     secret = site.requests.request(score("org/m"), OF_MERGE, private=True, asked_by="bob")
     [view] = site.service.jobs(bob)
     assert (view.id, view.target, view.user, view.signed_in_until) == (asked.job, "zoo/math-agent", "ada", None)
@@ -111,41 +116,33 @@ def test_who_asked_for_an_evaluation_finds_it_among_the_own_jobs_and_may_not_sto
 
 
 def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(site: Site) -> None:
-    bob = site.visitor("bob")
-    sha = site.service.request_evaluation("zoo/math-agent", "zoo", bob).sha
-    site.known.add(score("zoo/tool-agent", sha))  # another commit
-    assert site.service.request_evaluation("zoo/tool-agent", "zoo", bob).outcome == "queued"
-    base = HfApi(site.hub.endpoint).model_info("zoo/base").sha
-    assert base is not None
+    site.known.add(score("zoo/tool-agent", site.ask("zoo/math-agent").sha))  # another commit
+    assert site.ask("zoo/tool-agent").outcome == "queued"
+    base = str(HfApi(site.hub.endpoint).model_info("zoo/base").sha)
     site.known.add(score("zoo/base", base))
-    answer = site.service.request_evaluation("zoo/base", "zoo", bob)
+    answer = site.ask("zoo/base")
     assert (answer.outcome, answer.sha, answer.job) == ("scored", base, "")
 
 
 def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -> None:
-    bob = site.visitor("bob")
     for number in range(ASKED_EACH):
-        key = score(f"org/m{number}")
-        site.requests.request(key, OF_MERGE, asked_by="bob")
+        site.requests.request(score(f"org/m{number}"), OF_MERGE, asked_by="bob")
     with pytest.raises(QuotaError, match="bob has asked for 3 evaluations"):
-        site.service.request_evaluation("zoo/base", "zoo", bob)
+        site.ask("zoo/base")
     # neither another visitor nor the bot pays for them
-    assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("ada")).outcome == "queued"
+    assert site.ask("zoo/base", "ada").outcome == "queued"
     assert site.requests.request(score("org/own"), OF_MERGE).state is State.QUEUED
-    claim(site.store)
-    site.store.request_cancel(site.store.list_jobs(states=[State.RUNNING])[0].id, "ada")
+    site.store.request_cancel(claim(site.store).id, "ada")
     with pytest.raises(QuotaError):  # until it has ended
-        site.service.request_evaluation("zoo/tool-agent", "zoo", bob)
+        site.ask("zoo/tool-agent")
 
 
 def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_failed_does_not(site: Site) -> None:
-    bob = site.visitor("bob")
-    first = site.service.request_evaluation("zoo/base", "zoo", bob)
-    site.store.request_cancel(first.job, "ada")
-    assert site.service.request_evaluation("zoo/base", "zoo", bob).outcome == "queued"
+    site.store.request_cancel(site.ask("zoo/base").job, "ada")
+    assert site.ask("zoo/base").outcome == "queued"
     job = claim(site.store)
     site.store.fail(job.id, job.fence, FINAL)
-    assert site.service.request_evaluation("zoo/base", "zoo", bob).outcome == "failed"
+    assert site.ask("zoo/base").outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +165,7 @@ def test_what_cannot_be_measured_is_refused_in_words(
     api.create_repo("ada/gated", exist_ok=True)
     api.update_repo_settings("ada/gated", gated="auto")
     with pytest.raises(error, match=told):
-        site.service.request_evaluation(model, suite, site.visitor(visitor))
+        site.ask(model, visitor, suite)
     assert site.store.list_jobs() == ()
 
 
@@ -183,21 +180,21 @@ def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Pa
     api.update_repo_settings("ada/gated-base", gated="auto")
     for name, error in (("on-gated", GatedError), ("on-private", EvaluationError)):
         with pytest.raises(error):
-            site.service.request_evaluation(f"ada/{name}", "zoo", site.visitor("ada"))
-    assert site.service.request_evaluation("ada/open", "zoo", site.visitor("bob")).outcome == "queued"
+            site.ask(f"ada/{name}", "ada")
+    assert site.ask("ada/open").outcome == "queued"
 
 
 def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a GPU evaluates, its memory counts and not the host's."""
     monkeypatch.setattr("hubmerge.machine.resources.memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
-        site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
+        site.ask("zoo/base")
     monkeypatch.setattr("hubmerge.evaluation.runner._device", lambda asked: "cuda")
     monkeypatch.setattr("hubmerge.machine.resources.gpu_memory_bytes", lambda: 10**12)
-    assert site.service.request_evaluation("zoo/base", "zoo", site.visitor("bob")).outcome == "queued"
+    assert site.ask("zoo/base").outcome == "queued"
     monkeypatch.setattr("hubmerge.machine.resources.gpu_memory_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="too big to be evaluated here"):
-        site.service.request_evaluation("zoo/tool-agent", "zoo", site.visitor("bob"))
+        site.ask("zoo/tool-agent")
 
 
 @pytest.mark.parametrize("bot", ["no account", "no results dataset"])
@@ -240,7 +237,7 @@ def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it(site: Site) 
     claimed = site.store.claim("worker", ["merge"])
     site.store.finish(claimed.id, claimed.fence, {"repo": "ada/chosen", "commit": SHA, "use": "text-generation"})
     site.tick()
-    assert {j.payload["suite"] for j in site.store.list_jobs(kinds=["evaluate"])} == {"tool"}
+    assert {j.payload["suite"] for j in site.evaluations().values()} == {"tool"}
     usual = site.service.submit(replace(chosen, target="ada/usual", suite=None), ada)
     assert "suite" not in site.store.get(usual.id).payload
     for wrong, told in (({"private": True}, "would become public"), ({"suite": "nonsense"}, "no such suite")):
@@ -259,21 +256,14 @@ def _merged(site: Site, name: str, agent: str, private: bool) -> None:
     site.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": SHA, "use": "text-generation"})
 
 
-@pytest.mark.parametrize("act", ["job", "cancel", "retry"])
-def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site, act: str) -> None:
+def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site) -> None:
     _merged(site, "hidden", "ada/own-agent", private=True)
     site.tick()
-    jobs = {str(j.payload["model"]): j for j in site.store.list_jobs(kinds=["evaluate"])}
-    assert set(jobs) == {"ada/hidden", "ada/own-agent", "zoo/base"}
-    asked: Callable[..., object] = getattr(site.service, act)
-    with pytest.raises(JobNotFoundError) as missing:
-        asked("f" * 64, site.visitor("bob"))
-    for job in jobs.values():
-        with pytest.raises(JobNotFoundError) as hidden:
-            asked(job.id, site.visitor("bob"))
-        assert hidden.value.as_dict()["message"].replace(job.id[:12], "") == str(
-            missing.value.as_dict()["message"]
-        ).replace("f" * 12, "")
+    assert set(site.evaluations()) == {"ada/hidden", "ada/own-agent", "zoo/base"}
+    for job in site.evaluations().values():
+        for asked in (site.service.job, site.service.cancel, site.service.retry):
+            with pytest.raises(JobNotFoundError):
+                asked(job.id, site.visitor("bob"))
         assert site.service.job(job.id, site.visitor("ada")).private
     assert site.service.evaluation_queue().waiting == ()
 
@@ -282,7 +272,6 @@ def test_a_parent_of_a_public_merge_too_is_measured_in_public(site: Site) -> Non
     _merged(site, "hidden", "ada/own-agent", private=True)
     _merged(site, "open", "ada/other-agent", private=False)
     site.tick()
-    private = {str(j.payload["model"]) for j in site.store.list_jobs(kinds=["evaluate"]) if j.payload.get("private")}
+    private = {model for model, job in site.evaluations().items() if job.payload.get("private")}
     assert private == {"ada/hidden", "ada/own-agent"}
-    key = score("zoo/base")
-    assert site.service.job(evaluation_id(key), None).target == "zoo/base"
+    assert site.service.job(evaluation_id(score("zoo/base")), None).target == "zoo/base"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, claim, make_worker, new_job, running, service_of, until, visitor
+from job_helpers import FINAL, NOWHERE, claim, make_worker, new_job, running, service_of, until, visitor
 from pydantic import SecretStr
 
 from hubmerge.engine.preview import PREVIEW_BYTES
@@ -137,7 +137,7 @@ def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in
 
 
 def test_everybody_may_know_how_many_public_jobs_are_under_way(store: Store) -> None:
-    service = service_of("http://127.0.0.1:9", store)
+    service = service_of(NOWHERE, store)
     assert service.under_way() == (0, 0, 0)
     store.submit(new_job("one", "ada"))
     store.submit(new_job("two", "ada", kind="evaluate"))
@@ -155,7 +155,7 @@ def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
     store: Store, kind: str, more: dict[str, str]
 ) -> None:
     """A sign-in writes to no repo that it has not made, such as the results dataset."""
-    service = service_of("http://127.0.0.1:9", store, token=SecretStr("the bot's"))
+    service = service_of(NOWHERE, store, token=SecretStr("the bot's"))
     ada = Visitor("ada", "a sign-in's", ("ada",))
 
     def token_after_a_retry(name: str, **payload: str) -> str:

@@ -1,19 +1,23 @@
-"""What the pages are told of jobs: who may see which, how long steps usually take, and the evaluations of a merge."""
+"""What the pages are told: of jobs, of the time that steps take, of a merge's evaluations, and of a model's files."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from job_helpers import RETRYABLE, FakeClock, claim, job_id
+from huggingface_hub import HfApi
+from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, job_id, service_of
 
-from hubmerge.settings import Settings
-from workflows.app.service import Visitor
+from hubmerge.errors import SourceNotFoundError
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
+from workflows import published
+from workflows.app.service import JobView, Visitor
 from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import TokenVault
-from workflows.service import MergeService
+from workflows.published import published_model
 from workflows.trail import Trail, stage_times
 
 SHA = "a" * 40
@@ -29,8 +33,8 @@ def evaluation(model: str, sha: str = SHA, suite: str = "zoo") -> NewJob:
     return evaluation_job(ScoreKey(model, sha, suite, "", "test"), "bot")
 
 
-def service_of(store: Store) -> MergeService:
-    return MergeService(Settings(suite="zoo"), store, TokenVault([b"s" * 40]))
+def view_of(store: Store, name: str, visitor: Visitor | None = None) -> JobView:
+    return service_of(NOWHERE, store, suite="zoo").job(job_id(name), visitor)
 
 
 def publish(store: Store, name: str, **payload: Any) -> None:
@@ -47,7 +51,7 @@ def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
         store.submit(merge(name, user, private=private))
     store.submit(merge("four", "cleo"))
     store.submit(evaluation("ann/secret"))
-    service = service_of(store)
+    service = service_of(NOWHERE, store)
     first = service.public_jobs()
     assert [view.target for view in first] == ["cleo/four", "bob/three"]
     assert [view.target for view in service.public_jobs(first[-1].ticket)] == ["ann/one"]
@@ -57,8 +61,7 @@ def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
 
 def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store: Store) -> None:
     publish(store, "made")
-    view = service_of(store).job(job_id("made"), None)
-    assert [(s.role, s.model, s.state) for s in view.evaluations] == [
+    assert [(s.role, s.model, s.state) for s in view_of(store, "made").evaluations] == [
         ("merge", "ann/made", "waiting"),
         ("base", "zoo/base", "waiting"),
         ("agent", "zoo/math", "waiting"),
@@ -66,15 +69,14 @@ def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store
     new = evaluation("ann/made")
     store.submit(new)
     store.submit(evaluation("ann/made", "d" * 40))  # another commit
-    scoring = service_of(store).job(job_id("made"), None).evaluations[0]
+    scoring = view_of(store, "made").evaluations[0]
     assert (scoring.job, scoring.state) == (new.id, "queued")
 
 
 def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
     publish(store, "hidden", private=True)
     publish(store, "plain")
-    ann = Visitor("ann", "t", ("ann",))
-    assert service_of(store).job(job_id("hidden"), ann).evaluations == ()
+    assert view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations == ()
     assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
 
 
@@ -93,8 +95,7 @@ def test_the_place_in_the_queue_counts_jobs_of_the_same_worker_alone(store: Stor
     store.submit(evaluation("ann/x"))
     store.submit(merge("one"))
     store.submit(merge("two"))
-    places = [service_of(store).job(job_id(name), None).queue_position for name in ("one", "two")]
-    assert places == [1, 2]
+    assert [view_of(store, name).queue_position for name in ("one", "two")] == [1, 2]
 
 
 def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, clock: FakeClock) -> None:
@@ -109,13 +110,12 @@ def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, c
     times = stage_times(store.stage_times("merge", 20))
     assert times == ({"": 25.0, "merge": 20.0, "publish": 5.0}, {"merge": 5.0, "publish": 0.0})
     store.submit(merge("next"))
-    view = service_of(store).job(job_id("next"), None)
-    assert view.typical_s == 0.0  # nobody is before it
+    assert view_of(store, "next").typical_s == 0.0  # nobody is before it
     store.submit(merge("after"))
-    assert service_of(store).job(job_id("after"), None).typical_s == 25.0
+    assert view_of(store, "after").typical_s == 25.0
     running = claim(store)
     store.set_progress(running.id, running.fence, "merge", {"stage": "merge"})
-    assert service_of(store).job(running.id, None).after_s == 5.0
+    assert view_of(store, "next").after_s == 5.0
 
 
 def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
@@ -123,7 +123,7 @@ def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
     job = claim(store)
     store.append_events(job.id, job.fence, [("stage", {"stage": "merge"})])
     store.append_events(job.id, job.fence, [("statistics", {"values": {"elements": n}}) for n in range(1200)])
-    view = service_of(store).job(job.id, None)
+    view = view_of(store, "long")
     assert [line.kind for line in view.log] == ["submitted", "claimed", "stage"]
     assert view.statistics == {"elements": 1199}
 
@@ -142,10 +142,10 @@ def evaluate_first(store: Store, clock: FakeClock, *, suite: str = "zoo") -> lis
 
 def test_evaluations_left_take_as_long_as_those_of_the_same_merge_that_are_done(store: Store, clock: FakeClock) -> None:
     parents = evaluate_first(store, clock)
-    assert service_of(store).job(job_id("made"), None).scoring_s is None  # nothing is under way
+    assert view_of(store, "made").scoring_s is None  # nothing is under way
     for parent in parents:
         store.submit(parent)
-    view = service_of(store).job(job_id("made"), None)
+    view = view_of(store, "made")
     assert view.scoring_s == 40.0
     assert [s.place for s in view.evaluations] == [None, 1, 2]
 
@@ -156,11 +156,11 @@ def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_oth
     parents = evaluate_first(store, clock, suite="math")
     other = [evaluation(p.payload["model"], p.payload["sha"]) for p in parents]
     store.submit(other[0])
-    assert service_of(store).job(job_id("made"), None).scoring_s is None
+    assert view_of(store, "made").scoring_s is None
     store.request_cancel(other[0].id, "bot")
     store.submit(evaluation("bob/model", SHA, "math"))
     store.submit(parents[1])
-    view = service_of(store).job(job_id("made"), None)
+    view = view_of(store, "made")
     assert (view.scoring_s, view.evaluations[2].place) == (None, 2)
 
 
@@ -168,6 +168,47 @@ def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock
     parents = evaluate_first(store, clock)
     store.submit(parents[0])
     job = claim(store)
-    assert service_of(store).job(job_id("made"), None).scoring_s == 40.0
+    assert view_of(store, "made").scoring_s == 40.0
     store.fail(job.id, job.fence, RETRYABLE)
-    assert service_of(store).job(job_id("made"), None).scoring_s is None
+    assert view_of(store, "made").scoring_s is None
+
+
+REPO = "ada/published"
+
+
+@pytest.fixture
+def hub(local_hub: LocalHubProcess, ada: HfApi) -> Hub:
+    if not ada.repo_exists(REPO):
+        ada.create_repo(REPO)
+        for path, data in (("README.md", b"---\nlicense: mit\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
+            ada.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=REPO)
+    return Hub(local_hub.endpoint, local_hub.tokens["ada"])
+
+
+def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without_measure_is_left_out(
+    hub: Hub, ada: HfApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = published_model(hub, REPO, None)
+    assert (model.id, len(model.sha), model.license, model.is_open) == (REPO, 40, "mit", True)
+    assert model.card.endswith("# It\n")
+    assert model.report == {"hubmerge": "1"}
+    first = published_model(hub, REPO, ada.list_repo_commits(REPO)[-1].commit_id)
+    assert "# It" not in first.card
+    assert first.report == {}
+    monkeypatch.setattr(published, "MAX_READ_BYTES", 20)
+    assert published_model(hub, REPO, None) == replace(model, card="")
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b"[1]", b"\xff", b"{", b""])
+def test_a_report_that_is_none_is_empty(hub: Hub, ada: HfApi, name: str, text: bytes) -> None:
+    ada.create_repo(name)
+    ada.upload_file(path_or_fileobj=text, path_in_repo="hubmerge.json", repo_id=name)
+    assert published_model(hub, name, None).report == {}
+
+
+def test_a_private_model_is_read_with_its_owner_s_token_alone(hub: Hub, ada: HfApi, local_hub: LocalHubProcess) -> None:
+    ada.create_repo("ada/private-one", private=True)
+    assert not published_model(hub, "ada/private-one", None).is_open
+    for token in (None, local_hub.tokens["bob"]):
+        with pytest.raises(SourceNotFoundError):
+            published_model(Hub(local_hub.endpoint, token), "ada/private-one", None)

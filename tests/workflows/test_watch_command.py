@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,26 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import as_ada
+from processes import ROOT, act_as_ada
 from watch_helpers import Agents, rule_data
 
-from hubmerge.cli.terminal import Terminal
-from hubmerge.errors import RuleError
-from hubmerge.settings import Settings
+from hubmerge.cli.main import main
 from localhub.process import LocalHubProcess
 from workflows.jobs.store import Store
-from workflows.watch import add_arguments, run_cli
 
-ROOT = Path(__file__).parents[2]
-RUN = (
-    "import argparse, sys\n"
-    "from hubmerge.settings import load_settings\n"
-    "from hubmerge.cli.terminal import Terminal\n"
-    "from workflows.watch import add_arguments, run_cli\n"
-    "parser = argparse.ArgumentParser()\n"
-    "add_arguments(parser)\n"
-    "sys.exit(run_cli(parser.parse_args(), load_settings(), Terminal(False)))\n"
-)
+
+@pytest.fixture(autouse=True)
+def watches_as_ada(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    act_as_ada(monkeypatch, local_hub, tmp_path)
+    monkeypatch.setenv("HUBMERGE_SECRET", "s")
 
 
 def written(folder: Path, base: str, **changes: Any) -> str:
@@ -43,55 +33,46 @@ def written(folder: Path, base: str, **changes: Any) -> str:
     return str(path)
 
 
-def run(hub: LocalHubProcess, folder: Path, *arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    settings = Settings(endpoint=hub.endpoint, token=hub.tokens["ada"], data_dir=folder / "data", secret="s")
-    return run_cli(parser.parse_args(arguments), settings, Terminal(False))
-
-
 def test_a_dry_run_prints_the_decision_and_once_queues_it(
-    agents: Agents, local_hub: LocalHubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    agents: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(2))
     closed = agents.agent(base)
     agents.api.update_repo_settings(closed, private=True)
     path = written(tmp_path, base)
-    assert run(local_hub, tmp_path, path, "--dry-run") == 0
+    assert main(["watch", path, "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "watch would merge" in told
     assert all(name in told for name in names)
     assert f"left out {closed}@" in told
     store = Store(tmp_path / "data")
     assert store.list_jobs() == ()
-    assert run(local_hub, tmp_path, path, "--once", "--json") == 0
+    assert main(["watch", path, "--once", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     [job] = store.list_jobs()
     assert document["job"] == job.id
     assert document["merge"]["target"] == job.payload["target"]
     assert [skip["code"] for skip in document["skipped"]] == ["closed"]
-    assert run(local_hub, tmp_path, path, "--once") == 0
+    assert main(["watch", path, "--once"]) == 0
     assert "nothing new" in capsys.readouterr().out
     assert len(store.list_jobs()) == 1
     store.close()
 
 
-def test_a_turn_that_was_not_possible_is_an_exit_code(
-    local_hub: LocalHubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(local_hub, tmp_path, written(tmp_path, "ada/never-made"), "--once") == 1
+def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", written(tmp_path, "ada/never-made"), "--once"]) == 1
     assert "E_SOURCE" in capsys.readouterr().out
 
 
-def test_wrong_rules_are_refused_before_anything_is_done(local_hub: LocalHubProcess, tmp_path: Path) -> None:
-    with pytest.raises(RuleError):
-        run(local_hub, tmp_path, written(tmp_path, "ada/x", budget=0), "--once")
-    path = written(tmp_path, "ada/x")
-    with pytest.raises(RuleError, match="one name"):
-        run(local_hub, tmp_path, path, path, "--once")
-    with pytest.raises(RuleError, match="cannot be read"):
-        run(local_hub, tmp_path, str(tmp_path / "missing.yaml"))
+def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, right = written(tmp_path, "ada/x", name="wrong", budget=0), written(tmp_path, "ada/x")
+    missing = str(tmp_path / "missing.yaml")
+    for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "cannot be read")):
+        assert main(["watch", *paths, "--once"]) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("hubmerge: E_RULE: ")
+        assert told in message
     assert not (tmp_path / "data" / "jobs.sqlite3").exists()
 
 
@@ -102,11 +83,9 @@ def test_a_new_agent_is_merged_and_published_unattended(
     base = agents.base()
     agents.agent(base)
     path = written(tmp_path, base, recipe={"method": "task_arithmetic"})
-    environment = {**os.environ, **as_ada(local_hub, tmp_path), "HUBMERGE_SECRET": "s"}
+    command = [sys.executable, "-m", "hubmerge", "watch", path, "--every", "1"]
     with (tmp_path / "watch.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", RUN, path, "--every", "1"], env=environment, cwd=ROOT, stderr=log
-        )
+        process = subprocess.Popen(command, cwd=ROOT, stderr=log)
     try:
         agents.agent(base)
         deadline = time.monotonic() + 120

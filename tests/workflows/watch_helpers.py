@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 import yaml
@@ -27,8 +30,10 @@ from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead
 from workflows.watchers.rules import RuleSet, rule_from_yaml
 from workflows.watchers.runner import Turn
+from workflows.watchers.webhook import PATH
 
 SECRET = "the webhook's secret"
+RIGHT = {"X-Webhook-Secret": SECRET}
 BotFor = Callable[..., Bot]
 _numbers = itertools.count(1)
 BASE_WEIGHTS = random_base(seed=0)
@@ -122,18 +127,11 @@ def make_bot(
     **settings: Any,
 ) -> Bot:
     endpoint = {"endpoint": hub.endpoint, "token": hub.tokens[user]} if hub else {}
-    configured = Settings(
-        data_dir=folder, **{"secret": "test secret", "webhook_secret": SECRET, **endpoint, **settings}
-    )
+    secrets = {"secret": "test secret", "webhook_secret": SECRET}
+    configured = Settings(data_dir=folder, **{**secrets, **endpoint, **settings})
     known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
-    return Bot(
-        configured,
-        TokenVault.from_settings(configured),
-        lambda: known,
-        clock=clock,
-        scoring=scoring,
-        intervals=intervals,
-    )
+    vault = TokenVault.from_settings(configured)
+    return Bot(configured, vault, lambda: known, clock=clock, scoring=scoring, intervals=intervals)
 
 
 @contextmanager
@@ -164,6 +162,28 @@ def payload(repo: str, sha: str | None, ref: str = "refs/heads/main", **changes:
     }
 
 
+def post(
+    url: str, body: bytes | dict[str, Any], headers: dict[str, str] | None = None, method: str = "POST"
+) -> tuple[int, Any]:
+    """Status and answer of the webhooks' route, with the right secret unless there are other headers."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request(method, PATH, content, RIGHT if headers is None else headers)
+        answer = connection.getresponse()
+        raw = answer.read()
+        return answer.status, json.loads(raw) if raw.startswith(b"{") else raw
+    finally:
+        connection.close()
+
+
+def deliver(bot: Bot, agents: Agents, *names: str) -> None:
+    """The present heads of these repos are announced to the bot."""
+    with serving(bot.routes) as url:
+        for name in names:
+            assert post(url, payload(name, agents.head(name)))[0] == 202
+
+
 def rule_for(base: str, **changes: Any) -> AgentRule:
     return rule_of(**{"base": base, "agents": {"authors": ["ada", "bob"]}, "target": "ada/watched-{set}", **changes})
 
@@ -179,6 +199,11 @@ def one(turns: list[Turn]) -> Turn:
     [turn] = turns
     assert turn.error is None, turn.error
     return turn
+
+
+def joined(turn: Turn) -> list[str]:
+    """The ids of the agents that a turn would merge."""
+    return [agent.partition("@")[0] for agent in turn.decision.merge.recipe["agents"]]
 
 
 def finish(folder: Path, **result: Any) -> None:

@@ -12,7 +12,7 @@ import gradio as gr
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from hubmerge.cli.methods_page import method_section, notation
+from hubmerge.cli.methods_page import NOTATION, method_section
 from hubmerge.methods import registry
 from workflows.app.format import el, join
 from workflows.app.frame import AT_ONCE, code_box, html
@@ -56,7 +56,7 @@ def _methods() -> Markup:
         )
         for name, method in registry().items()
     )
-    meaning = el("details", el("summary", "What the letters in the formulas mean"), rendered(notation()))
+    meaning = el("details", el("summary", "What the letters in the formulas mean"), rendered(NOTATION))
     return join(el("h2", "Methods"), *folds, meaning)
 
 

@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.setsid()
         if lock_workdir(spec.workdir, LOCK_WAIT_S) is None:
             busy = InternalError("an earlier attempt still works in the job's folder", where=str(spec.workdir))
-            events.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
+            events.send(Failure.of(busy, retryable=True))
             return 1
         start_guardian(commands, options.guard_seconds, close=(descriptor,))
         give_way()
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CancelledError as error:
         if events.has_result:  # it came too late: what is published is published
             return 0
-        events.send(Failure.model_validate(error.as_dict()))
+        events.send(Failure.of(error))
         return 1
     cancellation.disarm()
     return code
@@ -161,20 +161,16 @@ def _load(name: str) -> Pipeline:
 
 
 def _failure_of(error: BaseException) -> Failure:
-    named: HubmergeError
-    retryable: bool | None = None
     if isinstance(error, HubmergeError):
-        named = error
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        named = DiskError("the disk is full", where=str(error.filename or ""), next_step="Try again later.")
-    elif ran_out_of_memory(error):
-        named, retryable = MemoryLimitError("the job ran out of memory", got=str(error)), True
-    elif isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:
-        named = missing
-    else:
-        named = InternalError(f"{type(error).__name__}: {error}", next_step="Report this as a bug.")
-    values = named.as_dict()
-    return Failure.model_validate(values if retryable is None else {**values, "retryable": retryable})
+        return Failure.of(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        full = DiskError("the disk is full", where=str(error.filename or ""), next_step="Try again later.")
+        return Failure.of(full)
+    if ran_out_of_memory(error):
+        return Failure.of(MemoryLimitError("the job ran out of memory", got=str(error)), retryable=True)
+    if isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:
+        return Failure.of(missing)
+    return Failure.of(InternalError(f"{type(error).__name__}: {error}", next_step="Report this as a bug."))
 
 
 def _exit(code: int) -> None:

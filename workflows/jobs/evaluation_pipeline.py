@@ -9,7 +9,7 @@ answers. A model that cannot be evaluated is recorded as failed with its reason,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from hubmerge.board.eval_results import publish_scores
@@ -54,18 +54,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     _refuse_to_expose(hub, model, sha, dataset)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":
-        result = evaluate(
-            ModelName(id=model, revision=sha),
-            suite,
-            hub=hub,
-            workdir=spec.workdir / "evaluation",
-            options=EvaluateOptions(data_cache=spec.shared / "evaluation-data"),
-            observer=observer,
-        )
+        name, workdir = ModelName(id=model, revision=sha), spec.workdir / "evaluation"
+        options = EvaluateOptions(data_cache=spec.shared / "evaluation-data")
+        result = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=observer)
         if spec.signing_key is not None:
             result = signed(result, bytes.fromhex(spec.signing_key.get_secret_value()), spec.user)
         observer.stage("record")
-        dataset.publish([result], details_of(result, spec.workdir / "evaluation"))
+        dataset.publish([result], details_of(result, workdir))
     if result.error is not None:
         raise EvaluationError(
             "the model could not be evaluated",
@@ -75,17 +70,8 @@ def run(spec: JobSpec, emit: Emit) -> None:
         )
     observer.stage("publish")
     told = _tell(hub, dataset, result)
-    emit(
-        Result(
-            values={
-                "repo": dataset.repo,
-                "url": dataset.url,
-                "path": result_path(result),
-                "scores": dict(result.domains),
-                "cards": list(told),
-            }
-        )
-    )
+    values = {"repo": dataset.repo, "url": dataset.url, "path": result_path(result)}
+    emit(Result(values={**values, "scores": dict(result.domains), "cards": list(told)}))
 
 
 def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
@@ -112,8 +98,10 @@ def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -
 def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
     """Update the cards that show this score: the model's own, if it is a merge of ours, and its children's."""
     results = dataset.load().believed
+    key = (result.model, result.sha)
+    concerned = {r.model for r in results if r.facts.is_merge and ((r.model, r.sha) == key or key in _parents(r))}
     told = []
-    for merge in _concerned(results, result):
+    for merge in sorted(concerned):
         try:
             if publish_scores(hub, merge, results, source_url=dataset.url) is not None:
                 told.append(merge)
@@ -121,11 +109,6 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
             # somebody else's repo, or one that is gone: the score stands in the dataset all the same
             log.info("the card of %s stays as it is: %s", merge, error)
     return told
-
-
-def _concerned(results: Iterable[EvaluationResult], new: EvaluationResult) -> list[str]:
-    key = (new.model, new.sha)
-    return sorted({r.model for r in results if r.facts.is_merge and ((r.model, r.sha) == key or key in _parents(r))})
 
 
 def _parents(result: EvaluationResult) -> set[tuple[str, str]]:

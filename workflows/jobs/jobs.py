@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,17 +66,11 @@ class State(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        return self in TERMINAL
-
-    @property
-    def is_held(self) -> bool:
-        """True while a worker owns the job."""
-        return self in HELD
+        return self not in ACTIVE
 
 
-HELD = (State.RUNNING, State.CANCELLING)
+HELD = (State.RUNNING, State.CANCELLING)  # a worker owns the job
 ACTIVE = (State.QUEUED, *HELD)
-TERMINAL = (State.DONE, State.FAILED, State.CANCELLED)
 
 
 class Frozen(BaseModel):
@@ -97,11 +91,9 @@ class JobError(Frozen):
         return self.retryable and self.code in OUTAGE_CODES
 
     @classmethod
-    def of(cls, error: HubmergeError, *, retryable: bool | None = None) -> JobError:
+    def of(cls, error: HubmergeError, *, retryable: bool | None = None) -> Self:
         values = error.as_dict()
-        if retryable is not None:
-            values["retryable"] = retryable
-        return cls.model_validate(values)
+        return cls.model_validate(values if retryable is None else {**values, "retryable": retryable})
 
 
 class NewJob(Frozen):

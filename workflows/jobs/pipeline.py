@@ -11,12 +11,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from hubmerge.engine.options import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.line import Request, merge_to_hub, prepare
+from hubmerge.line import Prepared, Request, merge_to_hub, prepare
 from hubmerge.output.finished import load_report
 from hubmerge.output.publish import Target
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -27,8 +27,20 @@ STATISTICS_EVERY_S = 1.0
 _SHOWN = ("seconds", "resumed", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
+def merge_payload(prepared: Prepared, target: Target, license: str | None) -> dict[str, Any]:
+    """What a merge job is told, and shows."""
+    return {
+        "recipe": prepared.plan.recipe.to_dict(),
+        "target": target.repo,
+        "private": target.private,
+        "expose": target.expose,
+        "license": license,
+        "warnings": list(prepared.plan.warnings),
+    }
+
+
 def run(spec: JobSpec, emit: Emit) -> None:
-    """Merge what `spec.payload` asks for (recipe, target, private, license) and publish it."""
+    """Merge what `spec.payload` asks for and publish it."""
     payload = spec.payload
     hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
     target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
@@ -42,18 +54,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     ran = report.environment
-    emit(
-        Result(
-            values={
-                "repo": published.repo,
-                "commit": published.commit,
-                "url": published.url,
-                "weights": [file.sha256 for file in report.files],
-                "use": str(report.task.get("use", "")),
-                "run": {name: ran[name] for name in _SHOWN if name in ran},
-            }
-        )
-    )
+    values = {
+        **asdict(published),
+        "weights": [file.sha256 for file in report.files],
+        "use": str(report.task.get("use", "")),
+        "run": {name: ran[name] for name in _SHOWN if name in ran},
+    }
+    emit(Result(values=values))
 
 
 def stream_options(settings: Settings) -> StreamOptions:

@@ -12,24 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select, tuple_
 
 from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError
-from workflows.jobs.jobs import (
-    EVALUATION,
-    HELD,
-    Clock,
-    Job,
-    JobError,
-    JobEvent,
-    NewJob,
-    State,
-    SystemClock,
-)
+from workflows.jobs.jobs import EVALUATION, HELD, Clock, Job, JobError, JobEvent, NewJob, State, SystemClock
 from workflows.jobs.schema import EVENTS, JOBS, TOKENS, open_engine, reading, writing
 from workflows.jobs.tokens import SealedToken
 from workflows.jobs.transaction import Transaction, find_job, get_job
@@ -56,10 +46,8 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        with reading(self._engine) as connection:
-            yield connection
+    def reading(self) -> AbstractContextManager[Connection]:
+        return reading(self._engine)
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
@@ -84,7 +72,7 @@ class Store:
             )
         ended = (*_GIVEN_UP, State.DONE) if undone else _GIVEN_UP
         with self.writing() as change:
-            job = change.find(new.id)
+            job = find_job(change.connection, new.id)
             if job is not None and job.user != new.user and not shared:
                 raise PermissionDeniedError(
                     "another user has submitted the same merge to the same target",

@@ -23,6 +23,7 @@ from workflows.jobs.jobs import (
     ACTIVE,
     DISK_STEPS,
     EVALUATION,
+    HELD,
     OUTAGE_TRIES,
     Clock,
     Job,
@@ -54,14 +55,8 @@ class Transaction:
         self.now = iso(clock.now())
         self._clock = clock
 
-    def get(self, job_id: str) -> Job:
-        return get_job(self.connection, job_id)
-
-    def find(self, job_id: str) -> Job | None:
-        return find_job(self.connection, job_id)
-
     def owned(self, job_id: str, user: str, act: str) -> Job:
-        job = self.get(job_id)
+        job = get_job(self.connection, job_id)
         if job.user != user:
             raise PermissionDeniedError(
                 f"only its owner may {act}",
@@ -71,8 +66,8 @@ class Transaction:
         return job
 
     def held(self, job_id: str, fence: int) -> Job:
-        job = self.get(job_id)
-        if job.fence != fence or not job.state.is_held:
+        job = get_job(self.connection, job_id)
+        if job.fence != fence or job.state not in HELD:
             raise StaleFenceError(
                 "this worker no longer owns the job",
                 where=f"job {job_id[:12]}",
@@ -88,7 +83,7 @@ class Transaction:
         QuotaError where `limit` jobs are under way: of the visitor who asked for an evaluation, of an account's own
         evaluations, or of a user's other jobs.
         """
-        known = self.find(new.id)
+        known = find_job(self.connection, new.id)
         if known is not None and not again(known):
             return known
         self._check_quota(new, limit)
@@ -112,7 +107,7 @@ class Transaction:
         self.event(new.id, "submitted", {"again": known is not None})
         if token is not None:
             self.keep_token(new.id, token)
-        return self.get(new.id)
+        return get_job(self.connection, new.id)
 
     def _check_quota(self, new: NewJob, limit: int) -> None:
         asked_by = JOBS.c.payload["asked_by"].as_string()

@@ -68,13 +68,9 @@ class Ledger:
         query = select(JOBS.c.payload, JOBS.c.result).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            OwnMerge(
-                frozenset(model for _, model, _ in pinned_models(row.payload.get("recipe") or {})),
-                frozenset((row.result or {}).get("weights", ())),
-            )
-            for row in rows
-        )
+        parents = [{model for _, model, _ in pinned_models(row.payload.get("recipe") or {})} for row in rows]
+        shards = [(row.result or {}).get("weights", ()) for row in rows]
+        return tuple(OwnMerge(frozenset(p), frozenset(s)) for p, s in zip(parents, shards, strict=True))
 
     # What was decided.
 
@@ -114,8 +110,7 @@ class Ledger:
             self._record(connection, rule, planned, job_id=job.id)
             # what kept the set or its members waiting is over
             settled = or_(
-                SKIPS.c.subject == planned.subject,
-                (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"]),
+                SKIPS.c.subject == planned.subject, (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"])
             )
             connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, settled))
             return job
@@ -212,13 +207,9 @@ class Ledger:
         }
         statement = insert(SETS).values(rule=rule, set_id=planned.set_id, **values)
         # a set that was refused before may be merged later; one that was merged stays so, but for another try
-        connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=["rule", "set_id"],
-                set_=values,
-                where=or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"]),
-            )
-        )
+        replaceable = or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"])
+        key = ["rule", "set_id"]
+        connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values, where=replaceable))
 
     def _prune(self, connection: Connection, rule: str) -> None:
         kept = (

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -25,6 +25,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationRequests
 from workflows.jobs.jobs import Job, NewJob
+from workflows.jobs.pipeline import merge_payload
 from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
 from workflows.watchers.facts import Facts
 from workflows.watchers.kinds import registry
@@ -127,18 +128,9 @@ class Watchers:
         `own`: go by what the rule of this name has merged; otherwise by nothing. Raises HubmergeError where the look is
         not possible; why the merge that it plans is not, is the turn's error.
         """
-        context = WatchContext(
-            hub=hub,
-            hinted=(),
-            own=self._ledger.own_targets(),
-            own_merges=self._ledger.own_merges(),
-            history=self._ledger.history(rule.name) if own else (),
-            budget_left=rule.budget - (self._ledger.used(rule.name) if own else 0),
-            known={},
-            remember=lambda model, key, facts: None,
-            scores=partial(self._scores, request=False),
-            flags=self._flags,
-        )
+        context = replace(self._context(rule, hub), known={}, remember=lambda model, key, facts: None)
+        if not own:
+            context = replace(context, history=(), budget_left=rule.budget)
         decision = registry()[rule.watch]().look(rule, context)  # counts its failures for itself
         if decision.merge is not None:
             try:
@@ -151,18 +143,7 @@ class Watchers:
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
             self._account.require(rule.owner)
-            context = WatchContext(
-                hub=self._account.hub,
-                hinted=hinted,
-                own=self._ledger.own_targets(),
-                own_merges=self._ledger.own_merges(),
-                history=self._ledger.history(rule.name),
-                budget_left=rule.budget - self._ledger.used(rule.name),
-                known=self._ledger.known(rule.name),
-                remember=partial(self._ledger.remember, rule.name),
-                scores=partial(self._scores, request=not dry_run, private=rule.private),
-                flags=self._flags,
-            )
+            context = self._context(rule, self._account.hub, hinted, request=not dry_run)
             decision = self._kind(rule).look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
@@ -175,6 +156,23 @@ class Watchers:
         if decision.merge is None:
             return Turn(rule.name, decision)
         return self._start(rule, decision, decision.merge, dry_run)
+
+    def _context(
+        self, rule: RuleHead, hub: Hub, hinted: tuple[str, ...] = (), *, request: bool = False
+    ) -> WatchContext:
+        """`request`: missing scores are asked for."""
+        return WatchContext(
+            hub=hub,
+            hinted=hinted,
+            own=self._ledger.own_targets(),
+            own_merges=self._ledger.own_merges(),
+            history=self._ledger.history(rule.name),
+            budget_left=rule.budget - self._ledger.used(rule.name),
+            known=self._ledger.known(rule.name),
+            remember=partial(self._ledger.remember, rule.name),
+            scores=partial(self._scores, request=request, private=rule.private),
+            flags=self._flags,
+        )
 
     def _start(self, rule: RuleHead, decision: Decision, planned: PlannedMerge, dry_run: bool) -> Turn:
         try:
@@ -198,19 +196,10 @@ class Watchers:
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
         prepared = prepare(recipe, self._account.hub, Request(target, rule.license, calibrate="apart"))
-        payload = {
-            "recipe": prepared.plan.recipe.to_dict(),
-            "target": target.repo,
-            "private": target.private,
-            "expose": target.expose,
-            "license": rule.license,
-            "warnings": list(prepared.plan.warnings),
-            "watcher": rule.name,
-            "suite": rule.suite,
-        }
+        payload = {**merge_payload(prepared, target, rule.license), "watcher": rule.name, "suite": rule.suite}
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
-    def _scores(self, suite: str, models: Sequence[Facts], *, request: bool = True, private: bool = False) -> Scores:
+    def _scores(self, suite: str, models: Sequence[Facts], *, request: bool, private: bool) -> Scores:
         """The leaderboard's scores; missing ones are requested, each model once."""
         if self._requests is None:
             return Scores()

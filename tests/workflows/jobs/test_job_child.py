@@ -27,15 +27,9 @@ def spec(workdir: Path, **payload: Any) -> JobSpec:
 def start(function: str, document: bytes, *arguments: str) -> subprocess.Popen[bytes]:
     """A child that was told its job; its input stays open."""
     command = [sys.executable, "-m", "workflows.jobs.child", "--pipeline", f"job_pipelines:{function}", *arguments]
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))},
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    child = subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **pipes)
     child.stdin.write(document)
     child.stdin.flush()
     return child
@@ -116,8 +110,9 @@ def test_what_json_has_no_number_for_becomes_null() -> None:
     assert decode(encode(line)) == Statistics(values={"a": None, "b": [None]})
 
 
-def test_a_spec_shows_its_token_on_the_wire_only(tmp_path: Path) -> None:
-    document = spec(tmp_path)
-    assert TOKEN in document.to_line().decode()
-    assert TOKEN not in repr(document) + str(document) + document.model_dump_json()
+def test_a_spec_shows_its_token_and_its_key_on_the_wire_only(tmp_path: Path) -> None:
+    document = spec(tmp_path).model_copy(update={"signing_key": SecretStr("5" * 64)})
+    for secret in (TOKEN, "5" * 64):
+        assert secret in document.to_line().decode()
+        assert secret not in repr(document) + str(document) + document.model_dump_json()
     assert JobSpec.model_validate_json(document.to_line()) == document

@@ -1,20 +1,47 @@
-"""What the store keeps on disk: sealed tokens no longer than needed, jobs across processes, and its own limits."""
+"""What the store keeps on disk: jobs across processes, and sealed tokens, which stand nowhere else."""
 
 from __future__ import annotations
 
+import json
+import logging
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from job_helpers import FINAL, RETRYABLE, FakeClock, claim, job_id, new_job
+from job_helpers import (
+    FINAL,
+    QUICK,
+    RETRYABLE,
+    ROOT,
+    FakeClock,
+    at_once,
+    claim,
+    job_id,
+    make_worker,
+    new_job,
+    running,
+    until,
+)
 from processes import printed_by
+from pydantic import SecretStr
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import InternalError, LoginError
+from hubmerge.isolation.child import append_to_log
+from hubmerge.isolation.scrub import Scrubber
+from hubmerge.settings import Settings
+from workflows.jobs import worker as worker_module
 from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
+from workflows.jobs.protocol import JobSpec
+from workflows.jobs.results_keys import results_keys
 from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import SealedToken
+from workflows.jobs.tokens import SealedToken, TokenVault, UnreadableTokenError
+from workflows.jobs.worker import PIPELINES, Worker
 
 
 def test_a_token_is_wiped_with_the_jobs_end_and_not_before(store: Store, clock: FakeClock) -> None:
@@ -67,9 +94,8 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path, version: int) 
 
 def test_the_database_is_in_wal_and_for_this_user_only(tmp_path: Path) -> None:
     Store(tmp_path).close()
-    raw = sqlite3.connect(tmp_path / "jobs.sqlite3")
-    assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    raw.close()
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+        assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert (tmp_path / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
@@ -119,3 +145,238 @@ def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path: Path) ->
     store.close()
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+RUSH = """
+import sys
+from pathlib import Path
+from workflows.jobs.store import Store
+store = Store(Path(sys.argv[1]))
+sys.stdin.readline()
+while job := store.claim(sys.argv[2]):
+    print(job.id, job.fence, flush=True)
+    if int(job.id[0], 16) % 2:
+        store.finish(job.id, job.fence, {})
+"""
+
+
+def test_processes_never_share_a_claim(tmp_path: Path) -> None:
+    """Each process opens the new database itself, all at the same moment."""
+    command = [sys.executable, "-c", RUSH, str(tmp_path)]
+    rush = [
+        subprocess.Popen([*command, f"p{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for number in range(4)
+    ]
+    store = Store(tmp_path, jobs_per_user=100)
+    for number in range(40):
+        store.submit(new_job(str(number)))
+    for process in rush:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    claims = [line for process in rush for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in rush] == [0] * 4
+    store.close()
+    assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(40))
+
+
+def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(tmp_path: Path) -> None:
+    store = Store(tmp_path, jobs_per_user=5)
+    refused: list[str] = []
+
+    def submit(number: int) -> None:
+        try:
+            store.submit(new_job("same"))
+            store.submit(new_job(str(number)))
+        except Exception as error:
+            refused.append(type(error).__name__)
+
+    at_once(8, submit)
+    assert refused == ["QuotaError"] * 4
+    assert len(store.list_jobs()) == 5
+    assert [event.type for event in store.events(job_id("same"))] == ["submitted"]
+    store.close()
+
+
+CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"
+TOKEN = SecretStr(CANARY)
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for() -> None:
+    right = TokenVault([b"right"])
+    sealed = right.seal("job", TOKEN)
+    assert CANARY not in sealed.ciphertext
+    assert right.open("job", sealed, NOW).get_secret_value() == CANARY
+    for other, job, stored in (
+        (TokenVault([b"wrong"]), "job", sealed),
+        (right, "other job", sealed),
+        (right, "job", SealedToken("not a token", None)),
+    ):
+        with pytest.raises(UnreadableTokenError, match="needs login"):
+            other.open(job, stored, NOW)
+
+
+def test_a_token_expires_with_its_sign_in() -> None:
+    keys = TokenVault([b"secret"])
+    sealed = keys.seal("job", TOKEN, NOW)
+    assert keys.open("job", sealed, NOW - timedelta(microseconds=1)).get_secret_value() == CANARY
+    with pytest.raises(LoginError, match=r"E_LOGIN: needs login: .* Sign in again"):
+        keys.open("job", sealed, NOW)
+
+
+def vault(folder: Path, secret: str = "test secret") -> TokenVault:
+    return TokenVault.from_settings(Settings(data_dir=folder, secret=SecretStr(secret)))
+
+
+def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) -> None:
+    old = vault(tmp_path, "old secret").seal("job", TOKEN)
+    rotated = vault(tmp_path, "new secret\nold secret\n")
+    assert rotated.open("job", old, NOW).get_secret_value() == CANARY
+    new = rotated.seal("job", TOKEN)
+    assert vault(tmp_path, "new secret").open("job", new, NOW).get_secret_value() == CANARY
+    with pytest.raises(LoginError):
+        vault(tmp_path, "old secret").open("job", new, NOW)
+
+
+def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(data_dir=tmp_path / "not yet" / "data")
+    sealed = TokenVault.from_settings(settings).seal("job", TOKEN)
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "HUBMERGE_SECRET is not set" in warning.getMessage()
+    key = settings.data_dir / "secret.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in key.parent.iterdir()] == ["secret.key"]
+    assert key.read_text() not in caplog.text
+    caplog.clear()
+    again = TokenVault.from_settings(settings, told=True)
+    assert not caplog.records
+    assert again.open("job", sealed, NOW).get_secret_value() == CANARY
+
+
+def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
+    vaults: list[TokenVault] = []
+    at_once(8, lambda _: vaults.append(TokenVault.from_settings(Settings(data_dir=tmp_path))))
+    sealed = vaults[0].seal("job", TOKEN)
+    assert [vault.open("job", sealed, NOW).get_secret_value() for vault in vaults] == [CANARY] * 8
+
+
+def test_no_repr_shows_a_token_or_its_ciphertext() -> None:
+    keys = TokenVault([b"secret"])
+    sealed = keys.seal("job", TOKEN)
+    for shown in (repr(sealed), repr(keys), repr(TOKEN), repr(Scrubber(TOKEN)), str(vars(keys))):
+        assert CANARY not in shown
+        assert sealed.ciphertext not in shown
+
+
+@pytest.mark.parametrize("token", [CANARY, 'quo"te\\back/slash', "hf_with/slash+and=sign", "ümlaut token"], ids=str)
+def test_every_spelling_of_a_token_is_masked(token: str) -> None:
+    scrub = Scrubber(SecretStr(token)).text
+    assert scrub(f"a {token} b") == "a [token] b"
+    assert token not in json.loads(scrub(json.dumps({"message": f"x{token}"})))["message"]
+    assert scrub(f"?t={token}&u={token}") == "?t=[token]&u=[token]"
+
+
+def test_foreign_hub_tokens_are_masked_and_words_are_not() -> None:
+    scrub = Scrubber(None).text
+    assert scrub("hf_" + "aB3" * 11 + " and hf_hub_download") == "[token] and hf_hub_download"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 33, 34, 1000, 70_000])
+def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size: int) -> None:
+    data = (f"start {CANARY} middle\n" + "y" * 100_000 + CANARY + "z" * 100_000 + CANARY).encode()
+    scrubber = Scrubber(TOKEN)
+    pieces = [scrubber.feed(data[start : start + size]) for start in range(0, len(data), size)]
+    assert b"".join([*pieces, scrubber.rest()]) == data.replace(CANARY.encode(), b"[token]")
+
+
+def hits(folder: Path) -> str:
+    """Files that contain the canary, or enough of it to be of use.
+
+    Another process looks: to close a file that SQLite has open in this one would drop its locks.
+    """
+    command = ["grep", "-rlaF", "-e", CANARY, "-e", CANARY[10:], str(folder)]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("end", ["result", "error"])
+def test_a_token_is_nowhere_during_a_job_and_after_it(
+    tmp_path: Path, live: Store, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], end: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    gate = tmp_path / "gate"
+    identity = job_id("a")
+    sealed = vault(tmp_path).seal(identity, TOKEN, datetime.now(UTC) + timedelta(hours=8))
+    live.submit(new_job("a", payload={"gate": str(gate), "end": end}), sealed)
+    with running(make_worker(tmp_path, live, "leaks")):
+        until(lambda: any(event.type == "warning" for event in live.events(identity)))
+        log = tmp_path / "jobs" / identity / "child.log"
+        until(lambda: log.exists() and log.read_bytes().count(b"[token]") >= 5)
+        assert live.sealed_token(identity) is not None
+        (tmp_path / "planted").write_text(f"x{CANARY}x")
+        assert hits(tmp_path) == f"{tmp_path / 'planted'}\n"  # the search itself works
+        (tmp_path / "planted").unlink()
+        assert hits(tmp_path) == ""
+        assert CANARY not in str(live.get(identity)) + str(live.events(identity))
+        gate.touch()
+        until(lambda: live.get(identity).state.is_terminal)
+    job = live.get(identity)
+    assert job.state is (State.DONE if end == "result" else State.FAILED)
+    assert "[token]" in str(job.result if end == "result" else job.error)
+    assert CANARY not in str(job) + str(live.events(identity))
+    assert live.sealed_token(identity) is None
+    assert hits(tmp_path) == ""
+    live.close()
+    assert hits(tmp_path) == ""
+    assert CANARY not in caplog.text
+    shown = capfd.readouterr()
+    assert CANARY not in shown.out + shown.err
+
+
+def test_a_wiped_token_leaves_no_ciphertext_in_the_database(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    sealed = TokenVault([b"secret"]).seal(job_id("a"), TOKEN)
+    store.submit(new_job("a"), sealed)
+    store.request_cancel(job_id("a"), "ann")
+    store.close()  # folds the WAL into the database
+    for path in tmp_path.iterdir():
+        assert sealed.ciphertext.encode() not in path.read_bytes()
+
+
+def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path, live: Store) -> None:
+    live.submit(new_job("a"), vault(tmp_path).seal(job_id("a"), TOKEN, datetime.now(UTC)))
+    job = make_worker(tmp_path, live, "leaks").run_once()
+    assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
+    assert "needs login" in job.error.message
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubmerge.isolation.child.MAX_LOG_BYTES", 10)
+    for _ in range(5):
+        append_to_log(tmp_path / "log", b"123456")
+    assert (tmp_path / "log").read_bytes() == b"1234561234"
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_only_an_evaluation_gets_the_signing_key(
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[JobSpec] = []
+
+    def refuse(command: Any, document: bytes, *rest: Any, **options: Any) -> None:
+        told.append(JobSpec.model_validate_json(document))
+        raise OSError("no process today")
+
+    monkeypatch.setattr(worker_module, "ChildProcess", refuse)
+    settings = Settings(data_dir=tmp_path, secret=SecretStr("a long random string"))
+    worker = Worker(settings, store, TokenVault.from_settings(settings), timing=QUICK)
+    store.submit(new_job("one", kind=kind))
+    worker.run_once()
+    [spec] = told
+    keys = results_keys(settings)
+    given = spec.signing_key.get_secret_value() if spec.signing_key else None
+    expected = (keys.seed.hex(), tuple(keys.trust.keys)) if kind == "evaluate" else (None, ())
+    assert (given, spec.trusted_keys) == expected

@@ -1,11 +1,22 @@
-"""What the store promises about one job: its states, its owner's rights, its back-off and its end."""
+"""What the store promises about a job: its states, who owns it, its owner's rights, its back-off and its end."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
-from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, job_id, new_job
+from job_helpers import (
+    FAULT,
+    FINAL,
+    OUTAGE,
+    REFUSAL,
+    RETRYABLE,
+    FakeClock,
+    claim,
+    claimed,
+    job_id,
+    new_job,
+)
 from pydantic import ValidationError
 
 from hubmerge.errors import QuotaError, RecipeError
@@ -17,6 +28,7 @@ from workflows.jobs.jobs import (
     JobError,
     JobNotFoundError,
     NewJob,
+    StaleFenceError,
     State,
     backoff_s,
 )
@@ -53,7 +65,7 @@ def test_an_endless_recipe_is_refused(store: Store) -> None:
 
 def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store: Store) -> None:
     for number in range(5):
-        store.submit(new_job(f"a{number}"))
+        store.submit(new_job(f"a{number}", kind="diff" if number == 4 else "merge"))
     with pytest.raises(QuotaError) as refusal:
         store.submit(new_job("a5"))
     assert str(refusal.value) == (
@@ -126,12 +138,6 @@ def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
         with pytest.raises(JobNotFoundError, match="E_JOB"):
             call()
     assert store.find(job_id("x")) is None
-
-
-def test_a_worker_gets_only_the_kinds_it_can_run(store: Store) -> None:
-    store.submit(new_job("a", kind="evaluate"))
-    assert store.claim("w1", ["merge"]) is None
-    assert store.claim("w1", ["merge", "evaluate"]) is not None
 
 
 def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
@@ -286,3 +292,136 @@ def test_the_wall_clock_may_jump_without_moving_queue_lease_or_back_off(store: S
     assert [job.payload["name"] for job in store.list_jobs()] == ["b", "a"]
     clock.pass_time(store.lease_s + 1)
     assert claim(store, "w2").payload["name"] == "a"
+
+
+def test_a_heartbeat_prolongs_the_lease_and_goes_on_with_one_that_ran_out_unnoticed(
+    store: Store, clock: FakeClock
+) -> None:
+    job = claimed(store)
+    for _ in range(10):
+        clock.pass_time(store.lease_s - 1)
+        store.heartbeat(job.id, job.fence)
+    assert store.claim("w2") is None
+    clock.pass_time(store.lease_s + 1)
+    store.heartbeat(job.id, job.fence)
+    assert store.claim("w2") is None
+
+
+def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
+    slept = claimed(store)
+    clock.pass_time(store.lease_s + 1)
+    owner = store.claim("w2")
+    assert (owner.id, owner.fence, owner.attempt) == (slept.id, slept.fence + 1, 2)
+    before = store.get(owner.id), store.events(owner.id)
+    for write in (
+        lambda: store.heartbeat(slept.id, slept.fence),
+        lambda: store.set_progress(slept.id, slept.fence, "plan", None),
+        lambda: store.append_events(slept.id, slept.fence, [("warning", {})]),
+        lambda: store.finish(slept.id, slept.fence, {}),
+        lambda: store.fail(slept.id, slept.fence, FINAL),
+        lambda: store.cancelled(slept.id, slept.fence),
+        lambda: store.release(slept.id, slept.fence),
+    ):
+        with pytest.raises(StaleFenceError, match="E_FENCE"):
+            write()
+    assert (store.get(owner.id), store.events(owner.id)) == before
+    assert store.finish(owner.id, owner.fence, {}).state is State.DONE
+
+
+def test_only_the_jobs_of_silent_workers_are_taken_back(store: Store, clock: FakeClock) -> None:
+    for name in "abc":
+        store.submit(new_job(name))
+        store.claim(f"worker-{name}")
+    clock.pass_time(store.lease_s - 0.01)
+    for name in "ac":
+        store.heartbeat(job_id(name), 1)
+    assert (store.reap(), store.claim("another")) == ((), None)
+    clock.pass_time(0.02)
+    assert [job.id for job in store.reap()] == [job_id("b")]
+    with pytest.raises(StaleFenceError):
+        store.heartbeat(job_id("b"), 1)
+
+
+def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    for attempt in (1, 2, 3):
+        job = store.claim("w")
+        assert job.attempt == attempt
+        clock.pass_time(store.lease_s)
+        (left,) = store.reap()
+    assert left.state is State.FAILED
+    assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
+
+
+def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(store: Store, clock: FakeClock) -> None:
+    dead = claimed(store, "dead")
+    store.submit(new_job("waits"))
+    store.submit(new_job("diff", kind="diff"))
+    clock.pass_time(1)
+    began = clock.steady()
+    assert store.claim("w2", ["merge"], since=began) is None  # nobody knows yet whether w1 lives
+    assert store.claim("w3", ["diff"], since=began).id == job_id("diff")  # no merge keeps it
+    clock.pass_time(store.lease_s - 1)
+    assert store.claim("w2", ["merge"], since=began).id == dead.id
+    assert store.claim("w2", ["merge"], since=began).id == job_id("waits")
+
+
+def test_a_worker_takes_the_next_job_as_soon_as_another_one_has_shown_that_it_lives(
+    store: Store, clock: FakeClock
+) -> None:
+    other = claimed(store, "other")
+    store.submit(new_job("waits"))
+    clock.pass_time(1)
+    began = clock.steady()
+    assert store.claim("w2", since=began) is None
+    clock.pass_time(5)
+    store.heartbeat(other.id, other.fence)
+    assert store.claim("w2", since=began).id == job_id("waits")
+
+
+def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    store.submit(new_job("b"))
+    failed = store.claim("w1")
+    store.fail(failed.id, failed.fence, FINAL.model_copy(update={"retryable": True}))
+    store.claim("w1")
+    assert store.claim("w2") is None
+    clock.reboot()  # steady seconds start over, far below the old lease's end
+    assert store.claim("w2") is not None
+    assert store.claim("w2") is not None
+
+
+def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_work(
+    store: Store, clock: FakeClock
+) -> None:
+    other = claimed(store, "merge")
+    store.submit(new_job("evaluation", kind="evaluate"))
+    first = store.claim("w2", ["evaluate"])
+    store.fail(first.id, first.fence, FAULT)
+    clock.pass_time(store.lease_s - 1)
+    store.heartbeat(other.id, other.fence)
+    assert store.claim("w2", ["evaluate"]) is None  # the merge is at work
+    store.submit(new_job("another", kind="evaluate"))
+    another = store.claim("w2", ["evaluate"])
+    assert another.id == job_id("another")
+    store.finish(another.id, another.fence, {})
+    store.finish(other.id, other.fence, {})
+    again = store.claim("w2", ["evaluate"])
+    assert (again.id, again.attempt) == (first.id, 2)
+
+
+def test_what_the_machine_may_have_ended_waits_an_hour_for_the_others_and_not_without_end(
+    store: Store, clock: FakeClock
+) -> None:
+    store.submit(new_job("evaluation", kind="evaluate"))
+    first = claim(store)
+    store.fail(first.id, first.fence, FAULT)
+    for minute in range(70):  # on a busy machine somebody is always at work
+        store.submit(new_job(f"merge {minute}"))
+        merge = store.claim("w1", ["merge"])
+        clock.pass_time(20)
+        if (job := store.claim("w2", ["evaluate"])) is not None:
+            break
+        store.finish(merge.id, merge.fence, {})
+        clock.pass_time(40)
+    assert (job.id, job.attempt, minute) == (first.id, 2, 60)

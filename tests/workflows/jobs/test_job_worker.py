@@ -7,13 +7,15 @@ import random
 import signal
 import sqlite3
 import subprocess
-import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from job_helpers import (
@@ -53,8 +55,29 @@ def attempts(trace: Path) -> list[str]:
     return trace.read_text().splitlines() if trace.exists() else []
 
 
-def pid_of(line: str) -> int:
-    return int(line.split()[5])
+class Steps:
+    """A job of ten steps that waits at a gate before the sixth; its trace has a line for every attempt."""
+
+    def __init__(self, folder: Path, store: Store, **changes: Any) -> None:
+        self.trace, self.gate = folder / "trace", folder / "gate"
+        self.folder, self.store, self.id = folder, store, job_id("a")
+        store.submit(new_job("a", payload={"trace": str(self.trace), "gate": str(self.gate)}, **changes))
+
+    def worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return worker_process(self.folder, "steps", "--lease-seconds", "2")
+
+    def until_attempt(self, number: int) -> list[str]:
+        return until(lambda: len(found := attempts(self.trace)) == number and found)
+
+    def pid(self) -> int:
+        """Of the first attempt."""
+        return int(attempts(self.trace)[0].split()[5])
+
+    def finish(self) -> Job:
+        self.gate.touch()
+        job = until(lambda: (job := self.store.get(self.id)).state is State.DONE and job)
+        assert job.result == {"journal": ALL_STEPS}
+        return job
 
 
 def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Store) -> None:
@@ -93,71 +116,60 @@ def skip_back_off(store: Store) -> None:
     store.clock.boot_id += "+"  # type: ignore[misc]
 
 
-def test_a_child_killed_while_the_kernel_lacked_no_memory_is_the_machine_s_fault_however_often(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("oom_kills", "attempts", "memory_deaths", "code"),
+    [
+        pytest.param(lambda: 7, 7, 0, "E_MACHINE", id="the kernel lacked no memory"),
+        pytest.param(lambda: None, 1, 1, "E_TOO_BIG", id="it does not count"),
+        pytest.param(count().__next__, 1, 1, "E_TOO_BIG", id="it ends some process all the time"),
+    ],
+)
+def test_a_kill_is_the_machine_s_fault_however_often_unless_it_may_be_for_memory(
+    tmp_path: Path,
+    live: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    oom_kills: Callable[[], int | None],
+    attempts: int,
+    memory_deaths: int,
+    code: str,
 ) -> None:
-    monkeypatch.setattr(resources, "oom_kills", lambda: 7)
-    for attempt in range(1, 8):
+    monkeypatch.setattr(resources, "oom_kills", oom_kills)
+    for attempt in range(1, attempts + 1):
         job = run_one(tmp_path, live, "dies", done=[3] * 8)
-        assert (job.state, job.attempt, job.memory_deaths) == (State.QUEUED, attempt, 0)
-        assert (job.error.code, job.error.retryable) == ("E_MACHINE", True)
+        assert (job.state, job.attempt, job.memory_deaths) == (State.QUEUED, attempt, memory_deaths)
+        assert (job.error.code, job.error.retryable) == (code, True)
         skip_back_off(live)
-
-
-def test_where_the_kernel_does_not_count_a_kill_may_be_for_memory(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources, "oom_kills", lambda: None)
-    job = run_one(tmp_path, live, "dies", done=[3])
-    assert (job.memory_deaths, job.error.code) == (1, "E_TOO_BIG")
-
-
-def test_a_child_killed_twice_at_one_place_is_too_big(
-    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resources, "oom_kills", count().__next__)  # the kernel ends some process all the time
-    first = run_one(tmp_path, live, "dies", done=[3, 3])
-    assert (first.state, first.memory_deaths, first.error.code) == (State.QUEUED, 1, "E_TOO_BIG")
-    skip_back_off(live)
-    second = run_one(tmp_path, live, "dies")
-    assert (second.state, second.error.code) == (State.FAILED, "E_TOO_BIG")
-    assert second.error.retryable is False
 
 
 def test_a_killed_child_is_resumed_where_it_was(tmp_path: Path, live: Store) -> None:
-    trace, gate = tmp_path / "trace", tmp_path / "gate"
-    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
+    steps = Steps(tmp_path, live)
     with running(make_worker(tmp_path, live, "steps")):
-        journal = tmp_path / "jobs" / job_id("a") / "journal"
+        journal = tmp_path / "jobs" / steps.id / "journal"
         until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
-        os.kill(pid_of(attempts(trace)[0]), signal.SIGKILL)
-        until(lambda: live.get(job_id("a")).state is State.QUEUED)
-        gate.touch()
+        os.kill(steps.pid(), signal.SIGKILL)
+        until(lambda: live.get(steps.id).state is State.QUEUED)
         skip_back_off(live)
-        until(lambda: live.get(job_id("a")).state is State.DONE)
-    assert live.get(job_id("a")).result == {"journal": ALL_STEPS}
-    assert [line.split("pid")[0] + line.split()[-1] for line in attempts(trace)] == [
-        "attempt 1 fence 1 0",
-        "attempt 2 fence 2 5",
-    ]
+        steps.finish()
+    told = [line.split("pid")[0] + line.split()[-1] for line in attempts(steps.trace)]
+    assert told == ["attempt 1 fence 1 0", "attempt 2 fence 2 5"]
 
 
-def test_a_killed_worker_takes_its_child_along_and_the_next_worker_resumes(tmp_path: Path, live: Store) -> None:
-    trace, gate, lease = tmp_path / "trace", tmp_path / "gate", ("--lease-seconds", "2")
-    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
-    with worker_process(tmp_path, "steps", *lease) as first:
-        journal = tmp_path / "jobs" / job_id("a") / "journal"
-        until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
-        child = pid_of(attempts(trace)[0])
-        first.kill()
-        until(lambda: not is_alive(child))
-    with worker_process(tmp_path, "steps", *lease):
-        until(lambda: len(attempts(trace)) == 2)
-        gate.touch()
-        job = until(lambda: (job := live.get(job_id("a"))).state is State.DONE and job)
-    assert (job.attempt, job.fence, job.result) == (2, 2, {"journal": ALL_STEPS})
-    assert "from 5" in attempts(trace)[1]
-    assert "lost" in [event.type for event in live.events(job.id)]
+def test_a_killed_worker_takes_its_child_along_and_a_free_one_goes_on_when_its_lease_ends(
+    tmp_path: Path, live: Store
+) -> None:
+    live.lease_s, steps = 2.0, Steps(tmp_path, live)
+    with steps.worker() as first:
+        steps.until_attempt(1)
+        with running(make_worker(tmp_path, live, "steps")):
+            first.kill()
+            first.wait()
+            lease_end = live.get(steps.id).lease_until
+            until(lambda: not is_alive(steps.pid()))
+            job = until(lambda: (job := live.get(steps.id)).attempt == 2 and job)
+            late = live.clock.steady() - lease_end
+            assert steps.finish().fence == 2
+    assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
+    assert late < 15.0  # at the next tick, however busy the machine is; a worker that asks seldom takes longer
 
 
 def stopped_between_writes(worker: subprocess.Popen[bytes], data: Path) -> bool:
@@ -174,48 +186,40 @@ def stopped_between_writes(worker: subprocess.Popen[bytes], data: Path) -> bool:
 
 def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_path: Path, live: Store) -> None:
     """SIGSTOP freezes the worker alone; its child must be gone before the next one starts."""
-    trace, gate, lease = tmp_path / "trace", tmp_path / "gate", ("--lease-seconds", "2")
-    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
-    with worker_process(tmp_path, "steps", *lease) as first:
-        until(lambda: len(attempts(trace)) == 1)
+    steps = Steps(tmp_path, live)
+    with steps.worker() as first:
+        steps.until_attempt(1)
         until(lambda: stopped_between_writes(first, tmp_path))
-        with worker_process(tmp_path, "steps", *lease):
-            until(lambda: len(attempts(trace)) == 2)
-            assert not is_alive(pid_of(attempts(trace)[0]))
+        with steps.worker():
+            steps.until_attempt(2)
+            assert not is_alive(steps.pid())
             first.send_signal(signal.SIGCONT)
-            gate.touch()
-            job = until(lambda: (job := live.get(job_id("a"))).state is State.DONE and job)
+            assert steps.finish().attempt == 2
             until(lambda: b"no longer ours" in (tmp_path / "worker.log").read_bytes())
             assert first.poll() is None  # it lost a job, not its life
-    assert (job.attempt, job.result) == (2, {"journal": ALL_STEPS})
-    assert "OVERLAP" not in trace.read_text()
+    assert "OVERLAP" not in steps.trace.read_text()
 
 
 def test_heartbeats_keep_a_long_job_with_its_worker(tmp_path: Path, live: Store) -> None:
-    trace, gate = tmp_path / "trace", tmp_path / "gate"
-    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
-    live.lease_s = 2.0
+    steps, live.lease_s = Steps(tmp_path, live), 2.0
     with running(make_worker(tmp_path, live, "steps")):
-        first = until(lambda: live.get(job_id("a")).lease_until)
+        first = until(lambda: live.get(steps.id).lease_until)
         until(lambda: live.clock.steady() > first + 1.0)  # past the first lease and the guardian's patience
         assert live.reap() == ()
         assert live.claim("another worker") is None
-        gate.touch()
-        until(lambda: live.get(job_id("a")).state is State.DONE)
-    assert len(attempts(trace)) == 1
+        steps.finish()
+    assert len(attempts(steps.trace)) == 1
 
 
 def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -> None:
-    trace, gate = tmp_path / "trace", tmp_path / "gate"
-    live.submit(new_job("a", max_attempts=1, payload={"trace": str(trace), "gate": str(gate)}))
-    with worker_process(tmp_path, "steps") as worker:
-        until(lambda: len(attempts(trace)) == 1)
+    steps = Steps(tmp_path, live, max_attempts=1)
+    with steps.worker() as worker:
+        steps.until_attempt(1)
         worker.terminate()
         assert worker.wait() == 0
-    waiting = live.get(job_id("a"))
-    assert waiting.state is State.QUEUED
-    assert not is_alive(pid_of(attempts(trace)[0]))
-    gate.touch()
+    assert live.get(steps.id).state is State.QUEUED
+    assert not is_alive(steps.pid())
+    steps.gate.touch()
     assert run_one(tmp_path, live, "steps").result == {"journal": ALL_STEPS}
 
 
@@ -295,21 +299,11 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         story = [event for event in live.events(job.id) if event.type != "stage"]
         taken = [event for event in story if event.type == "claimed"]
         assert [event.data["attempt"] for event in taken] == list(range(1, job.attempt + 1))
-        assert [event.type for event in story] == [
-            "submitted",
-            *["claimed", "lost"] * (job.attempt - 1),
-            "claimed",
-            "done",
-        ]
-        claims += [
-            Claim(
-                datetime.fromisoformat(event.time).timestamp(),
-                int(event.data["worker"].split("_")[-2]),
-                job.ticket,
-                event.data["attempt"],
-            )
-            for event in taken
-        ]
+        lost = ["claimed", "lost"] * (job.attempt - 1)
+        assert [event.type for event in story] == ["submitted", *lost, "claimed", "done"]
+        for event in taken:
+            moment, worker = datetime.fromisoformat(event.time).timestamp(), int(event.data["worker"].split("_")[-2])
+            claims.append(Claim(moment, worker, job.ticket, event.data["attempt"]))
     close = 0.1  # both clocks are read one after the other
     for kill in kills:
         [again] = [c for c in claims if (c.ticket, c.attempt) == (kill.job.ticket, kill.job.attempt + 1)]
@@ -317,23 +311,6 @@ def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path,
         assert again.time > kill.lease_end - close
         assert not [claim for claim in younger if claim.time > kill.lease_end + close]
         assert not [claim for claim in younger if claim.worker == kill.replacement]
-
-
-def test_a_free_worker_takes_a_dead_one_s_job_when_its_lease_ends(tmp_path: Path, live: Store) -> None:
-    live.lease_s, payload = 2.0, {"trace": str(tmp_path / "trace"), "gate": str(tmp_path / "gate")}
-    live.submit(new_job("a", payload=payload))
-    with worker_process(tmp_path, "steps", "--lease-seconds", "2") as first:
-        until(lambda: len(attempts(tmp_path / "trace")) == 1)
-        with running(make_worker(tmp_path, live, "steps")):
-            first.kill()
-            first.wait()
-            lease_end = live.get(job_id("a")).lease_until
-            job = until(lambda: (job := live.get(job_id("a"))).attempt == 2 and job)
-            late = live.clock.steady() - lease_end
-            (tmp_path / "gate").touch()
-            until(lambda: live.get(job_id("a")).state is State.DONE)
-    assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
-    assert late < 15.0  # at the next tick, however busy the machine is; a worker that asks seldom takes longer
 
 
 @pytest.mark.parametrize(
@@ -378,21 +355,16 @@ def test_a_flood_of_events_is_capped_and_that_is_said(tmp_path: Path, live: Stor
 def test_a_database_that_refuses_for_a_while_costs_no_event_and_no_job(
     tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = {"append_events": 3, "set_progress": 3, "heartbeat": 3, "finish": 3}
+    refused = dict.fromkeys(("append_events", "set_progress", "heartbeat", "finish"), 3)
 
-    def refuse_at_first(name: str) -> None:
-        method = getattr(live, name)
-
-        def refusing(*arguments: object) -> object:
-            if refused[name]:
-                refused[name] -= 1
-                raise DiskError("the job database cannot be written")
-            return method(*arguments)
-
-        monkeypatch.setattr(live, name, refusing)
+    def refusing(name: str, method: Callable[..., object], *arguments: object) -> object:
+        if refused[name]:
+            refused[name] -= 1
+            raise DiskError("the job database cannot be written")
+        return method(*arguments)
 
     for name in refused:
-        refuse_at_first(name)
+        monkeypatch.setattr(live, name, partial(refusing, name, getattr(live, name)))
     job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
     assert (job.state, job.result) == (State.DONE, {"journal": ALL_STEPS})
     assert refused["finish"] == 0
@@ -433,12 +405,8 @@ def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: St
 
 
 def test_a_worker_stops_while_it_waits(tmp_path: Path, live: Store) -> None:
-    worker = make_worker(tmp_path, live, "steps", replace(QUICK, idle_s=3600.0))
-    stop = threading.Event()
-    thread = threading.Thread(target=worker.run_forever, args=(stop,))
-    thread.start()
-    stop.set()
-    thread.join()
+    with running(make_worker(tmp_path, live, "steps", replace(QUICK, idle_s=3600.0))):
+        pass
 
 
 def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(

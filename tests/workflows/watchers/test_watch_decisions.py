@@ -100,29 +100,51 @@ def test_who_does_not_count_is_left_out_with_the_reason(
     assert agents_of(decision) == ["a", "b"]
 
 
-def test_authors_are_compared_as_the_hub_does_and_licenses_without_case() -> None:
-    decision = decided(
-        [facts("Zoo/a", license="Apache-2.0"), B], agents={"authors": ["zOO"], "licenses": ["apache-2.0"]}
-    )
-    assert agents_of(decision) == ["Zoo/a", "b"]
+CLOSED = facts("a", gated=True)
+FIXED = {"join": {"fixed": ["zoo/c", "zoo/a"]}, "agents": None}
+BEST = {"join": {"best": 2}, "suite": "zoo"}
+SCORED = {A.pin: 0.9, B.pin: 0.1}
+MANY = [f"a{n:02}" for n in range(40)]
 
 
-def test_closed_models_join_private_merges_and_where_the_owner_says_so() -> None:
-    closed = facts("a", gated=True)
-    assert agents_of(decided([closed, B], private=True)) == ["a", "b"]
-    assert agents_of(decided([closed, B], agents={"authors": ["zoo"], "closed": True})) == ["a", "b"]
-
-
-def test_too_few_agents_are_waited_for() -> None:
-    decision = decided([A], min_agents=2)
-    assert decision.merge is None
-    assert "1 of at least 2" in decision.waiting
-
-
-def test_a_copy_of_an_agent_does_not_count_twice() -> None:
-    decision = decided([A, B, facts("z", weights=A.weights)])
-    assert agents_of(decision) == ["a", "b"]
-    assert reasons(decision) == {"z": "copy"}
+@pytest.mark.parametrize(
+    ("candidates", "rule", "scores", "joined", "left_out"),
+    [
+        # authors are compared as the Hub does, licenses without case
+        (
+            [facts("Zoo/a", license="Apache-2.0"), B],
+            {"agents": {"authors": ["zOO"], "licenses": ["apache-2.0"]}},
+            {},
+            ["Zoo/a", "b"],
+            {},
+        ),
+        # closed models join private merges, and where the owner says so
+        ([CLOSED, B], {"private": True}, {}, ["a", "b"], {}),
+        ([CLOSED, B], {"agents": {"authors": ["zoo"], "closed": True}}, {}, ["a", "b"], {}),
+        ([A], {"min_agents": 2}, {}, "1 of at least 2", {}),
+        ([A, B, facts("z", weights=A.weights)], {}, {}, ["a", "b"], {"z": "copy"}),
+        # as many as a recipe takes
+        ([facts(name) for name in MANY], {}, {}, MANY[:32], dict.fromkeys(MANY[32:], "too_many")),
+        # fixed ones keep their order, and all are needed
+        ([A, B, C], FIXED, {}, ["c", "a"], {}),
+        ([facts("a", weights=""), C], FIXED, {}, "zoo/a cannot join", {"a": "no_weights"}),
+        # the set does not depend on who of the best leads; it waits for scores on their way alone
+        ([A, B, C], BEST, {"values": {**SCORED, C.pin: 0.5}}, ["a", "c"], {"b": "not_best"}),
+        ([A, B, C], BEST, {"values": {**SCORED, C.pin: 1.0}}, ["a", "c"], {"b": "not_best"}),
+        ([A, B, C], BEST, {"values": SCORED, "pending": {C.pin}}, "on their way: 1", {"c": "no_score"}),
+        ([A, B, C], BEST, {"values": SCORED}, ["a", "b"], {"c": "no_score"}),
+    ],
+)
+def test_who_joins_in_which_order_or_what_is_waited_for(
+    candidates: list[Facts], rule: dict[str, Any], scores: dict[str, Any], joined: Any, left_out: dict[str, str]
+) -> None:
+    decision = decide(rule_of(**rule), BASE, candidates, (), 3, Scores(**scores))
+    assert reasons(decision) == left_out
+    if isinstance(joined, str):
+        assert decision.merge is None
+        assert joined in decision.waiting
+    else:
+        assert agents_of(decision) == joined
 
 
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
@@ -130,35 +152,6 @@ def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[
     decision = decide(rule_of(), facts("base", bases=(), **state), [A, B], (), 3, Scores())
     assert decision.merge is None
     assert told in (decision.skips[0].code if "own" in state else decision.waiting)
-
-
-def test_fixed_agents_keep_their_order_and_are_needed_all() -> None:
-    join = {"fixed": ["zoo/c", "zoo/a"]}
-    assert agents_of(decided([A, B, C], join=join, agents=None)) == ["c", "a"]
-    missing = decided([facts("a", weights=""), C], join=join, agents=None)
-    assert missing.merge is None
-    assert "zoo/a cannot join" in missing.waiting
-    assert reasons(missing) == {"a": "no_weights"}
-
-
-def test_the_best_join_and_the_order_of_scores_does_not_change_the_set() -> None:
-    rule = rule_of(join={"best": 2}, suite="zoo")
-    first = decide(rule, BASE, [A, B, C], (), 3, Scores({A.pin: 0.9, B.pin: 0.1, C.pin: 0.5}))
-    second = decide(rule, BASE, [A, B, C], (), 3, Scores({A.pin: 0.6, B.pin: 0.1, C.pin: 0.8}))
-    assert agents_of(first) == ["a", "c"]
-    assert reasons(first) == {"b": "not_best"}
-    assert first.merge == second.merge
-
-
-def test_the_best_wait_for_scores_on_their_way_but_not_for_those_that_never_come() -> None:
-    rule = rule_of(join={"best": 2}, suite="zoo")
-    scored = {A.pin: 0.9, B.pin: 0.1}
-    waiting = decide(rule, BASE, [A, B, C], (), 3, Scores(scored, frozenset({C.pin})))
-    assert waiting.merge is None
-    assert reasons(waiting) == {"c": "no_score"}
-    failed = decide(rule, BASE, [A, B, C], (), 3, Scores(scored))
-    assert agents_of(failed) == ["a", "b"]
-    assert reasons(failed) == {"c": "no_score"}
 
 
 def test_a_set_that_was_merged_or_refused_today_is_not_tried_again() -> None:
@@ -187,13 +180,6 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     # but one that the owner excludes is another set
     excluded = decided([A, B, C], history, agents={"authors": ["zoo"], "exclude": ["zoo/c"]})
     assert agents_of(excluded) == ["a", "b"]
-
-
-def test_at_most_as_many_agents_join_as_a_recipe_takes() -> None:
-    many = [facts(f"a{n:02}") for n in range(40)]
-    decision = decided(many)
-    assert len(agents_of(decision)) == 32
-    assert [skip.code for skip in decision.skips] == ["too_many"] * 8
 
 
 candidate = st.builds(

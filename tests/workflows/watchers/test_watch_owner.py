@@ -10,9 +10,7 @@ from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
-from workflows.watchers.rules import load_rules, rule_data, rule_from_data
-
-EXAMPLES = Path(__file__).parents[3] / "examples" / "watchers"
+from workflows.watchers.rules import rule_data, rule_from_data
 
 
 def visitors(hub: LocalHubProcess) -> tuple[Visitor, Visitor]:
@@ -154,10 +152,3 @@ def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(
 ) -> None:
     with pytest.raises(kind):
         bot_for().source.try_watcher({**rule_data(rule_for("zoo/base")), **changes}, None)
-
-
-def test_a_rule_is_the_same_rule_when_it_is_written_and_read_again() -> None:
-    rules = load_rules(EXAMPLES).rules
-    assert len(rules) == 3
-    for rule in rules:
-        assert rule_from_data(rule_data(rule)) == rule

@@ -14,27 +14,25 @@ from hubmerge.errors import RuleError
 from workflows.watchers.base import Watcher
 from workflows.watchers.kinds import registry
 from workflows.watchers.rule import AgentRule
-from workflows.watchers.rules import load_rule, load_rules, rule_from_yaml
+from workflows.watchers.rules import load_rule, load_rules, rule_from_data, rule_from_yaml
+from workflows.watchers.rules import rule_data as written_again
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "watchers").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_the_examples_are_valid(path: Path) -> None:
+def test_the_examples_are_valid_and_the_same_rules_when_they_are_written_and_read_again(path: Path) -> None:
     rule = load_rule(path)
+    assert rule_from_data(written_again(rule)) == rule
     assert rule.owner == "ada"
     assert registry()[rule.watch]().summary(rule)
     assert registry()[rule.watch]().about(rule).startswith("Merges ")
 
 
 def test_a_rule_is_read_as_it_is_written() -> None:
-    rule = rule_of(
-        base="zoo/base@main",
-        agents={"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000},
-        join={"best": 3},
-        suite="zoo",
-        target="ada/{base}-{name}-{count}-{set}",
-    )
+    agents = {"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000}
+    target = "ada/{base}-{name}-{count}-{set}"
+    rule = rule_of(base="zoo/base@main", agents=agents, join={"best": 3}, suite="zoo", target=target)
     assert (rule.base.id, rule.base.revision) == ("zoo/base", "main")
     assert (rule.agents.authors, rule.agents.max_parameters) == (("zoo", "bob"), 1_500_000_000)
     assert (rule.join.best, rule.join.fixed, rule.min_agents) == (3, (), 2)

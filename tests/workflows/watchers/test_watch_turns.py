@@ -6,15 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
-from builders import random_base, sparse_agent
+from builders import T, random_base, sparse_agent
 from job_helpers import FakeClock
-from test_watch_webhook import post
-from watch_helpers import BASE_WEIGHTS, Agents, BotFor, finish, jobs, one, payload, rule_for, serving, skipped
+from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
 from hubmerge.errors import LoginError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
+from workflows.bot import Bot
 from workflows.jobs.jobs import JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, UnreadableTokenError
@@ -37,29 +37,21 @@ def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: B
     assert len(jobs(tmp_path)) == 1
 
 
-def test_the_owner_s_token_is_sealed_with_the_job(
+def token_of(bot: Bot, store: Store, job_id: str) -> str:
+    """What the bot's vault opens of a job."""
+    return bot.account._vault.open(job_id, store.sealed_token(job_id), store.clock.now()).get_secret_value()
+
+
+def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_secret_the_bot_s_own_jobs_alone_go_on(
     agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock
 ) -> None:
-    base = agents.base(agents=2)
-    bot = bot_for(rule_for(base))
-    turn = one(bot.watchers.poll())
-    store = Store(tmp_path / "data")
-    sealed = store.sealed_token(turn.job.id)
-    store.close()
-    assert sealed is not None
-    opened = bot.account._vault.open(turn.job.id, sealed, clock.now())
-    assert opened.get_secret_value() == local_hub.tokens["ada"]
+    rule = rule_for(agents.base(agents=2))
+    old = bot_for(rule)
+    turn = one(old.watchers.poll())
+    store = Store(tmp_path / "data", clock=clock, jobs_per_user=50)
+    assert token_of(old, store, turn.job.id) == local_hub.tokens["ada"]
     raw = (tmp_path / "data" / "jobs.sqlite3").read_bytes() + (tmp_path / "data" / "jobs.sqlite3-wal").read_bytes()
     assert local_hub.tokens["ada"].encode() not in raw
-
-
-def test_with_another_secret_the_bot_s_own_jobs_go_on_and_nobody_else_s(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock
-) -> None:
-    base = agents.base(agents=2)
-    turn = one(bot_for(rule_for(base)).watchers.poll())
-    assert turn.job is not None
-    store = Store(tmp_path / "data", clock=clock, jobs_per_user=50)
     by_hand = NewJob(id="f" * 64, user="ada", payload={"target": "ada/by-hand"})
     store.submit(by_hand, SealedToken("sealed with the old secret", None))
     while (job := store.claim("a worker with the new secret")) is not None:
@@ -67,28 +59,23 @@ def test_with_another_secret_the_bot_s_own_jobs_go_on_and_nobody_else_s(
     waiting = [NewJob(id=f"{n}" * 64, user="ada", payload={}) for n in range(1, 6)]
     for new in waiting:
         store.submit(new)
-    bot = bot_for(rule_for(base), secret="another secret")
+    bot = bot_for(rule, secret="another secret")
     assert bot.renew_tokens() == 0  # its owner has too many under way; the next tick tries it again
     store.request_cancel(waiting[0].id, "ada")
     assert bot.renew_tokens() == 1
     assert bot.renew_tokens() == 0
     assert store.get(turn.job.id).state is State.QUEUED
-    sealed = store.sealed_token(turn.job.id)
-    assert sealed is not None
-    opened = bot.account._vault.open(turn.job.id, sealed, clock.now())
-    assert opened.get_secret_value() == local_hub.tokens["ada"]
+    assert token_of(bot, store, turn.job.id) == local_hub.tokens["ada"]
     assert store.get(by_hand.id).state is State.FAILED
     store.close()
 
 
 def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base = agents.base(agents=2)
-    bot = bot_for(rule_for(base, owner="bob", target="bob/x-{set}"))
+    bot = bot_for(rule_for(agents.base(agents=2), owner="bob", target="bob/x-{set}"))
     [turn] = bot.watchers.poll()
     assert isinstance(turn.error, LoginError)
     assert jobs(tmp_path) == []
-    state = bot.ledger.state("watch")
-    assert state.code == "E_LOGIN"
+    assert bot.ledger.state("watch").code == "E_LOGIN"
 
 
 def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
@@ -100,9 +87,7 @@ def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path:
     tagged = agents.agent(base, card={"tags": ["hubmerge"]})
     made = agents.agent(base)
     agents.api.upload_file(path_or_fileobj=b"{}", path_in_repo="hubmerge.json", repo_id=made)
-    with serving(bot.routes) as url:
-        for name in (target, tagged, made):
-            post(url, payload(name, agents.head(name)))
+    deliver(bot, agents, target, tagged, made)
     turn = one(bot.watchers.handle_inbox())
     assert turn.job is None
     assert skipped(turn) == dict.fromkeys((target, tagged, made), "own_output")
@@ -132,33 +117,29 @@ def test_a_base_is_taken_at_the_revision_that_the_rule_names(agents: Agents, bot
     assert turn.decision.merge.recipe["base"] == f"{base}@{before}"
 
 
+def wide() -> dict[str, T]:
+    """Weights twice as wide as the base's."""
+    return random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
+
+
 def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base()
     good = sorted(agents.agent(base) for _ in range(2))
-    wide = random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
-    agents.push("ada/zz-wide", wide, {"base_model": base, "license": "apache-2.0"})
+    agents.push("ada/zz-wide", wide(), {"base_model": base, "license": "apache-2.0"})
     unlicensed = agents.agent(base, card={"license": "unknown"})
     forbidding = agents.agent(base, card={"license": "cc-by-nd-4.0"})
     quantized = agents.agent(base, card={"base_model_relation": "quantized"})
     pickled = "ada/zz-pickled"
     agents.api.create_repo(pickled)
-    agents.api.upload_file(
-        path_or_fileobj=f"---\nbase_model: {base}\n---\n".encode(), path_in_repo="README.md", repo_id=pickled
-    )
-    agents.api.upload_file(path_or_fileobj=b"\x80\x04.", path_in_repo="pytorch_model.bin", repo_id=pickled)
+    for path, data in (("README.md", f"---\nbase_model: {base}\n---\n".encode()), ("pytorch_model.bin", b"\x80\x04.")):
+        agents.api.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=pickled)
     copy = "ada/zz-copy-of-base"
     agents.push(copy, BASE_WEIGHTS, {"base_model": base, "license": "apache-2.0"})
     bot = bot_for(rule_for(base))
     turn = one(bot.watchers.poll())
-    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == good
-    told = skipped(turn)
-    assert told == {
-        "ada/zz-wide": "E_INCOMPATIBLE",
-        unlicensed: "E_RECIPE",
-        forbidding: "E_RECIPE",
-        pickled: "no_weights",
-        copy: "copy",
-    }
+    assert joined(turn) == good
+    told, licensed = skipped(turn), dict.fromkeys((unlicensed, forbidding), "E_RECIPE")
+    assert told == {"ada/zz-wide": "E_INCOMPATIBLE", **licensed, pickled: "no_weights", copy: "copy"}
     assert quantized not in told  # the search did not show it
     notes = {note.subject: note for note in bot.ledger.skips("watch")}
     assert set(notes) == set(told)
@@ -188,8 +169,7 @@ def test_many_new_models_are_read_over_several_looks(
     base = agents.base(agents=4)
     bot = bot_for(rule_for(base))
     assert one(bot.watchers.poll()).decision.waiting.startswith("3 models match, and one look reads 2 new ones")
-    turn = one(bot.watchers.poll())
-    assert len(turn.decision.merge.recipe["agents"]) == 3
+    assert len(joined(one(bot.watchers.poll()))) == 3
     assert "a search gives 3 models; older ones are not seen" in caplog.text
 
 
@@ -214,12 +194,9 @@ def test_a_poll_reads_again_only_what_has_changed(
 
 
 def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for: BotFor) -> None:
-    base = agents.base()
-    wide = random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
+    base = agents.base(agents=2)
     misfit = agents.agent(base, name="ada/misfit")
-    agents.push(misfit, wide, {"base_model": base, "license": "mit"})
-    for _ in range(2):
-        agents.agent(base)
+    agents.push(misfit, wide(), {"base_model": base, "license": "mit"})
     strict = bot_for(rule_for(base, agents={"authors": ["ada"], "licenses": ["apache-2.0"]}))
     assert skipped(one(strict.watchers.poll())) == {misfit: "license"}
     free = bot_for(rule_for(base))
@@ -247,10 +224,7 @@ def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
 
 
 def test_a_full_queue_delays_a_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base, other = agents.base(), agents.base()
-    for where in (base, base, other, other):
-        agents.agent(where)
-    rules = [rule_for(base, name="one"), rule_for(other, name="two")]
+    rules = [rule_for(agents.base(agents=2), name=name) for name in ("one", "two")]
     bot = bot_for(*rules, jobs_per_user=1)
     first, second = bot.watchers.poll()
     assert first.job is not None
@@ -263,8 +237,7 @@ def test_a_full_queue_delays_a_merge(agents: Agents, bot_for: BotFor, tmp_path: 
 def test_a_target_that_is_taken_is_refused_and_not_tried_again_that_day(
     agents: Agents, bot_for: BotFor, clock: FakeClock, tmp_path: Path
 ) -> None:
-    base = agents.base(agents=2)
-    rule = rule_for(base)
+    rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule)
     planned = bot.watchers.turn(rule, dry_run=True).decision.merge
     agents.api.create_repo(planned.target)
@@ -315,8 +288,7 @@ def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_wei
     new = agents.agent(base)
     turn = one(bot.watchers.poll())
     assert skipped(turn)[again] == "own_output"
-    joined = [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]]
-    assert new in joined
-    assert again not in joined
+    assert new in joined(turn)
+    assert again not in joined(turn)
     # and after a restart, from memory
     assert skipped(one(bot_for(rule_for(base)).watchers.poll()))[again] == "own_output"

@@ -15,14 +15,13 @@ from urllib.parse import urlsplit
 import pytest
 from job_helpers import FakeClock
 from pydantic import SecretStr
-from watch_helpers import SECRET, payload, serving
+from watch_helpers import RIGHT, SECRET, payload, post, serving
 
 from hubmerge.errors import DiskError, LoginError
 from workflows.jobs.store import Store
 from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, Inbox, Push, pushes, webhook_route
 
 SHA = "a" * 40
-RIGHT = {"X-Webhook-Secret": SECRET}
 
 
 @pytest.fixture
@@ -43,24 +42,6 @@ def served(server: tuple[str, SimpleNamespace], inbox: Inbox) -> str:
     url, kept = server
     kept.receive = inbox.receive
     return url
-
-
-def post(
-    url: str, body: bytes | dict[str, Any], headers: dict[str, str] | None = None, method: str = "POST"
-) -> tuple[int, Any]:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    try:
-        connection.request(method, PATH, content, RIGHT if headers is None else headers)
-        answer = connection.getresponse()
-        raw = answer.read()
-        return answer.status, json.loads(raw) if raw.startswith(b"{") else raw
-    finally:
-        connection.close()
-
-
-def repos(inbox: Inbox) -> list[str]:
-    return [delivery.repo for delivery in inbox.pending()]
 
 
 @pytest.mark.parametrize("secret", [None, SecretStr(""), SecretStr("  ")])

@@ -1,0 +1,366 @@
+"""The pipelines of jobs: what a merge tells, how evaluations are recorded, and comparisons that everybody finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from board_helpers import family, result
+from builders import f32, random_base, read_model, sparse_agent, write_model
+from huggingface_hub import HfApi
+from job_helpers import QUICK, ROOT, job_spec, running, service_of, until, visitor
+from pydantic import SecretStr
+
+from hubmerge import line
+from hubmerge.board.results_dataset import ResultsDataset
+from hubmerge.errors import EvaluationError, HubmergeError, SettingsError, SourceNotFoundError
+from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.signing import public_key
+from hubmerge.hub.client import Hub
+from hubmerge.output.diff import Diff
+from hubmerge.settings import Settings, load_settings
+from localhub.process import LocalHubProcess
+from workflows.jobs import comparisons, evaluation_pipeline, pipeline
+from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
+from workflows.jobs.evaluations import ScoreKey
+from workflows.jobs.jobs import JobNotFoundError
+from workflows.jobs.pipeline import StageEmitter
+from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
+from workflows.jobs.results_keys import ResultsKeys, results_keys
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.jobs.worker import Worker
+from workflows.schedule.scoring import RecordedScores
+
+# --- merges ------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
+    events: list[Event] = []
+    emitter = StageEmitter(events.append)
+    emitter.stage("merge")
+    for elements in (10, 20, 30):  # faster than the limit
+        emitter.statistics({"elements": elements})
+    emitter.stage("card")
+    told = [e.values["elements"] for e in events if isinstance(e, Statistics)]
+    assert told == [10, 30]
+    assert isinstance(events[-1], StageStarted)
+    emitter.stage("publish")
+    assert len([e for e in events if isinstance(e, Statistics)]) == 2
+
+
+def test_throughput_is_measured_within_a_stage() -> None:
+    events: list[Event] = []
+    emitter = StageEmitter(events.append)
+    emitter.progress("fetch", 5, 10, "B")
+    emitter.progress("fetch", 10, 10, "B")
+    emitter.progress("merge", 0, 7, "elements")
+    fetched, again, merged = (e for e in events if isinstance(e, Progress))
+    assert (fetched.done, again.done, merged.done) == (5, 10, 0)
+    assert again.per_second is not None
+    assert again.per_second > 0
+
+
+def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess, ada: HfApi, tmp_path: Path) -> None:
+    base = random_base(11)
+    for number, tensors in enumerate((base, sparse_agent(base, 0.2, 1), sparse_agent(base, 0.3, 2))):
+        ada.create_repo(f"ada/pipeline-{number}")
+        folder = write_model(tmp_path / str(number), tensors)
+        ada.upload_folder(repo_id=f"ada/pipeline-{number}", folder_path=folder)
+    recipe = {"base": "ada/pipeline-0", "agents": ["ada/pipeline-1", "ada/pipeline-2"], "method": "linear"}
+    payload = {"target": "ada/pipeline-merged", "private": False, "recipe": recipe, "license": "mit"}
+    token = SecretStr(local_hub.tokens["ada"])
+    spec = job_spec(tmp_path, payload=payload, token=token, endpoint=local_hub.endpoint)
+    events: list[Event] = []
+    with patch.object(line, "render_figures", lambda report: {}):
+        pipeline.run(spec, events.append)
+    assert isinstance(events[-1], Result)
+    values = events[-1].values
+    merged = ada.model_info("ada/pipeline-merged", files_metadata=True)
+    assert (values["repo"], values["commit"]) == ("ada/pipeline-merged", merged.sha)
+    fetched = sum((tmp_path / str(number) / "model.safetensors").stat().st_size for number in range(3))
+    shards = [s.lfs.sha256 for s in merged.siblings or () if s.lfs and s.rfilename.endswith(".safetensors")]
+    assert values["weights"] == shards != []
+    assert values["run"]["fetch"]["bytes"] == fetched
+    assert values["run"]["disk_high_water_bytes"] > fetched
+    assert values["run"]["seconds"] > 0
+
+
+def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
+    settings = load_settings({"HUBMERGE_DEVICE_MEMORY": "8.5"})
+    own = pipeline.stream_options(settings)
+    assert (own.device, own.device_memory_bytes) == ("auto", 8_500_000_000)
+    lent = pipeline.stream_options(load_settings({"SPACES_ZERO_GPU": "true"}))
+    assert (lent.device, lent.device_memory_bytes, lent.bursts) == ("cpu", 0, True)
+    for wrong in ("0", "nan", "many"):
+        with pytest.raises(SettingsError, match="HUBMERGE_DEVICE_MEMORY"):
+            load_settings({"HUBMERGE_DEVICE_MEMORY": wrong})
+
+
+# --- evaluations -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs without lighteval; a model called …broken… fails. The models that were run."""
+    runs: list[str] = []
+
+    def evaluate(name: Any, suite: Any, **_: Any) -> EvaluationResult:
+        runs.append(name.id)
+        scores = None if "broken" in name.id else {"math": 0.75}
+        same = {"suite": suite.suite.name, "suite_version": suite.version, "split": suite.split}
+        made = result(name.id, "a", scores, **same)
+        return parse_result(made.model_copy(update={"sha": name.revision}).to_json().encode(), where="made")
+
+    monkeypatch.setattr(evaluation_pipeline, "evaluate", evaluate)
+    return runs
+
+
+@pytest.fixture
+def hub(zoo_hub: LocalHubProcess) -> Hub:
+    return Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+
+
+@pytest.fixture
+def api(zoo_hub: LocalHubProcess) -> HfApi:
+    return HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+
+
+@pytest.fixture
+def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
+    """spec(model, results): the job of its evaluation."""
+
+    def make(model: str, results: str | None = "ada/job-results") -> JobSpec:
+        payload = {"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"}
+        given = {"token": SecretStr(str(hub.token)), "endpoint": hub.endpoint, "results": results}
+        return job_spec(tmp_path, kind="evaluate", payload=payload, **given)
+
+    return make
+
+
+def test_a_score_is_recorded_once_and_the_second_job_finds_it(
+    spec: Callable[..., JobSpec], hub: Hub, made: list[str]
+) -> None:
+    events: list[Event] = []
+    job = spec("zoo/base")
+    for _ in range(2):
+        evaluation_pipeline.run(job, events.append)
+    assert made == ["zoo/base"]
+    answers = [e.values for e in events if isinstance(e, Result)]
+    assert len(answers) == 2
+    assert answers[0]["scores"] == {"math": 0.75}
+    scores = RecordedScores(hub, ResultsDataset(hub, "ada/job-results"))
+    key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
+    assert key in scores.known_scores()
+    assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
+
+
+def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
+    spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
+) -> None:
+    api.create_repo("ada/broken-model")
+    with pytest.raises(EvaluationError, match="it generates nothing"):
+        evaluation_pipeline.run(spec("ada/broken-model", "ada/failed-results"), lambda event: None)
+    [recorded] = ResultsDataset(hub, "ada/failed-results").load().results
+    assert (recorded.status, recorded.tasks) == ("failed", ())
+
+
+def test_without_a_results_dataset_nothing_is_evaluated_and_a_private_model_s_answers_go_to_no_public_one(
+    spec: Callable[..., JobSpec], api: HfApi, made: list[str]
+) -> None:
+    api.create_repo("ada/secret-model", private=True)
+    for job, why in ((spec("zoo/base", None), "no results dataset"), (spec("ada/secret-model"), "would become public")):
+        with pytest.raises(EvaluationError, match=why):
+            evaluation_pipeline.run(job, lambda event: None)
+    assert made == []
+
+
+def test_on_other_data_than_it_was_asked_for_a_job_waits_for_four_attempts_and_then_measures_what_there_is(
+    spec: Callable[..., JobSpec], made: list[str]
+) -> None:
+    """A Hub that lags behind shows the dataset's earlier commit as its head; or it lagged when the job was queued."""
+    job = spec("zoo/base", "ada/late-results")
+    other = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
+    said: list[Event] = []
+    with pytest.raises(EvaluationError, match="of-another-commit") as error:
+        evaluation_pipeline.run(other.model_copy(update={"attempt": 4}), said.append)
+    assert error.value.retryable
+    assert made == []
+    evaluation_pipeline.run(other.model_copy(update={"attempt": 5}), said.append)
+    assert made == ["zoo/base"]
+    assert any("other data than when this was asked for" in getattr(event, "message", "") for event in said)
+    [result] = [event for event in said if isinstance(event, Result)]
+    assert "of-another-commit" not in result.values["path"]
+
+
+def test_nothing_recorded_yet_is_no_error(hub: Hub) -> None:
+    scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
+    assert scores.known_scores() == frozenset()
+
+
+def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merged_from_them(
+    api: HfApi, hub: Hub
+) -> None:
+    dataset = ResultsDataset(hub, "ada/flagged-results")
+    dataset.publish(family())
+    flags = [
+        {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
+        {"kind": "withdrawn", "model": "org/new", "sha": "f" * 40, "reason": ""},
+    ]
+    content = json.dumps({"flags": flags}).encode()
+    api.upload_file(path_or_fileobj=content, path_in_repo="flags.json", repo_id=dataset.repo, repo_type="dataset")
+    scores = RecordedScores(hub, dataset)
+    nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
+    new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)
+    assert scores.flagged([*nodes.values(), new, newer]) == {
+        nodes["math"]: "contaminated: saw the test set",
+        nodes["merge"]: "contaminated (inherited from org/math): saw the test set",
+        new: "withdrawn",
+    }
+
+
+def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(
+    spec: Callable[..., JobSpec], hub: Hub, made: list[str], tmp_path: Path
+) -> None:
+    repo = "ada/signed-results"
+    keys = results_keys(Settings(data_dir=tmp_path, secret=SecretStr("a long random string")))
+    signing = {"signing_key": SecretStr(keys.seed.hex()), "trusted_keys": tuple(keys.trust.keys)}
+    job = spec("zoo/base", repo).model_copy(update=signing)
+    pin = ("zoo/base", job.payload["sha"])
+    version = RecordedScores(hub, ResultsDataset(hub, repo)).suite_version("zoo")
+    forged = result("zoo/base", "a", {"math": 1.0}, suite="zoo", suite_version=version)
+    ResultsDataset(hub, repo).publish([forged.model_copy(update={"sha": job.payload["sha"]})])
+    dataset = ResultsDataset(hub, repo, trust=keys.trust)
+    scores = RecordedScores(hub, dataset)
+    assert scores.known_scores() == frozenset()
+    assert scores.ranking("zoo", [pin]) == {}
+    evaluation_pipeline.run(job, lambda event: None)
+    assert made == ["zoo/base"]
+    [recorded] = dataset.load().believed
+    assert (recorded.run_by, recorded.domains) == ("ada", {"math": 0.75})
+    assert dataset.load().published == tuple(keys.trust.keys)
+    assert scores.ranking("zoo", [pin]) == {pin: 0.75}
+
+
+def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path: Path) -> None:
+    def keys(**given: Any) -> ResultsKeys:
+        return results_keys(Settings(data_dir=tmp_path, **given))
+
+    old, new = keys(secret=SecretStr("old")), keys(secret=SecretStr("new\nold\n"))
+    assert old.seed != new.seed
+    assert old.trust.keys == {public_key(old.seed)}
+    assert new.trust.keys == {public_key(old.seed), public_key(new.seed)}
+    assert keys(secret=SecretStr("new"), signing_key=SecretStr("old")).seed == old.seed
+    named = keys(secret=SecretStr("new"), trusted_keys=public_key(old.seed))
+    assert named.trust.keys == new.trust.keys
+    made = keys()
+    assert made == keys(jobs_per_user=7)  # read from the data folder again
+    assert (tmp_path / "signing.key").stat().st_mode & 0o777 == 0o600
+    assert made.seed.hex() not in repr(made)
+
+
+# --- comparisons -------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_compares_two_models_and_everybody_finds_the_result(
+    zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
+) -> None:
+    service = service_of(zoo_hub.endpoint, live)
+    settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
+    assert service.comparison("zoo/base", "zoo/math-agent", None).job is None
+    queued = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "ada")).job
+    assert (queued.kind, queued.state, queued.private) == ("diff", "queued", False)
+    worker = Worker(settings, live, TokenVault.from_settings(settings), timing=QUICK)
+    with running(worker):
+        until(lambda: live.get(queued.id).state.is_terminal)
+    found = service.comparison("zoo/base@main", "zoo/math-agent", None).job
+    assert found.id == queued.id
+    assert found.state == "done", found.error
+    assert found.result is not None
+    diff = Diff.from_json(found.result)
+    before, after = (read_model(ROOT / "examples" / "zoo" / name) for name in ("base", "math"))
+    assert diff.total.changed == sum(int((np.abs(f32(after[n]) - f32(t)) > 1e-5).sum()) for n, t in before.items())
+    assert len(diff.tensors) < diff.tensor_count
+    again = service.compare("zoo/base", "zoo/math-agent", visitor(zoo_hub, "bob")).job
+    assert (again.id, again.state, again.user) == (queued.id, "done", "ada")
+    assert not worker.workdir(queued.id).exists()
+
+
+def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    service = service_of(zoo_hub.endpoint, store)
+    ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
+    first = service.compare("zoo/base", "zoo/tool-agent", ada).job
+    sealed = store.sealed_token(first.id)
+    waiting = service.compare("zoo/base", "zoo/tool-agent", bob).job
+    assert (waiting.id, waiting.user) == (first.id, "ada")
+    assert store.sealed_token(first.id) == sealed  # ada's, still
+    with pytest.raises(HubmergeError, match="only its owner"):
+        service.cancel(first.id, bob)
+    assert service.cancel(first.id, ada).state == "cancelled"
+    again = service.compare("zoo/base", "zoo/tool-agent", bob).job
+    assert (again.id, again.user, again.state) == (first.id, "bob", "queued")
+    assert store.sealed_token(first.id) not in (None, sealed)
+    assert service.cancel(first.id, bob).state == "cancelled"
+
+
+def test_of_private_models_nobody_else_learns(
+    zoo_hub: LocalHubProcess, api: HfApi, store: Store, tmp_path: Path
+) -> None:
+    models = ("ada/secret-base", "ada/secret-agent")
+    base = random_base(0)
+    for name, tensors in zip(models, (base, sparse_agent(base, 0.1, 1)), strict=True):
+        api.create_repo(name, private=True)
+        api.upload_folder(repo_id=name, folder_path=write_model(tmp_path / name, tensors))
+    service = service_of(zoo_hub.endpoint, store)
+    ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
+    job = service.compare(*models, ada).job
+    assert job.private
+    for who in (None, bob):
+        with pytest.raises(SourceNotFoundError):
+            service.comparison(*models, who)
+        with pytest.raises(JobNotFoundError):
+            service.job(job.id, who)
+    assert service.job(job.id, ada).id == job.id
+    for name in models:
+        api.update_repo_settings(name, private=False)
+    assert service.comparison(*models, bob).job is None  # another identity: what was private stays so
+
+
+@pytest.mark.parametrize("names", [("./zoo", "zoo/base"), ("zoo/base", "/etc"), ("zoo/base", "synthetic:llama-70b")])
+def test_folders_of_the_server_are_no_models(zoo_hub: LocalHubProcess, store: Store, names: tuple[str, str]) -> None:
+    service = service_of(zoo_hub.endpoint, store)
+    with pytest.raises(HubmergeError, match="local folders cannot be used here"):
+        service.compare(*names, visitor(zoo_hub, "ada"))
+
+
+def test_the_pipeline_tells_its_stages_and_a_result_that_its_record_takes(
+    zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"base": "zoo/base", "agent": "zoo/mem-agent@main", "private": False, "target": "base → mem"}
+    spec = job_spec(tmp_path, kind="diff", payload=asked, endpoint=zoo_hub.endpoint)
+    events: list[Any] = []
+    comparisons.run(spec, events.append)
+    assert [e.stage for e in events if isinstance(e, StageStarted)] == ["resolve", "fetch", "probe"]
+    assert {e.unit for e in events if isinstance(e, Progress)} == {"B", "elements"}
+    diff = Diff.from_json(events[-1].values)
+    assert len(diff.tensors) <= 2 * TOP_TENSORS
+    assert len(json.dumps(events[-1].values)) < MAX_RESULT_CHARACTERS
+
+    many = replace(diff, layers=dict.fromkeys(range(2000), diff.layers[0]), grid={})
+    monkeypatch.setattr(comparisons, "measure", lambda *_, **__: many)
+    comparisons.run(spec, events.append)
+    assert len(json.dumps(events[-1].values)) < MAX_RESULT_CHARACTERS
+    assert Diff.from_json(events[-1].values).layers == {}
+    assert "2000 layers" in events[-1].values["warnings"][-1]
+
+    monkeypatch.setattr(comparisons, "is_closed", lambda plan: True)
+    with pytest.raises(HubmergeError, match="open to everybody no longer is"):
+        comparisons.run(spec, events.append)
