@@ -28,6 +28,8 @@ from hubmerge.text.plain_yaml import load_plain_yaml
 from hubmerge.text.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
+MAX_PROBLEMS = 100  # that are listed; every variant may repeat one slip
+_SHOWN_NAME = 120  # characters of a variant's name in a message
 _LONGEST_VALUE = 48  # characters, in a variant's name
 _SHARED = ("base", "agents", "calibration", "dtype", "ignore", "tokenizer", "seed")
 _OWN = ("method", "parameters", "rounding")
@@ -65,15 +67,20 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
             expanded += 1
             if expanded > MAX_VARIANTS:
                 raise RecipeError("too many variants", where=where, expected=f"at most {MAX_VARIANTS}")
+            if len(problems) > MAX_PROBLEMS:
+                continue
             try:
-                variants.append((name, recipe_from_dict({**shared, **choice}, f"{where} → {name}")))
+                variants.append((name, recipe_from_dict({**shared, **choice}, f"{where} → {name[:_SHOWN_NAME]}")))
             except RecipeError as error:
                 problems.extend(error.problems)
     names = [name for name, _ in variants]
     for name in dict.fromkeys(n for n in names if names.count(n) > 1):
         problems.append(Problem(RecipeError.code, "two variants are the same", f"{where} → {name}"))
     if problems:
-        raise RecipeError("the sweep has errors", problems=tuple(dict.fromkeys(problems)))
+        listed = list(dict.fromkeys(problems))
+        if len(listed) > MAX_PROBLEMS:
+            listed[MAX_PROBLEMS:] = [Problem(RecipeError.code, "there is more, which is not listed", where)]
+        raise RecipeError("the sweep has errors", problems=listed)
     return Sweep(tuple(variants))
 
 

@@ -13,7 +13,7 @@ from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
 from hubmerge.plan.plan import Plan
-from hubmerge.recipe.sweep import MAX_VARIANTS, sweep_from_dict
+from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, sweep_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 MODELS = {"base": "org/base", "agents": ["org/a", "org/b"]}
@@ -74,6 +74,17 @@ def test_problems_of_all_variants_are_listed_together() -> None:
     with pytest.raises(RecipeError) as caught:
         sweep_from_dict({**MODELS, "sweep": [{"method": "ram_plus", "parameters": {"r": [-1.0, 0.1, 99.0]}}]})
     assert len(caught.value.problems) == 2
+
+
+def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read() -> None:
+    slips = {f"slip{number:04d}": 1 for number in range(1000)}
+    entry = {"method": "ram_plus", "parameters": {"r": [k / 100 for k in range(MAX_VARIANTS)], **slips}}
+    with pytest.raises(RecipeError) as caught:
+        sweep_from_dict({**MODELS, "sweep": [entry]})
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+    assert "slip0099" in caught.value.problems[-2].where
+    assert "there is more" in caught.value.problems[-1].what
+    assert len(str(caught.value)) < 50_000
 
 
 class CountingReader(TensorReader):
