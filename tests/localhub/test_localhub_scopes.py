@@ -14,6 +14,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 from oauth_helpers import tokens_of
+from raw_requests import status_of
 
 from hubmerge.errors import GatedError
 from hubmerge.hub.client import Hub
@@ -35,15 +36,6 @@ def signed_in(local_hub: LocalHubProcess) -> SignedIn:
         return HfApi(local_hub.endpoint, token=tokens["access_token"])
 
     return client
-
-
-def status_of(call: Callable[..., Any], *arguments: Any, **named: Any) -> int:
-    """200, or the status with which the Hub refused."""
-    try:
-        call(*arguments, **named)
-    except HfHubHTTPError as error:
-        return int(error.response.status_code)
-    return 200
 
 
 def fetched(api: HfApi, repo_id: str, folder: Path, name: str = "file.txt") -> int:

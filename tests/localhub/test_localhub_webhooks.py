@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, WebhookPayload
-from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import ask
+from raw_requests import ask, status_of
 
 from localhub.process import LocalHubProcess
 
@@ -74,12 +73,9 @@ def test_each_kind_of_change_has_its_event(ada: HfApi, fresh, receiver) -> None:
     assert event()[:2] == ("create", "discussion.comment")
     ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, create_pr=True)
     assert event()[:2] == ("create", "discussion")
-    action, scope, body = event()
-    assert (scope, body["updatedRefs"][0]["ref"], body["updatedRefs"][0]["oldSha"]) == (
-        "repo.content",
-        "refs/pr/2",
-        None,
-    )
+    _, scope, body = event()
+    [moved_ref] = body["updatedRefs"]
+    assert (scope, moved_ref["ref"], moved_ref["oldSha"]) == ("repo.content", "refs/pr/2", None)
     ada.move_repo(repo, moved)
     action, scope, body = event()
     assert (action, scope, body["repo"]["name"], body["movedTo"]["name"]) == ("move", "repo", repo, moved)
@@ -91,8 +87,8 @@ def test_each_kind_of_change_has_its_event(ada: HfApi, fresh, receiver) -> None:
 
 def test_a_refused_commit_announces_nothing(ada: HfApi, repo: str, receiver) -> None:
     ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"])
-    with pytest.raises(HfHubHTTPError):
-        ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, parent_commit="0" * 40)
+    late = {"path_or_fileobj": b"x", "path_in_repo": "x", "repo_id": repo, "parent_commit": "0" * 40}
+    assert status_of(ada.upload_file, **late) == 412
     new = ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo).oid
     assert json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] == new
     with pytest.raises(Empty):
@@ -144,23 +140,18 @@ def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
     assert hook.id in [known.id for known in ada.list_webhooks()]
     assert hook.id not in [known.id for known in bob.list_webhooks()]
     reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
-    for api in (bob, reader):
-        with pytest.raises(HfHubHTTPError):
-            api.delete_webhook(hook.id)
+    assert (status_of(bob.delete_webhook, hook.id), status_of(reader.delete_webhook, hook.id)) == (404, 403)
     changed = ada.update_webhook(hook.id, secret="two")
     assert (changed.secret, changed.url, changed.watched[0].name) == ("two", receiver.url, "somebody")
     ada.delete_webhook(hook.id)
-    with pytest.raises(HfHubHTTPError):
-        ada.get_webhook(hook.id)
+    assert status_of(ada.get_webhook, hook.id) == 404
 
 
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "nonsense"]
 )
 def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
-    with pytest.raises(HfHubHTTPError) as refused:
-        ada.create_webhook(url=url, watched=[{"type": "user", "name": "ada"}])
-    assert refused.value.response.status_code == 400
+    assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
 
 
 @pytest.mark.slow
