@@ -134,14 +134,6 @@ assert get_dataset_split_names({name!r}, "default") == ["train", "test"]
     assert ada.dataset_info(name).private
 
 
-def test_a_card_s_metadata_is_updated(ada: HfApi, repo: str) -> None:
-    content = "---\nlanguage: no\ntags: []\nlicense: mit\n---\n"
-    ada.upload_file(path_or_fileobj=content.encode(), path_in_repo="README.md", repo_id=repo)
-    info = ada.model_info(repo)
-    assert (info.card_data.language, info.card_data.tags) == ("no", [])
-    assert {"no", "license:mit"} <= {*(info.tags or ())}
-
-
 def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], str], tmp_path: Path) -> None:
     one, two, three, data = (f"ada/{fresh()}" for _ in range(4))
     (tmp_path / "files").mkdir()

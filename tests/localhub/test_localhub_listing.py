@@ -10,7 +10,7 @@ from raw_requests import ask
 
 CARD = """---
 license: apache-2.0
-language: [en, de]
+language: [en, no]
 library_name: transformers
 pipeline_tag: text-generation
 base_model: {base}
@@ -33,7 +33,7 @@ def test_the_tags_of_a_model_come_from_its_card_and_config(ada: HfApi, repo: str
     ada.upload_file(path_or_fileobj=b"x", path_in_repo="model.safetensors", repo_id=repo)
     info = ada.model_info(repo)
     assert info.tags == [
-        *["transformers", "safetensors", "qwen3", "text-generation", "own", "agent", "en", "de"],
+        *["transformers", "safetensors", "qwen3", "text-generation", "own", "agent", "en", "no"],
         *["dataset:zoo/held-out", "base_model:zoo/base", "base_model:finetune:zoo/base"],
         *["license:apache-2.0", "region:us"],
     ]
