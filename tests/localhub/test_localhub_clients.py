@@ -13,26 +13,18 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import get_session
-from processes import printed_by
+from processes import ROOT, as_ada, printed_by
 
 from localhub.process import LocalHubProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 Hf = Callable[..., str]
 
 
 @pytest.fixture
 def hf(local_hub: LocalHubProcess, tmp_path: Path) -> Hf:
     """hf("repos", "ls"): the output of the `hf` command, signed in as ada; a failure fails the test."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": local_hub.endpoint,
-        "HF_TOKEN": local_hub.tokens["ada"],
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONWARNINGS": "default",
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-    }
+    shown = {"PYTHONWARNINGS": "default", "NO_COLOR": "1", "COLUMNS": "200"}
+    environment = os.environ | as_ada(local_hub, tmp_path) | shown | {"HF_HOME": str(tmp_path / "home")}
 
     def run(*arguments: str, fails: bool = False) -> str:
         command = [sys.executable, "-c", "from huggingface_hub.cli.hf import main; main()", *arguments]
@@ -48,12 +40,8 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
 ) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
     tracked = [path for path in listed.split("\0") if path and (ROOT / path).is_file()]
     for path in tracked:
         (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +57,8 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.tokens["ada"], "HF_HOME": str(folder / "home")}
-    return printed_by(script, folder=folder, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="", **environment)
+    environment = as_ada(hub, folder) | {"HF_HOME": str(folder / "home"), "PYTHONWARNINGS": "ignore"}
+    return printed_by(script, folder=folder, CUDA_VISIBLE_DEVICES="", **environment)
 
 
 def test_transformers_and_peft_push_and_load(
