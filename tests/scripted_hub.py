@@ -24,6 +24,7 @@ class Request:
     method: str
     path: str  # unquoted, without the query
     headers: Mapping[str, str]  # names in small letters
+    body: bytes = b""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -63,7 +64,8 @@ class ScriptedHub:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                request = Request(self.command, unquote(urlsplit(self.path).path), headers)
+                body = self.rfile.read(int(headers.get("content-length", 0)))
+                request = Request(self.command, unquote(urlsplit(self.path).path), headers, body)
                 hub.requests.append(request)
                 answer = hub.bend(request) or hub.honest(request)
                 self.close_connection = True
@@ -78,6 +80,8 @@ class ScriptedHub:
                     self.wfile.write(answer.body[: answer.sent])
                 except (BrokenPipeError, ConnectionResetError):
                     hub.hung_up.set()
+
+            do_POST = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

@@ -6,13 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from huggingface_hub import HfApi, constants
 from line import Killed, Line, threads_left
+from processes import Beside, until
+from scripted_hub import Answer, Request, ScriptedHub
 
 from hubmerge.errors import CancelledError, HubUnavailableError
 from hubmerge.hub.client import Hub
@@ -117,22 +118,10 @@ def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalH
 def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
     rule = switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
-    raised: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            hub.repo_state("ada/nothing")
-        except CancelledError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    while not switch.state(rule).fired:
-        pass
+    asking = Beside(lambda: hub.repo_state("ada/nothing"))
+    until(lambda: switch.state(rule).fired)
     hub.break_off()
-    thread.join(GIVEN_UP_S)
-    assert not thread.is_alive()
-    assert len(raised) == 1
+    assert isinstance(asking.ended_with(GIVEN_UP_S), CancelledError)
     with pytest.raises(CancelledError):
         hub.repo_state("ada/nothing")
     assert switch.state(rule).seen == 1, "nothing is begun any more"
@@ -151,80 +140,38 @@ def test_other_users_of_the_same_hub_are_not_broken_off(line: Line) -> None:
             request()
 
 
-class StalledXet(ThreadingHTTPServer):
-    """A Hub that sends every large file to a Xet storage which never answers."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.over = threading.Event()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                if "/preupload/" not in self.path:
-                    server.over.wait()
-                    return
-                path = json.loads(body)["files"][0]["path"]
-                self._answer({"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]})
-
-            def do_GET(self) -> None:
-                if "/xet-write-token/" not in self.path:
-                    server.over.wait()
-                    return
-                token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": int(time.time()) + 3600}
-                self._answer({}, {f"X-Xet-{name}": str(value) for name, value in token.items()})
-                server.asked.set()
-
-            def _answer(self, body: object, headers: dict[str, str] | None = None) -> None:
-                text = json.dumps(body).encode()
-                self.send_response(200)
-                for name, value in {**(headers or {}), "Content-Length": str(len(text))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_port}"
-
-
 @pytest.fixture
-def stalled() -> Iterator[StalledXet]:
-    with StalledXet() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+def stalled() -> Iterator[ScriptedHub]:
+    """A Hub that sends every large file to a Xet storage which never answers."""
+    over = threading.Event()
+
+    def bend(request: Request) -> Answer:
+        if "/preupload/" in request.path:
+            path = json.loads(request.body)["files"][0]["path"]
+            answer = {"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]}
+            return Answer(body=json.dumps(answer).encode())
+        if "/xet-write-token/" not in request.path:
+            over.wait()
+        token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": str(int(time.time()) + 3600)}
+        return Answer(body=b"{}", headers={f"X-Xet-{name}": value for name, value in token.items()})
+
+    with ScriptedHub({}) as server:
+        server.bend = bend
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
+        over.set()
 
 
-def test_an_upload_to_xet_is_broken_off(stalled: StalledXet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_to_xet_is_broken_off(stalled: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(stalled.endpoint, "hf_token").breakable()
     hub.connect()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2_000_000))
-    raised: list[BaseException] = []
-
-    def upload() -> None:
-        try:
-            hub.preupload("ada/x", path, path.name, sha256="0" * 64)
-        except BaseException as error:  # what the thread ends with is what is tested
-            raised.append(error)
-
-    thread = threading.Thread(target=upload, daemon=True)
-    thread.start()
-    assert stalled.asked.wait(GIVEN_UP_S)
+    uploading = Beside(lambda: hub.preupload("ada/x", path, path.name, sha256="0" * 64))
+    until(lambda: stalled.paths("/xet-write-token/"))
     for _ in range(100):
         hub.break_off()
-        thread.join(0.2)
-        if not thread.is_alive():
+        uploading.join(0.2)
+        if not uploading.is_alive():
             break
-    assert not thread.is_alive()
-    assert [type(error) for error in raised] == [CancelledError]
+    assert isinstance(uploading.ended_with(), CancelledError)

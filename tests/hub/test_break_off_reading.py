@@ -10,15 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from line import OUT_SHARD_BYTES, Line, threads_left
-from processes import as_ada
+from processes import ROOT, Beside, as_ada, until
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub import transfer as hub_bytes
@@ -30,7 +28,6 @@ from hubmerge.sources.open import open_model
 from localhub.fault_rules import Delay, FaultSwitch, Stall, Status
 from localhub.process import LocalHubProcess
 
-REPO = Path(__file__).resolve().parents[2]
 GIVEN_UP_S = 30.0
 COMPILED_S = 300.0  # a command that finds no kept machine code makes it first
 STALL_AT = 50_000
@@ -41,37 +38,6 @@ SHARD = rf"/ada/one/resolve/[0-9a-f]{{40}}/{NAME}$"
 
 def fired(switch: FaultSwitch, rule: int) -> bool:
     return bool(switch.state(rule).fired)
-
-
-def until(condition: Callable[[], object], what: str, seconds: float = GIVEN_UP_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-
-
-def assert_hung_up(switch: FaultSwitch, rule: int) -> None:
-    until(lambda: switch.state(rule).left == switch.state(rule).fired, "the server still has a client")
-
-
-class Reading(threading.Thread):
-    """Reads until it ends, and knows how."""
-
-    def __init__(self, read: Callable[[], object]) -> None:
-        super().__init__(daemon=True)
-        self._read = read
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._read()
-        except BaseException as error:  # what it ends with is what is tested
-            self.error = error
-
-    def ended_with(self) -> BaseException | None:
-        self.join(GIVEN_UP_S)
-        assert not self.is_alive(), "it was not broken off"
-        return self.error
 
 
 @pytest.fixture
@@ -144,8 +110,7 @@ def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
             raise end("enough")
 
     line.watcher.seen = seen
-    running = Reading(line.to_hub)
-    assert isinstance(running.ended_with(), end)
+    assert isinstance(Beside(line.to_hub).ended_with(GIVEN_UP_S), end)
     assert threads_left() == []
     assert not line.api.repo_exists(line.target)
     switch.clear()
@@ -166,7 +131,7 @@ def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
     environment = {**os.environ, **as_ada(line.process, tmp_path)}
     command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", line.target]
     command += ["--license", "mit", "--disk-budget", f"{budget / 1e9:.9f}"]
-    running = subprocess.Popen(command, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    running = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         until(lambda: running.poll() is not None or fired(switch, rule), "nothing was asked", COMPILED_S)
         running.send_signal(signal.SIGINT)
@@ -176,5 +141,5 @@ def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
     assert running.returncode == 1
     last = output.splitlines()[-1]  # which also says whether what waited for the network was left
     assert last.startswith(b"hubmerge: interrupted; the same command goes on"), "without a trace"
-    assert_hung_up(switch, rule)
+    until(lambda: switch.state(rule).left == switch.state(rule).fired, "the server still has a client", GIVEN_UP_S)
     assert not line.api.repo_exists(line.target)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
+from processes import until
 from raw_requests import exchange, whole
 
 from hubmerge.errors import HubUnavailableError
@@ -28,14 +29,6 @@ from localhub.fault_rules import (
 from localhub.process import LocalHubProcess
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte: more than one write of the server
-
-
-def hung_up(switch: FaultSwitch, rule: int) -> int:
-    """How many clients hung up, which the server takes a moment to see."""
-    deadline = time.monotonic() + 30
-    while not (left := switch.state(rule).left) and time.monotonic() < deadline:
-        pass
-    return left
 
 
 @pytest.fixture
@@ -233,11 +226,10 @@ def test_a_client_that_hangs_up_while_it_waits_is_counted(
     connection.request("GET", path)
     if isinstance(fault, Stall):
         assert connection.getresponse().read(70_000) == CONTENT[:70_000]
-    while not switch.state(rule).fired:
-        pass
+    until(lambda: switch.state(rule).fired)
     assert switch.state(rule).left == 0
     connection.close()
-    assert hung_up(switch, rule) == 1
+    until(lambda: switch.state(rule).left == 1)  # which the server takes a moment to see
     assert whole(faulty_hub, "GET", path).body == CONTENT
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, WebhookPayload
+from processes import until
 from raw_requests import ask, status_of
 
 from localhub.process import LocalHubProcess
@@ -20,14 +19,6 @@ def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:
     answer = ask(api, "GET", f"/api/settings/webhooks/{webhook}/deliveries")
     answer.raise_for_status()
     return answer.json()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again until it is so; a promise about the end, not about the time it takes."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_commit_is_announced_with_secret_ref_and_shas(ada: HfApi, repo: str, receiver) -> None:
@@ -45,7 +36,7 @@ def test_a_commit_is_announced_with_secret_ref_and_shas(ada: HfApi, repo: str, r
     assert (payload.repo.name, payload.repo.type, payload.webhook.id) == (repo, "model", hook.id)
     assert body["repo"]["headSha"] == new
     assert body["updatedRefs"] == [{"ref": "refs/heads/main", "oldSha": old, "newSha": new}]
-    wait_until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered"])
+    until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered"])
     (logged,) = deliveries(ada, hook.id)
     assert (logged["statusCode"], logged["attempts"], logged["payload"]) == (200, 1, body)
 
@@ -114,7 +105,7 @@ def test_a_failing_receiver_is_tried_again_in_order(ada: HfApi, repo: str, recei
     second = ada.upload_file(path_or_fileobj=b"2", path_in_repo="a", repo_id=repo).oid
     shas = [json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] for _ in range(3)]
     assert shas == [first, first, second]
-    wait_until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered", "delivered"])
+    until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered", "delivered"])
     assert [d["attempts"] for d in deliveries(ada, hook.id)] == [1, 2]
 
 
@@ -164,7 +155,7 @@ def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, r
         repo = api.create_repo("bob/owed").repo_id
         hook = api.create_webhook(url=nobody_listens, watched=[{"type": "model", "name": repo}], domains=["repo"])
         sha = api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo).oid
-        wait_until(lambda: deliveries(api, hook.id)[0]["attempts"] >= 1)
+        until(lambda: deliveries(api, hook.id)[0]["attempts"] >= 1)
         assert deliveries(api, hook.id)[0]["state"] == "pending"
         hub.kill()
         hub.start()
