@@ -12,7 +12,7 @@ from localhub.commits import Operation, apply, commit_ref
 from localhub.http_errors import bad_request, conflict, forbidden, revision_not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
-from localhub.tree import MAIN, Entry
+from localhub.tree import MAIN, Entry, Message
 
 router = Router()
 _REF_NAME = re.compile(
@@ -123,16 +123,9 @@ def super_squash(call: Call) -> Json:
     title, _, description = message.partition("\n")
     with call.store.write():
         ref, head = commit_ref(call.hub, repo, call.parts["ref"])
-        sha = commit_to(
-            call.hub,
-            repo,
-            {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()},
-            ref=ref,
-            parent=None,
-            title=title,
-            description=description.strip(),
-            author=call.signed_in().user.name,
-        )
+        files = {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()}
+        squashed = Message(title, call.signed_in().user.name, description.strip())
+        sha = commit_to(call.hub, repo, files, squashed, ref=ref, parent=None)
         webhooks.queue_refs(call.hub, repo, ref, head, sha)
     return {}
 
@@ -147,15 +140,9 @@ def list_lfs_files(call: Call) -> Response:
         for path, entry in call.hub.trees.at(repo.id, row["sha"]).items():
             if entry.sha256:
                 found.setdefault(entry.sha256, (path, entry, row["name"]))
+    pushed = {"pushedAt": repo.modified_at}
     files = [
-        {
-            "fileOid": sha256,
-            "filename": path,
-            "oid": sha256,
-            "pushedAt": repo.modified_at,
-            "ref": ref,
-            "size": entry.size,
-        }
+        {"fileOid": sha256, "filename": path, "oid": sha256, "ref": ref, "size": entry.size, **pushed}
         for sha256, (path, entry, ref) in found.items()
     ]
     start, size = call.window(1000)
@@ -176,5 +163,5 @@ def delete_lfs_files(call: Call) -> Json:
                 continue
             tree = call.hub.trees.at(repo.id, row["sha"])
             gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
-            apply(call.hub, repo, me, gone, ref=row["name"], head=row["sha"], title="Delete LFS files")
+            apply(call.hub, repo, gone, Message("Delete LFS files", me.user.name), ref=row["name"], head=row["sha"])
     return {}

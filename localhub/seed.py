@@ -22,7 +22,7 @@ from localhub.patterns import decide, initial_gitattributes, lfs_rules
 from localhub.protocol import Hub
 from localhub.repos import add_repo
 from localhub.store import git_blob_sha1, lfs_pointer
-from localhub.tree import MAIN, File, Fixed, check_path
+from localhub.tree import MAIN, File, Fixed, Message, check_path
 from localhub.users import Identity, Org, User, Users
 
 ZOO_OWNER = "ada"
@@ -81,7 +81,7 @@ def seed_folder(
         for path, content in (extra_files or {}).items():
             operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
         head = hub.trees.resolve(repo.id, "main")
-        sha = apply(hub, repo, me, operations, ref=MAIN, head=head, title=message, fixed=fixed)
+        sha = apply(hub, repo, operations, Message(message, user.name), ref=MAIN, head=head, fixed=fixed)
         named = [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
         hub.store.change_each("INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", named)
     return sha
