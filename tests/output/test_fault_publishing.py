@@ -79,16 +79,25 @@ def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
     assert job.is_whole_in_one_commit()
 
 
-@pytest.mark.parametrize("status", [413, 451])
-def test_a_commit_that_is_refused_for_good_is_asked_for_once(
-    job: Publication, switch: FaultSwitch, status: int
+@pytest.mark.parametrize(
+    ("route", "status", "error"),
+    [
+        (COMMIT, 413, RefusedError),
+        (COMMIT, 451, RefusedError),
+        ("/lfs-uploads/", 400, RefusedError),
+        ("/lfs-uploads/", 403, PermissionDeniedError),
+    ],
+)
+def test_what_is_refused_for_good_is_asked_for_once_and_leaves_no_commit(
+    job: Publication, switch: FaultSwitch, route: str, status: int, error: type[HubmergeError]
 ) -> None:
-    rule = switch.add(COMMIT, Status(status=status, message="not here"), methods=["POST"], times=None)
-    with pytest.raises(RefusedError, match="not here") as caught:
+    rule = switch.add(route, Status(status=status, message="not here"), methods=["POST", "PUT"], times=None)
+    with pytest.raises(error, match="not here") as caught:
         job.publish()
     assert not caught.value.retryable
     assert switch.state(rule).fired == 1
     assert not job.hub.pauses
+    assert job.titles() == ["initial commit"]
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
@@ -125,17 +134,6 @@ def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growi
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
-
-
-@pytest.mark.parametrize(("status", "error"), [(400, RefusedError), (403, PermissionDeniedError)])
-def test_an_upload_that_is_refused_for_another_reason_is_not_repeated(
-    job: Publication, switch: FaultSwitch, status: int, error: type[HubmergeError]
-) -> None:
-    rule = switch.add("/lfs-uploads/", Status(status=status, message="<Code>AccessDenied</Code>"), times=None)
-    with pytest.raises(error):
-        job.publish()
-    assert switch.state(rule).fired <= 2, "one for each shard at once"
-    assert job.titles() == ["initial commit"]
 
 
 def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Publication, switch: FaultSwitch) -> None:
