@@ -177,15 +177,7 @@ class FaultSwitch:
     def __init__(self, endpoint: str) -> None:
         self._address = urlsplit(endpoint).netloc
 
-    def add(
-        self,
-        path: str,
-        fault: Fault,
-        *,
-        methods: Sequence[str] = (),
-        skip: int = 0,
-        times: int | None = 1,
-    ) -> int:
+    def add(self, path: str, fault: Fault, *, methods: Sequence[str] = (), skip: int = 0, times: int | None = 1) -> int:
         """Switch one fault on; the number of its rule."""
         rule = {"path": path, "fault": fault.model_dump(), "methods": [*methods], "skip": skip, "times": times}
         return int(self._ask("POST", rule)["id"])

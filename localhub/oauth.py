@@ -88,8 +88,7 @@ def authorize(call: Call) -> Response:
     host = urlsplit(request["redirect_uri"]).netloc
     wanted = "".join(f"<li>{escape(SCOPES[name])} <small>({name})</small></li>" for name in request["scope"].split())
     return HTMLResponse(
-        _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users),
-        headers=_PAGE_HEADERS,
+        _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users), headers=_PAGE_HEADERS
     )
 
 

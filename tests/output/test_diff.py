@@ -339,9 +339,7 @@ def test_a_base_of_zeros_has_no_relative_change(tmp_path: Path) -> None:
 # what does not fit
 
 
-def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(
-    tmp_path: Path,
-) -> None:
+def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(tmp_path: Path) -> None:
     base = random_base(0)
     agent = {n: t for n, t in base.items() if n != "model.layers.1.mlp.up_proj.weight"}
     agent["model.norm.weight"] = tensor(np.ones(17))
