@@ -108,38 +108,30 @@ def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
     assert open_model(ModelName.parse(NAME), HUB, allow_local=True).ref.kind == "synthetic"
 
 
+OWN = "?layers=1&hidden=64&vocabulary=8"
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "synthetic:gpt-5",
-        "synthetic:",
-        f"{NAME}?agent=1",
-        f"{NAME}?density=0.1",
-        f"{NAME}?agent=1&density=1.5",
-        f"{NAME}?agent=1&density=nan",
-        f"{NAME}?agent=-1&density=0.1",
-        f"{NAME}?agent=x&density=0.1",
-        f"{NAME}?speed=9",
-        f"{NAME}?layers=-1",
-        f"{NAME}?hidden=64",
-        "synthetic:?",
-        "synthetic:?layers=1",
-        "synthetic:?layers=1&hidden=64",
-        "synthetic:?layers=0&hidden=64&vocabulary=8",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=3",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=4&key_value_heads=3",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&experts=-1",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&tied=2",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&intermediate=-4",
-        "synthetic:?layers=99999999999&hidden=64&vocabulary=8",
-        "synthetic:?layers=2&hidden=64&vocabulary=8&experts=99999999",
-        "synthetic:?layers=1&hidden=99999999&vocabulary=99999999",
-        "synthetic:?layers=1&hidden=64&vocabulary=" + "9" * 5000,
+        *("gpt-5", "", "?", "?layers=1", "?layers=1&hidden=64", "?layers=0&hidden=64&vocabulary=8"),
+        *("qwen2.5-0.5b?agent=1", "qwen2.5-0.5b?density=0.1", "qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?layers=-1"),
+        *(f"qwen2.5-0.5b?agent=1&density={density}" for density in ("1.5", "nan")),
+        *(f"qwen2.5-0.5b?agent={agent}&density=0.1" for agent in ("-1", "x")),
+        "qwen2.5-0.5b?hidden=64",
+        *(
+            OWN + more
+            for more in ("&heads=3", "&heads=4&key_value_heads=3", "&experts=-1", "&tied=2", "&intermediate=-4")
+        ),
+        "?layers=99999999999&hidden=64&vocabulary=8",
+        "?layers=2&hidden=64&vocabulary=8&experts=99999999",
+        "?layers=1&hidden=99999999&vocabulary=99999999",
+        "?layers=1&hidden=64&vocabulary=" + "9" * 5000,
     ],
 )
 def test_a_name_that_says_something_else_is_refused(name: str) -> None:
     with pytest.raises(RecipeError):
-        open_synthetic(name)
+        open_synthetic(f"synthetic:{name}")
 
 
 def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:

@@ -53,42 +53,25 @@ def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, m
 
 
 GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
+FOREIGN = ({"surprise": 1}, {"path": ""}, {"path": "("}, {"path": "x" * 1001}, {"path": "x" * 2_000_000})
+WRONG = ({"methods": ["get"]}, {"methods": "GET"}, {"skip": -1}, {"times": 0}, {"times": True}, {"times": "1"})
+FAULTS = {
+    "earthquake": ({},),
+    "reset": ({}, {"at": -1}, {"at": 1.5}, {"at": 2**50 + 1}, {"at": 1, "of": "mind"}),
+    "delay": ({"seconds": 601}, {"seconds": float("nan")}),
+    "stall": ({"at": 1, "seconds": 601},),
+    "status": ({"status": 200}, {"status": 429, "retry_after": "1\r\nX: y"}),
+    "wrong_byte": ({"at": 1, "mask": 0},),
+    "stale_head": ({"commits": 0},),
+}
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"null",
-        b"[]",
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        json.dumps({"path": "/x"}),
-        json.dumps({**GOOD, "surprise": 1}),
-        json.dumps({**GOOD, "path": ""}),
-        json.dumps({**GOOD, "path": "("}),
-        json.dumps({**GOOD, "path": "x" * 1001}),
-        json.dumps({**GOOD, "methods": ["get"]}),
-        json.dumps({**GOOD, "methods": "GET"}),
-        json.dumps({**GOOD, "skip": -1}),
-        json.dumps({**GOOD, "times": 0}),
-        json.dumps({**GOOD, "times": True}),
-        json.dumps({**GOOD, "times": "1"}),
-        json.dumps({**GOOD, "fault": {"kind": "earthquake"}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset"}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": -1}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1.5}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 2**50 + 1}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1, "of": "mind"}}),
-        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 601}}),
-        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": float("nan")}}),
-        json.dumps({**GOOD, "fault": {"kind": "stall", "at": 1, "seconds": 601}}),
-        json.dumps({**GOOD, "fault": {"kind": "status", "status": 200}}),
-        json.dumps({**GOOD, "fault": {"kind": "status", "status": 429, "retry_after": "1\r\nX: y"}}),
-        json.dumps({**GOOD, "fault": {"kind": "wrong_byte", "at": 1, "mask": 0}}),
-        json.dumps({**GOOD, "fault": {"kind": "stale_head", "commits": 0}}),
-        json.dumps({**GOOD, "path": "x" * 2_000_000}),
+        *(b"", b"null", b"[]", b"{", b"\xff", b"[" * 100_000, json.dumps({"path": "/x"})),
+        *(json.dumps({**GOOD, **change}) for change in (*FOREIGN, *WRONG)),
+        *(json.dumps({**GOOD, "fault": {"kind": kind, **more}}) for kind, wrong in FAULTS.items() for more in wrong),
     ],
     ids=range(31),
 )

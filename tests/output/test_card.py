@@ -32,27 +32,21 @@ from localhub.cards import card_problems, parse_card
 GOLDEN = DATA / "card.md"
 HOSTILE = (
     "mit\n---\n<script>alert(1)</script>",
-    "a|b|c",
-    "`x` ``y`` `",
-    "](javascript:alert(1)",
-    "[click](javascript:alert(1))",
-    "![x](https://evil.example/x.png)",
-    "<img src=x onerror=alert(1)>",
-    "org/name\n\n# Owned\n",
-    "</details><h1>x",
-    "&lt;script&gt;",
+    *(
+        "a|b|c",
+        "`x` ``y`` `",
+        "](javascript:alert(1)",
+        "[click](javascript:alert(1))",
+        "[ref]: javascript:x",
+        "\\",
+        " ",
+    ),
+    *("![x](https://evil.example/x.png)", "<img src=x onerror=alert(1)>", "<!--", "</details><h1>x", "&lt;script&gt;"),
+    *("org/name\n\n# Owned\n", "- item", "1. item", "**bold** _it_ ~~gone~~ $x$ $$y$$", "```\n<script>\n```"),
     "https://evil.example/ www.evil.example evil.example a@evil.example",
-    "**bold** _it_ ~~gone~~ $x$ $$y$$",
-    "- item",
-    "1. item",
     "{{ 7 * 7 }} {% raw %}",
     "\u202egnp.exe \u0000 \u2028---",
-    "```\n<script>\n```",
-    "\\",
-    "<!--",
-    "[ref]: javascript:x",
     "x" * 5000,
-    " ",
 )
 
 
