@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from hubmerge.hub.names import is_sha
 from hubmerge.output.report import Parent
 from hubmerge.output.scores import (
     DomainLine,
@@ -166,7 +167,7 @@ def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         if row.get("model") or estimate is None or not texts or is_benchmark(row):
             continue
         described = {"type": dataset, "name": task}
-        if re.fullmatch(r"[0-9a-f]{40}", revision):
+        if is_sha(revision):
             described["revision"] = revision
         results.append(
             {
