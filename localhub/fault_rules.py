@@ -19,7 +19,7 @@ import http.client
 import json
 import re
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -168,7 +168,7 @@ class RuleState(BaseModel):
 
 
 class RuleStates(_Value):
-    rules: tuple[RuleState, ...]
+    rules: tuple[RuleState, ...]  # in the order in which they were added
 
 
 class FaultSwitch:
@@ -195,14 +195,11 @@ class FaultSwitch:
         self._ask("DELETE")
 
     def _ask(self, method: str, body: object = None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_S)
-        try:
-            headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
+        with closing(http.client.HTTPConnection(self._address, timeout=_TIMEOUT_S)) as connection:
             connection.request(method, ADMIN_PATH, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read()
-        finally:
-            connection.close()
         if response.status != 200:
             raise HubUnavailableError(
                 "the fault switches refuse",
@@ -216,7 +213,5 @@ class FaultSwitch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.clear()

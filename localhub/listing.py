@@ -59,12 +59,10 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
 
     def children() -> int:
-        tag = f"base_model:{repo.full_name}"
-        rows = store.rows(
-            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'",
-            tag,
+        sql = (
+            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'"
         )
-        return int(rows[0]["n"])
+        return int(store.rows(sql, f"base_model:{repo.full_name}")[0]["n"])
 
     properties: dict[str, Callable[[], Any]] = {
         "author": lambda: repo.ns,
@@ -120,11 +118,7 @@ _SHORT_MODEL = (*_SHORT, "pipeline_tag", "library_name")
 _SHORT_SPACE = (*_SHORT, "sdk")
 _FULL = ("author", "sha", "lastModified", "disabled", "siblings")
 _NOT_IN_INFO = (
-    "downloadsAllTime",
-    "resourceGroup",
-    "childrenModelCount",
-    "baseModels",
-    "paperswithcode_id",
+    *("downloadsAllTime", "resourceGroup", "childrenModelCount", "baseModels", "paperswithcode_id"),
     "trendingScore",
 )
 
@@ -136,18 +130,17 @@ def _show(repo: Repo, properties: dict[str, Callable[[], Any]], keys: list[str])
     return item | {key: properties[key]() for key in keys if key in properties}
 
 
-def _expand(call: Call, properties: dict[str, Callable[[], Any]]) -> list[str]:
+def _expand(call: Call) -> list[str]:
+    """The keys that the request asks for; none: it asks for the usual ones."""
     keys = call.query.get("expand", []) + call.query.get("expand[]", [])
-    return [part for key in keys for part in key.split(",") if part in properties]
+    return [part for key in keys for part in key.split(",")]
 
 
 def _info(call: Call, revision: str) -> Json:
     repo = call.readable()
     sha = call.hub.trees.resolve(repo.id, revision)
     properties = _properties(call, repo, sha, blobs=call.flag("blobs"))
-    if "expand" in call.query or "expand[]" in call.query:
-        return _show(repo, properties, _expand(call, properties))
-    shown = _show(repo, properties, [key for key in properties if key not in _NOT_IN_INFO])
+    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
     if call.flag("securityStatus"):
         shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
     return shown
@@ -243,17 +236,15 @@ def search(call: Call) -> Response:
 
 
 def _listed(call: Call, repo: Repo) -> Json:
-    properties = _properties(call, repo, call.hub.trees.head(repo.id))
-    if "expand" in call.query or "expand[]" in call.query:
-        return _show(repo, properties, _expand(call, properties))
-    keys = [*(_SHORT_MODEL if repo.type == "model" else _SHORT_SPACE if repo.type == "space" else _SHORT)]
     full = call.flag("full")
+    keys = [*(_SHORT_MODEL if repo.type == "model" else _SHORT_SPACE if repo.type == "space" else _SHORT)]
     keys += [key for key in _FULL if full]
     if call.flag("cardData") or (full and repo.type != "model"):
         keys.append("cardData")
     if call.flag("config"):
         keys.append("config")
-    return _show(repo, properties, keys)
+    properties = _properties(call, repo, call.hub.trees.head(repo.id))
+    return _show(repo, properties, _expand(call) or keys)
 
 
 def _visible(call: Call) -> tuple[str, list[Any]]:

@@ -225,13 +225,8 @@ def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
     orgs, expires = request.get("orgs", ""), time.time() + lifetime_s
     values = (access, refresh, user.name, client_id, request["scope"], expires, orgs)
     call.store.change("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
-    answer: Json = {
-        "access_token": access,
-        "token_type": "bearer",
-        "expires_in": lifetime_s,
-        "scope": request["scope"],
-        "refresh_token": refresh,
-    }
+    answer: Json = {"access_token": access, "token_type": "bearer", "expires_in": lifetime_s}
+    answer |= {"scope": request["scope"], "refresh_token": refresh}
     if "openid" in scopes:
         issued = int(time.time())
         times = {"iat": issued, "exp": issued + lifetime_s}

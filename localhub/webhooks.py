@@ -16,6 +16,7 @@ import http.client
 import json
 import sqlite3
 import threading
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -299,18 +300,14 @@ class DeliveryWorker:
 def send(url: str, secret: str | None, payload: str) -> tuple[int | None, str | None]:
     """POST one payload; the status, or what went wrong. Redirects are not followed."""
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Content-Type": "application/json", "User-Agent": "hubmerge-localhub"}
+    if secret:
+        headers["X-Webhook-Secret"] = secret
     try:
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-        try:
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            headers = {"Content-Type": "application/json", "User-Agent": "hubmerge-localhub"}
-            if secret:
-                headers["X-Webhook-Secret"] = secret
+        with closing(connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
             connection.request("POST", path, payload.encode(), headers)
             return connection.getresponse().status, None
-        finally:
-            connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"
