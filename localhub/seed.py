@@ -103,9 +103,9 @@ def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if not hub.store.lfs_path(sha256).exists():
-        temporary = hub.store.temporary()
-        shutil.copyfile(source, temporary)
-        hub.store.put_lfs(temporary, sha256)
+        with hub.store.temporary() as temporary:
+            shutil.copyfile(source, temporary)
+            hub.store.put_lfs(temporary, sha256)
     hub.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", repo.id, sha256)
     return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
 
