@@ -93,27 +93,16 @@ def lead_to(web: Web, location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "addresses"),
+    "addresses",
     [
-        ("metadata.example", ["169.254.169.254"]),
-        ("inside.example", ["10.0.0.7"]),
-        ("inside.example", ["192.168.1.1"]),
-        ("inside.example", ["172.16.0.1"]),
-        ("inside.example", ["100.64.0.1"]),
-        ("inside.example", ["127.0.0.1"]),
-        ("inside.example", ["0.0.0.0"]),
-        ("inside.example", ["::1"]),
-        ("inside.example", ["fe80::1%eth0"]),
-        ("inside.example", ["fd00::1"]),
-        ("inside.example", ["::ffff:169.254.169.254"]),
-        ("inside.example", ["64:ff9b::a9fe:a9fe"]),
-        ("inside.example", ["224.0.0.1"]),
-        ("mixed.example", ["8.8.8.8", "10.0.0.7"]),
+        *("169.254.169.254", "10.0.0.7", "192.168.1.1", "172.16.0.1", "100.64.0.1", "127.0.0.1", "0.0.0.0"),
+        *("::1", "fe80::1%eth0", "fd00::1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "224.0.0.1"),
+        "8.8.8.8 10.0.0.7",
     ],
 )
-def test_a_public_hub_does_not_lead_into_a_private_network(web: Web, host: str, addresses: list[str]):
-    web.addresses = {host: addresses}
-    lead_to(web, f"https://{host}/secret")
+def test_a_public_hub_does_not_lead_into_a_private_network(web: Web, addresses: str):
+    web.addresses = {"inside.example": addresses.split()}
+    lead_to(web, "https://inside.example/secret")
     with pytest.raises(HubUnavailableError, match="private network"):
         Hub("https://hub.example", "hf_canary_token").read_file("org/model", "a" * 40, "config.json")
     assert [r.url.host for r in web.requests] == ["hub.example"]

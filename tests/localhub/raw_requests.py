@@ -6,10 +6,10 @@ import base64
 import hashlib
 import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
@@ -28,6 +28,12 @@ def status_of(call: Callable[..., Any], *arguments: Any, **named: Any) -> int:
     except HfHubHTTPError as error:
         return int(error.response.status_code)
     return 200
+
+
+def commit_files(api: HfApi, repo: str, files: Mapping[str, bytes], **more: Any) -> CommitInfo:
+    """One commit of these files as the client makes it."""
+    operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+    return api.create_commit(repo, operations, **{"commit_message": "files", **more})
 
 
 def batch(api: HfApi, repo: str, sha256: str, size: int, transfer: str = "basic") -> dict[str, Any]:

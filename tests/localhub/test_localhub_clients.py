@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, as_ada, printed_by
+from raw_requests import commit_files
 
 from localhub.process import LocalHubProcess
 
@@ -163,7 +164,7 @@ def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
         'odd "name".txt': b"x\n",
         "empty.txt": b"",
     }
-    ada.create_commit(repo, [CommitOperationAdd(name, text) for name, text in before.items()], commit_message="base")
+    commit_files(ada, repo, before)
     changes = [CommitOperationAdd(name, text) for name, text in after.items() if before.get(name) != text]
     ada.create_commit(repo, [*changes, CommitOperationDelete("gone.txt")], commit_message="proposed", create_pr=True)
     ada.upload_file(path_or_fileobj=b"later\n", path_in_repo="unrelated.txt", repo_id=repo)  # on main, meanwhile
@@ -183,8 +184,7 @@ def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
 def test_a_difference_of_many_lines_is_found_at_once_and_large_files_show_their_pointers(ada: HfApi, repo: str) -> None:
     lines = [b"%d\n" % (n * 7919 % 100_003) for n in range(30_000)]
     ada.upload_file(path_or_fileobj=b"".join(lines), path_in_repo="long.txt", repo_id=repo)
-    operations = [CommitOperationAdd("long.txt", b"".join(sorted(lines))), CommitOperationAdd("m.bin", b"\0" * 100)]
-    ada.create_commit(repo, operations, commit_message="sorted", create_pr=True)
+    commit_files(ada, repo, {"long.txt": b"".join(sorted(lines)), "m.bin": b"\0" * 100}, create_pr=True)
     diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
     assert "+version https://git-lfs" in diff
     removed, added = (sorted(re.findall(rf"^\{sign}(\d+)$", diff, re.MULTILINE)) for sign in "-+")

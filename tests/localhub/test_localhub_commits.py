@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, header, large, post_commit, regular, status_of
+from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of
 
 from localhub.process import LocalHubProcess
 
@@ -24,50 +24,28 @@ def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:
 
 def test_a_commit_carries_regular_and_large_files_deletions_and_copies(ada: HfApi, repo: str) -> None:
     weights = bytes(range(256)) * 1000
-    first = ada.create_commit(
-        repo,
-        [
-            CommitOperationAdd("notes/a.txt", b"one"),
-            CommitOperationAdd("model.safetensors", weights),
-            CommitOperationAdd("old.txt", b"old"),
-        ],
-        commit_message="first\n\nwith a body",
-    )
-    second = ada.create_commit(
-        repo,
-        [
-            CommitOperationDelete("old.txt"),
-            CommitOperationAdd("notes/a.txt", b"two"),
-            CommitOperationCopy("model.safetensors", "copy.safetensors"),
-        ],
-        commit_message="second",
-        parent_commit=first.oid,
-    )
-    assert sorted(ada.list_repo_files(repo)) == [
-        ".gitattributes",
-        "copy.safetensors",
-        "model.safetensors",
-        "notes/a.txt",
+    files = {"notes/a.txt": b"one", "model.safetensors": weights, "old.txt": b"old"}
+    first = commit_files(ada, repo, files, commit_message="first\n\nwith a body")
+    changes = [
+        CommitOperationDelete("old.txt"),
+        CommitOperationAdd("notes/a.txt", b"two"),
+        CommitOperationCopy("model.safetensors", "copy.safetensors"),
     ]
+    second = ada.create_commit(repo, changes, commit_message="second", parent_commit=first.oid)
+    left = {".gitattributes", "copy.safetensors", "model.safetensors", "notes/a.txt"}
+    assert {*ada.list_repo_files(repo)} == left
     assert contents(ada, repo, "notes/a.txt") == b"two"
     assert contents(ada, repo, "notes/a.txt", revision=first.oid) == b"one"
     assert contents(ada, repo, "copy.safetensors") == weights
     history = ada.list_repo_commits(repo)
     assert history[1].message == "with a body"
-    assert [(commit.commit_id, commit.title) for commit in history[:2]] == [
-        (second.oid, "second"),
-        (first.oid, "first"),
-    ]
+    assert [(c.commit_id, c.title) for c in history[:2]] == [(second.oid, "second"), (first.oid, "first")]
     assert [commit.authors for commit in history] == [["ada"]] * 3
 
 
 def test_file_ids_are_those_of_git_and_of_the_content(ada: HfApi, repo: str) -> None:
     # The ids of git come from `git hash-object` and `git mktree` on the same content.
-    ada.create_commit(
-        repo,
-        [CommitOperationAdd("d/hello.txt", b"hello\n"), CommitOperationAdd("w.bin", b"weights")],
-        commit_message="files",
-    )
+    commit_files(ada, repo, {"d/hello.txt": b"hello\n", "w.bin": b"weights"})
     text, weights = ada.get_paths_info(repo, ["d/hello.txt", "w.bin"])
     assert text.blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"
     assert text.lfs is None
@@ -171,30 +149,17 @@ def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
 
 
 def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:
-    ada.create_commit(
-        repo,
-        [
-            CommitOperationAdd("a.onnx", b"by its name"),
-            CommitOperationAdd("b.dat", b"by its\0content"),
-            CommitOperationAdd("c.md", b"text"),
-            CommitOperationAdd("empty.bin", b""),
-        ],
-        commit_message="files",
-    )
+    commit_files(ada, repo, {"a.onnx": b"name", "b.dat": b"its\0content", "c.md": b"text", "empty.bin": b""})
     large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
     assert large == {".gitattributes": False, "a.onnx": True, "b.dat": True, "c.md": False, "empty.bin": False}
-    ada.upload_file(
-        path_or_fileobj=b"*.md filter=lfs diff=lfs merge=lfs -text\n", path_in_repo=".gitattributes", repo_id=repo
-    )
+    commit_files(ada, repo, {".gitattributes": b"*.md filter=lfs diff=lfs merge=lfs -text\n"})
     ada.upload_file(path_or_fileobj=b"now large", path_in_repo="d.md", repo_id=repo)
     assert ada.get_paths_info(repo, "d.md")[0].lfs is not None
 
 
 def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfApi, repo: str) -> None:
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
-    proposal = bob.create_commit(
-        repo, [CommitOperationAdd("b.txt", b"from bob")], commit_message="Add b", create_pr=True
-    )
+    proposal = commit_files(bob, repo, {"b.txt": b"from bob"}, create_pr=True)
     assert (proposal.pr_num, proposal.pr_revision) == (1, "refs/pr/1")
     bob.upload_file(path_or_fileobj=b"more", path_in_repo="c.txt", repo_id=repo, revision="refs/pr/1")
     assert "b.txt" not in ada.list_repo_files(repo)
@@ -211,7 +176,7 @@ def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfA
 
 def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None:
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
-    ada.create_commit(repo, [CommitOperationAdd("a.txt", b"theirs")], commit_message="change a", create_pr=True)
+    commit_files(ada, repo, {"a.txt": b"theirs"}, create_pr=True)
     head = ada.upload_file(path_or_fileobj=b"ours", path_in_repo="a.txt", repo_id=repo).oid
     assert ada.get_discussion_details(repo, 1).conflicting_files == ["a.txt"]
     with pytest.raises(HfHubHTTPError, match=r"a\.txt"):

@@ -10,16 +10,14 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi
 from huggingface_hub.errors import FileDuplicationError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, status_of, xet_hash_of
+from raw_requests import ask, batch, commit_files, status_of, xet_hash_of
 
 LARGE, SMALL = b"\0large" * 3000, b"small"
 
 
 @pytest.fixture
 def source(ada: HfApi, repo: str) -> str:
-    ada.create_commit(
-        repo, [CommitOperationAdd("w.bin", LARGE), CommitOperationAdd("s.txt", SMALL)], commit_message="fill"
-    )
+    commit_files(ada, repo, {"w.bin": LARGE, "s.txt": SMALL})
     return repo
 
 

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem
+from huggingface_hub import HfApi, HfFileSystem
 from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
+from raw_requests import commit_files
 
 from localhub.process import LocalHubProcess
 
@@ -22,8 +23,7 @@ FILES = {"w.bin": BYTES, "dir/sub/a.txt": b"text", "dir/b c%é.txt": b"odd", "em
 @pytest.fixture
 def filled(ada: HfApi, repo: str) -> str:
     """A repo with FILES."""
-    operations = [CommitOperationAdd(path, content) for path, content in FILES.items()]
-    ada.create_commit(repo, operations, commit_message="fill")
+    commit_files(ada, repo, FILES)
     return repo
 
 
@@ -110,7 +110,7 @@ def test_a_tree_lists_folders_and_the_last_commit_of_each(ada: HfApi, filled: st
 
 def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> None:
     names = [f"f/{number:04d}" for number in range(1005)]
-    ada.create_commit(repo, [CommitOperationAdd(name, b"x") for name in names], commit_message="many")
+    commit_files(ada, repo, dict.fromkeys(names, b"x"))
     assert [entry.path for entry in ada.list_repo_tree(repo, "f")] == names
     for number in range(60):
         ada.upload_file(path_or_fileobj=b"%d" % number, path_in_repo="counter", repo_id=repo)

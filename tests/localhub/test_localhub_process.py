@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import httpx2
 import psutil
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, printed_by
-from raw_requests import ask, batch, header, large, post_commit, regular, status_of, upload, whole
+from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, upload, whole
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
@@ -39,9 +39,7 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     with LocalHubProcess(tmp_path / "data") as hub:
         ada = api_of(hub)
         repo = ada.create_repo("ada/kept", private=True).repo_id
-        files = {"w.bin": b"weights", "README.md": b"---\nlicense: mit\n---\n"}
-        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
-        sha = ada.create_commit(repo, operations, commit_message="files").oid
+        sha = commit_files(ada, repo, {"w.bin": b"weights", "README.md": b"---\nlicense: mit\n---\n"}).oid
         ada.create_tag(repo, tag="v1")
         ada.create_discussion(repo, title="A question")
         hook = ada.create_webhook(url="http://127.0.0.1:1/", watched=[{"type": "org", "name": "x"}], secret="s")

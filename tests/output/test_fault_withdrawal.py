@@ -16,7 +16,6 @@ from line import Line, Watcher
 
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.output.publish import Published
 from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
 from localhub.process import LocalHubProcess
 
@@ -68,18 +67,16 @@ class Run(Line):
         super().__post_init__()
         self.watcher = Once((self.out / ".hubmerge" / "created.json").exists)
 
-    def __call__(self) -> Published:
-        return self.to_hub()
+    def is_refused(self) -> None:
+        with pytest.raises(NonFiniteError, match=GATE):
+            self.to_hub()
 
     def as_a_worker(self) -> None:
         """Tried once more where an upload came while the repo was being made anew."""
         try:
-            self()
+            self.to_hub()
         except HubUnavailableError:
-            self()
-
-    def was_uploaded(self) -> bool:
-        return '"uploaded"' in (self.out / ".hubmerge" / "journal.jsonl").read_text()
+            self.to_hub()
 
     def is_there(self) -> bool:
         return self.api.repo_exists(self.target)
@@ -91,12 +88,10 @@ def run(faulty_hub: LocalHubProcess, tmp_path: Path, broken: dict[str, Any], nam
 
 
 def test_a_merge_that_is_refused_after_its_first_shard_leaves_no_repo_behind(run: Run) -> None:
-    with pytest.raises(NonFiniteError, match=GATE):
-        run()
-    assert run.was_uploaded()
+    run.is_refused()
+    assert '"uploaded"' in (run.out / ".hubmerge" / "journal.jsonl").read_text()
     assert not run.is_there()
-    with pytest.raises(NonFiniteError, match=GATE):
-        run()
+    run.is_refused()
     assert not run.is_there()
     assert run.watcher.warnings == []
 
@@ -104,8 +99,7 @@ def test_a_merge_that_is_refused_after_its_first_shard_leaves_no_repo_behind(run
 def test_a_merge_that_is_refused_before_its_first_shard_makes_none(run: Run, switch: FaultSwitch) -> None:
     run.recipe["method"] = "ram_plus"  # measures everything first
     made = switch.add("/api/repos/create$", Observe(), times=None)
-    with pytest.raises(NonFiniteError, match=GATE):
-        run()
+    run.is_refused()
     assert switch.state(made).seen == 0
 
 
@@ -140,16 +134,14 @@ def test_a_repo_that_anybody_has_touched_since_stays(run: Run, switch: FaultSwit
 def test_an_empty_repo_that_was_there_before_stays(run: Run, switch: FaultSwitch) -> None:
     run.api.create_repo(run.target)
     deleted = switch.add(DELETE, Observe(), times=None)
-    with pytest.raises(NonFiniteError):
-        run()
+    run.is_refused()
     assert run.is_there()
     assert switch.state(deleted).seen == 0
 
 
 def test_a_repo_of_which_nobody_knows_who_made_it_stays(run: Run, switch: FaultSwitch) -> None:
     lost = switch.add("/api/repos/create$", LostAnswer())
-    with pytest.raises(NonFiniteError):
-        run()
+    run.is_refused()
     assert switch.state(lost).fired == 1
     assert run.is_there()
 
@@ -165,11 +157,10 @@ def test_after_a_cancellation_or_an_error_that_passes_the_repo_stays_and_the_nex
 
     run.watcher.act = end
     with pytest.raises(error):
-        run()
+        run.to_hub()
     assert run.is_there()
     assert switch.state(deleted).seen == 0
-    with pytest.raises(NonFiniteError):
-        run()
+    run.is_refused()
     assert not run.is_there(), "made by the first try of this very job"
 
 
@@ -187,17 +178,15 @@ def test_a_cancellation_right_after_the_repo_was_made_does_not_forget_who_made_i
 
     run.watcher.time, run.watcher.act = made.is_set, end
     with patch.object(Hub, "create_repo", slow), pytest.raises(CancelledError):
-        run()
+        run.to_hub()
     assert made.is_set()
     assert run.is_there()
-    with pytest.raises(NonFiniteError):
-        run()
+    run.is_refused()
     assert not run.is_there()
 
 
 def test_a_hub_that_does_not_let_it_go_is_told_of_and_hides_no_refusal(run: Run, switch: FaultSwitch) -> None:
     switch.add(DELETE, Status(status=403))
-    with pytest.raises(NonFiniteError, match=GATE):
-        run()
+    run.is_refused()
     assert run.is_there()
     assert [w for w in run.watcher.warnings if run.target in w and "could not be removed" in w]
