@@ -112,10 +112,7 @@ GROUPS = {
             f"localhub/{name}.py"
             for name in ("access", "accounts", "commits", "files", "lfs", "oauth", "repos", "users")
         ),
-        tuple(
-            f"tests/localhub/test_localhub_{name}.py"
-            for name in ("commits", "copies", "oauth", "repos", "safety", "scopes")
-        ),
+        tuple(f"tests/localhub/test_localhub_{name}.py" for name in ("commits", "oauth", "repos", "safety")),
     ),
 }
 
