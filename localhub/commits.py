@@ -186,7 +186,8 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
             continue
         path = text_of(value, "path")
         if key == "file":
-            content = _content(value)
+            text = text_of(value, "content")
+            content = _base64(text) if value.get("encoding") == "base64" else text.encode()
             if len(content) > call.hub.limits.regular_bytes:
                 raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
             if is_binary(content):
@@ -237,11 +238,6 @@ def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
         if not isinstance(value, dict):
             raise bad_request("Every line must be JSON with a key and a value")
         yield text_of(item, "key"), value
-
-
-def _content(value: Json) -> bytes:
-    content = text_of(value, "content")
-    return _base64(content) if value.get("encoding") == "base64" else content.encode()
 
 
 def _base64(content: str) -> bytes:

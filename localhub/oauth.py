@@ -211,7 +211,7 @@ def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tu
     challenge = request.get("code_challenge")
     if challenge is not None:
         verifier = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        if not hmac.compare_digest(_base64url(verifier).encode(), challenge.encode()):
+        if not hmac.compare_digest(base64.urlsafe_b64encode(verifier).rstrip(b"="), challenge.encode()):
             raise _refuse("invalid_grant", "code_verifier does not match the challenge")
     elif not authenticated:
         raise _refuse("invalid_client", "The client needs its secret or PKCE", 401)
@@ -289,10 +289,6 @@ def _signing_key(store: Store) -> Any:
         key = RSAKey.generate_key(2048, {"use": "sig", "alg": "RS256"})
         store.change("INSERT INTO meta VALUES ('oauth_key', ?)", key.as_pem(private=True).decode())
     return key
-
-
-def _base64url(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 _PAGE = """<!doctype html>
