@@ -114,8 +114,7 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
 
 
 _SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")
-_SHORT_MODEL = (*_SHORT, "pipeline_tag", "library_name")
-_SHORT_SPACE = (*_SHORT, "sdk")
+_SHORT_OF = {"model": ("pipeline_tag", "library_name"), "dataset": (), "space": ("sdk",)}
 _FULL = ("author", "sha", "lastModified", "disabled", "siblings")
 _NOT_IN_INFO = (
     *("downloadsAllTime", "resourceGroup", "childrenModelCount", "baseModels", "paperswithcode_id"),
@@ -237,8 +236,7 @@ def search(call: Call) -> Response:
 
 def _listed(call: Call, repo: Repo) -> Json:
     full = call.flag("full")
-    keys = [*(_SHORT_MODEL if repo.type == "model" else _SHORT_SPACE if repo.type == "space" else _SHORT)]
-    keys += [key for key in _FULL if full]
+    keys = [*_SHORT, *_SHORT_OF[repo.type], *(_FULL if full else ())]
     if call.flag("cardData") or (full and repo.type != "model"):
         keys.append("cardData")
     if call.flag("config"):

@@ -84,14 +84,14 @@ class Patience:
     stopped: threading.Event | None = None
     until: float | None = field(default_factory=ASKED_UNTIL.get)  # seconds of the monotonic clock
 
-    def repeat(self, request: Callable[[], Result]) -> Result:
-        """The result of `request`, repeated while it raises TransientHubError."""
+    def repeat(self, request: Callable[[], Result], failure: type[TransientHubError] = TransientHubError) -> Result:
+        """The result of `request`, repeated while it raises `failure`."""
         failures = 0
         while True:
             self.check()
             try:
                 return request()
-            except TransientHubError as error:
+            except failure as error:
                 failures += 1
                 self.pause(failures, error)
 

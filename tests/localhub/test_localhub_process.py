@@ -22,12 +22,9 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, printed_by
 from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, upload, whole
-from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
 from localhub.process import LocalHubProcess
-from localhub.protocol import open_hub
-from localhub.server import app_of
 from localhub.users import load_users
 
 
@@ -247,9 +244,3 @@ def test_a_malformed_request_is_refused_and_breaks_nothing(
 def test_a_body_above_the_limit_is_refused(ada: HfApi) -> None:
     body = b'{"name": "' + b"x" * (17 << 20) + b'"}'
     assert ask(ada, "POST", "/api/repos/create", content=body).status_code == 413
-
-
-def test_the_application_also_runs_inside_another_process(tmp_path: Path) -> None:
-    with TestClient(app_of(open_hub(tmp_path)), base_url="http://127.0.0.1") as client:
-        assert client.get("/api/models").json() == []
-        assert client.get("/").status_code == 200
