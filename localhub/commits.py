@@ -99,15 +99,9 @@ def preupload(call: Call) -> Json:
             raise bad_request("size must be a number")
         sample = _base64(text_of(item, "sample"))
         is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
-        entry = tree.get(path)
-        answers.append(
-            {
-                "path": path,
-                "uploadMode": "lfs" if is_large else "regular",
-                "shouldIgnore": decide(ignored, path),
-                "oid": entry.etag if entry else None,
-            }
-        )
+        answer: Json = {"path": path, "uploadMode": "lfs" if is_large else "regular"}
+        answer |= {"shouldIgnore": decide(ignored, path), "oid": tree[path].etag if path in tree else None}
+        answers.append(answer)
     return {"files": answers}
 
 
@@ -141,14 +135,10 @@ def commit(call: Call) -> Json:
             raise HubError(412, _STALE_PARENT)
         message = Message(title, me.user.name, description)
         sha = apply(call.hub, repo, operations, message, ref=ref, head=head, announce=not create_pr)
-    answer: Json = {
-        "success": True,
-        "commitOid": sha,
-        "commitUrl": f"{call.endpoint}/{repo.path}/commit/{sha}",
-        "hookOutput": "",
-    }
+    page = f"{call.endpoint}/{repo.path}"
+    answer: Json = {"success": True, "commitOid": sha, "commitUrl": f"{page}/commit/{sha}", "hookOutput": ""}
     if pull_request is not None:
-        answer["pullRequestUrl"] = f"{call.endpoint}/{repo.path}/discussions/{pull_request}"
+        answer["pullRequestUrl"] = f"{page}/discussions/{pull_request}"
     return answer
 
 

@@ -80,9 +80,9 @@ def authorize(call: Call) -> Response:
         orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
         return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
+    values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
     with call.store.write():
         call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())
-        values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
         call.store.change("INSERT INTO oauth_requests VALUES (?, ?, ?)", *values)
     users = "".join(_choice(call, user) for user in call.users.users if user.tokens)
     host = urlsplit(request["redirect_uri"]).netloc

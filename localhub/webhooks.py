@@ -195,23 +195,11 @@ def switch_webhook(call: Call) -> Json:
 @router.on("GET", "/api/settings/webhooks/{hook}/deliveries")
 def list_deliveries(call: Call) -> list[Json]:
     rows = call.store.rows(
-        "SELECT * FROM deliveries WHERE webhook = ? ORDER BY id DESC LIMIT ?",
-        _mine(call)["id"],
-        call.integer("limit", 100, most=1000),
+        "SELECT id, state, attempts, status_code AS statusCode, error, date AS createdAt, finished_at AS finishedAt,"
+        " payload FROM deliveries WHERE webhook = ? ORDER BY id DESC LIMIT ?",
+        *(_mine(call)["id"], call.integer("limit", 100, most=1000)),
     )
-    return [
-        {
-            "id": row["id"],
-            "state": row["state"],
-            "attempts": row["attempts"],
-            "statusCode": row["status_code"],
-            "error": row["error"],
-            "createdAt": row["date"],
-            "finishedAt": row["finished_at"],
-            "payload": json.loads(row["payload"]),
-        }
-        for row in rows
-    ]
+    return [dict(row) | {"payload": json.loads(row["payload"])} for row in rows]
 
 
 @router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")

@@ -187,6 +187,16 @@ def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None
     assert ada.model_info(repo).sha == head
 
 
+def test_large_files_are_listed_once_and_deleted_from_every_branch(ada: HfApi, repo: str) -> None:
+    commit_files(ada, repo, {"a.bin": b"\0one", "b.bin": b"\0two"})
+    ada.create_branch(repo, branch="dev")
+    one, two = sorted(ada.list_lfs_files(repo), key=lambda file: file.filename)
+    assert (one.filename, one.ref, one.size, two.filename) == ("a.bin", "refs/heads/main", 4, "b.bin")
+    ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
+    for revision in ("main", "dev"):
+        assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
+
+
 def test_a_squashed_branch_keeps_its_files_and_loses_its_history(ada: HfApi, repo: str) -> None:
     for number in range(3):
         ada.upload_file(path_or_fileobj=b"%d" % number, path_in_repo=f"{number}.txt", repo_id=repo)

@@ -283,22 +283,10 @@ def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tm
 
 STRANGE: tuple[Any, ...] = (None, True, -1, 2**70, "", "\ud800", "../x\0", [None], {})
 LINE: dict[str, Any] = {"path": "p", "content": "", "encoding": "base64", "oid": "0" * 64, "size": 1, "summary": "s"}
-TEXTS = (
-    "tag",
-    "title",
-    "comment",
-    "key",
-    "value",
-    "secret",
-    "requestId",
-    "description",
-    "content",
-    "message",
-    "gitIgnore",
-)
+TEXTS = "tag title comment key value secret requestId description content message gitIgnore"
 VALUES = [{"key": "k", "value": "v", "description": "d"}]
 GOOD: dict[str, Any] = {
-    **dict.fromkeys(TEXTS, "text"),
+    **dict.fromkeys(TEXTS.split(), "text"),
     **dict.fromkeys(("private", "expand", "pullRequest"), True),
     **dict.fromkeys(("flavor", "hardware"), "cpu-basic"),
     **dict.fromkeys(("secrets", "variables"), VALUES),
