@@ -162,24 +162,17 @@ def _storage(call: Call, namespace: str) -> Response:
     """The repos of a namespace that the caller may see, with the bytes that each takes."""
     visible, values = _visible(call)
     rows = call.store.rows(
-        f"SELECT * FROM repos WHERE ns = ? AND {visible} ORDER BY storage DESC, id",  # noqa: S608  (a constant condition)
-        namespace,
-        *values,
+        "SELECT ns || '/' || name AS id, type, modified_at AS updatedAt, visibility, storage FROM repos"  # noqa: S608
+        f" WHERE ns = ? AND {visible} ORDER BY storage DESC, repos.id",  # (a constant condition)
+        *(namespace, *values),
     )
-    repos, total = [repo_of_row(row) for row in rows], sum(row["storage"] for row in rows)
+    total = sum(row["storage"] for row in rows)
     start, size = call.window(_PAGE)
     items = [
-        {
-            "id": repo.full_name,
-            "type": repo.type,
-            "updatedAt": repo.modified_at,
-            "visibility": repo.visibility,
-            "storage": repo.storage,
-            "storagePercent": 100 * repo.storage / total if total else 0,
-        }
-        for repo in repos[start : start + size]
+        dict(row) | {"storagePercent": 100 * row["storage"] / total if total else 0}
+        for row in rows[start : start + size]
     ]
-    return call.page(items, more=start + size < len(repos))
+    return call.page(items, more=start + size < len(rows))
 
 
 @router.on("GET", "/api/{T}/{id}/revision/{rev}")

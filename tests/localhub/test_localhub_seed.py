@@ -11,7 +11,7 @@ from hubmerge.errors import SourceNotFoundError
 from localhub.access import find_repo
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
-from localhub.seed import ZOO_MODELS, seed_folder, seed_zoo
+from localhub.seed import ZOO_MODELS, seed_zoo
 
 CARD = "---\nlicense: apache-2.0\nbase_model: zoo/base\nbase_model_relation: finetune\n---\n# {}\n"
 
@@ -47,8 +47,6 @@ def test_the_same_folder_twice_makes_one_commit(tmp_path: Path, zoo: Path) -> No
 def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: Path) -> None:
     hub = open_hub(tmp_path / "data")
     heads = seed_zoo(hub, zoo)
-    extra = {"a/b.txt": b"x"}
-    seed_folder(hub, "bob/more", "dataset", zoo / "eval", author="bob", message="More", extra_files=extra, tags=["v1"])
     hub.store.close()
     with LocalHubProcess(tmp_path / "data") as process:
         api = HfApi(process.endpoint, token=process.tokens["ada"])
@@ -61,7 +59,6 @@ def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: P
         assert api.get_paths_info("zoo/math-agent", "model.safetensors")[0].lfs is not None
         held_out = sorted(api.list_repo_files("zoo/held-out", repo_type="dataset"))
         assert held_out == [".gitattributes", "README.md", "math.jsonl"]
-        assert "a/b.txt" in api.list_repo_files("bob/more", repo_type="dataset", revision="v1")
         # What the seed stored can be built upon.
         api.upload_file(path_or_fileobj=b"\0new", path_in_repo="model.safetensors", repo_id="zoo/math-agent")
 

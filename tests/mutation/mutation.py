@@ -78,7 +78,6 @@ GROUPS = {
         (
             "tests/output/test_publish.py",
             "tests/output/test_fault_publishing.py",
-            "tests/output/test_fault_withdrawal.py",
             "tests/cli/test_cli_license.py",
         ),
     ),

@@ -118,24 +118,20 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
     report, card, nearest = merged.report, merged.card, merged.nearest()
     rescales, sixteen = registry()[method].rescales, dtype == "bfloat16"
     used = report.rounding
+    other_way = "stochastic" if used == "nearest" else "nearest"
     lost = []
     for k, outcome in enumerate(report.outcomes):
         row = merged.row(outcome.agent)
         before, stored, by_nearest = (merged.factor(v, k) for v in (merged.exact, merged.stored, nearest))
         assert None not in (before, stored, by_nearest)
         assert number(row["Kept, unique"]) == pytest.approx(before, abs=1.1e-3)
-        effective = next(
-            v
-            for key, v in row.items()
-            if key.startswith("Effective")
-            and not key.startswith(f"Effective, {'stochastic' if used == 'nearest' else 'nearest'}")
-        )
+        [effective] = [v for key, v in row.items() if key.startswith("Effective") and other_way not in key]
         assert number(effective) == pytest.approx(stored, abs=1.1e-3)
         # a λ is stated only where it, times the weight, is what the unique updates got
         if "Intended λ" in row and (scale := number(row["Intended λ"])) is not None:
             assert before / WEIGHTS[weights][k] == pytest.approx(scale, abs=2e-3)
         # another rounding's column is what that rounding gives, and stands nowhere else
-        other = row.get(f"Effective, {'stochastic' if used == 'nearest' else 'nearest'} rounding")
+        other = row.get(f"Effective, {other_way} rounding")
         assert (other is not None) == (rescales and sixteen)
         if other is not None and used == "stochastic":
             assert number(other) == pytest.approx(by_nearest, abs=1.1e-3)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from huggingface_hub import lfs
 from publishing import IDENTITY, Publication, Watched
+from stream_helpers import Watching
 
-from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.errors import BranchMovedError, TransientHubError
@@ -21,14 +21,6 @@ from hubmerge.output import upload
 from hubmerge.output.publish import Published, Target, TargetState
 from hubmerge.output.upload import ShardUploader
 from localhub.process import LocalHubProcess
-
-
-class Noting(Unobserved):
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def progress(self, *news: object) -> None:
-        self.told.append(news)
 
 
 @pytest.fixture
@@ -44,13 +36,13 @@ def fail(error: BaseException) -> Callable[[], None]:
 
 
 def test_everything_goes_up_in_one_commit(job: Publication):
-    noting = Noting()
+    noting = Watching()
     done = job.publish(observer=noting)
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
     assert job.is_whole_in_one_commit()
     first, whole, told = job.stated[0].size, sum(s.size for s in job.stated), noting.told
-    assert told[-1] == ("commit", 0, 0, "")
-    assert {("publish", first, whole, "B"), ("publish", whole, whole, "B")} <= set(told)
+    assert told[-1] == ("commit", 0, 0)
+    assert {("publish", first, whole), ("publish", whole, whole)} <= set(told)
     sent = [news[1] for news in told if news[0] == "publish"]
     assert sent == sorted(sent), "the bytes sent only grow"
     assert not job.api.model_info(job.name).private
@@ -229,7 +221,7 @@ def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch
 
 def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
     """Each shard is told about in the middle, which time alone decides otherwise."""
-    noting, preupload = Noting(), job.hub.preupload
+    noting, preupload = Watching(), job.hub.preupload
 
     def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
         assert sha256 == {s.name: s.sha256 for s in job.stated}[file], "a file that was verified is not hashed again"
@@ -242,7 +234,7 @@ def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publicati
     first, whole = job.stated[0].size, sum(s.size for s in job.stated)
     expected = [("verify", first), ("verify", whole)]
     expected += [("publish", 2500), ("publish", first), ("publish", first + 2500), ("publish", whole)]
-    assert noting.told == [*((stage, done, whole, "B") for stage, done in expected), ("commit", 0, 0, "")]
+    assert noting.told == [*((stage, done, whole) for stage, done in expected), ("commit", 0, 0)]
 
 
 @pytest.mark.parametrize("damage", ["another byte", "gone"])
