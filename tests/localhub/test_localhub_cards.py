@@ -222,6 +222,7 @@ def test_the_page_of_a_repo_shows_its_card_and_lets_no_script_run(ada: HfApi, fr
     card = b"---\nlicense: mit\n---\n\n# A merge\n\n<script>alert(1)</script>\n\n![Density](figures/d.png)\n"
     ada.upload_file(path_or_fileobj=b"\x89PNG\r\n\x1a\n", path_in_repo="figures/d.png", repo_id=repo)
     ada.upload_file(path_or_fileobj=card, path_in_repo="README.md", repo_id=repo)
+    assert f'<a href="/{repo}">{repo}</a>' in get_session().get(f"{ada.endpoint}/").text
     page = get_session().get(f"{ada.endpoint}/{repo}")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
