@@ -356,10 +356,9 @@ def checked_endpoint(endpoint: str) -> str:
     return endpoint.strip().rstrip("/")
 
 
-class _WithoutQueries(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = _without_queries(record.getMessage()), ()
-        return True
+def _tell_no_queries(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _without_queries(record.getMessage()), ()
+    return True
 
 
 class _Told(logging.Handler):
@@ -373,7 +372,7 @@ class _Told(logging.Handler):
 
 def quiet_client() -> None:
     """Take signatures out of the client's log lines about addresses that it tries again."""
-    logging.getLogger(_CLIENT_LOGGER).addFilter(_WithoutQueries())
+    logging.getLogger(_CLIENT_LOGGER).addFilter(_tell_no_queries)
 
 
 def tell_retries(tell: Callable[[str], None]) -> None:

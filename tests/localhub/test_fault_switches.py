@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from processes import until
-from raw_requests import exchange, whole
+from raw_requests import commit_files, exchange, whole
 
 from hubmerge.errors import HubUnavailableError
 from localhub.fault_rules import (
@@ -135,23 +135,20 @@ def test_a_reset_delivers_the_bytes_before_it_and_no_more(
     assert whole(faulty_hub, "GET", path).body == CONTENT
 
 
-def test_a_reset_upload_changes_nothing(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str
+@pytest.mark.parametrize(
+    ("fault", "titles"),
+    [(Reset(at=100, of="request"), ["initial commit"]), (LostAnswer(), ["files", "initial commit"])],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_a_reset_upload_changes_nothing_and_a_lost_answer_leaves_the_commit(
+    switch: FaultSwitch, ada: HfApi, name: str, fault: Reset | LostAnswer, titles: list[str]
 ) -> None:
     ada.create_repo(name)
-    rule = switch.add("/commit/main", Reset(at=100, of="request"))
+    rule = switch.add("/commit/main", fault, methods=["POST"])
     with pytest.raises(Exception, match=r"[Rr]eset|[Bb]roken|[Dd]isconnect"):
-        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a" * 5000)], commit_message="never")
+        commit_files(ada, name, {"a.txt": b"a" * 5000})
     assert switch.state(rule).fired == 1
-    assert len(ada.list_repo_commits(name)) == 1
-
-
-def test_a_lost_answer_leaves_the_commit(faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str):
-    ada.create_repo(name)
-    switch.add("/commit/main", LostAnswer(), methods=["POST"])
-    with pytest.raises(Exception, match=r"[Rr]eset|[Dd]isconnect"):
-        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a")], commit_message="made it")
-    assert [c.title for c in ada.list_repo_commits(name)] == ["made it", "initial commit"]
+    assert [c.title for c in ada.list_repo_commits(name)] == titles
 
 
 def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
@@ -182,18 +179,13 @@ def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess,
     assert json.loads(answer.body)["error"] == "slow dówn"
 
 
-def test_a_delay_waits_before_the_request_is_handled(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
-    switch.add("/resolve/", Delay(seconds=0.2))
-    began = time.monotonic()
-    assert whole(faulty_hub, "GET", path).body == CONTENT
-    assert time.monotonic() - began >= 0.2
-
-
-@pytest.mark.parametrize("at", [0, 1, 70_000, len(CONTENT) - 1])
-def test_a_body_stalls_at_that_byte_and_goes_on(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
+@pytest.mark.parametrize(
+    "fault", [Delay(seconds=0.2), *(Stall(at=at, seconds=0.2) for at in (0, 1, 70_000, len(CONTENT) - 1))], ids=str
+)
+def test_a_delayed_request_is_handled_and_a_stalled_body_goes_on(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
 ) -> None:
-    rule = switch.add("/resolve/", Stall(at=at, seconds=0.2))
+    rule = switch.add("/resolve/", fault)
     begun = time.monotonic()
     assert whole(faulty_hub, "GET", path).body == CONTENT
     assert time.monotonic() - begun >= 0.2
