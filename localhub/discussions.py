@@ -87,14 +87,9 @@ def _announce(hub: Hub, repo: Repo, num: int, action: str, scope: str, comment: 
         described["changes"] = {"base": row["base"]}
     more: dict[str, Any] = {"discussion": described}
     if comment:
-        data = json.loads(comment["data"])
-        more["comment"] = {
-            "id": comment["id"],
-            "author": {"id": object_id("user", comment["author"])},
-            "content": data["latest"]["raw"],
-            "hidden": data["hidden"],
-            "url": {"web": f"{web}#{comment['id']}"},
-        }
+        data, author = json.loads(comment["data"]), {"id": object_id("user", comment["author"])}
+        said = {"id": comment["id"], "author": author, "content": data["latest"]["raw"], "hidden": data["hidden"]}
+        more["comment"] = {**said, "url": {"web": f"{web}#{comment['id']}"}}
     webhooks.queue(hub, repo, action, scope, **more)
 
 

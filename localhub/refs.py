@@ -104,17 +104,12 @@ def list_commits(call: Call) -> Response:
     start, size = call.window(_COMMITS_PER_PAGE, most=1000)
     commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
     formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
-    items = [
-        {
-            "id": commit.sha,
-            "title": commit.title,
-            "message": commit.description,
-            "authors": [{"user": commit.author, "avatar": ""}],
-            "date": commit.date,
-            **({"formatted": {"title": commit.title, "message": commit.description}} if formatted else {}),
-        }
-        for commit in commits[:size]
-    ]
+    items: list[Json] = []
+    for commit in commits[:size]:
+        words = {"title": commit.title, "message": commit.description}
+        authors = [{"user": commit.author, "avatar": ""}]
+        item = {"id": commit.sha, **words, "authors": authors, "date": commit.date}
+        items.append(item | {"formatted": words} if formatted else item)
     return call.page(items, more=len(commits) > size)
 
 

@@ -135,13 +135,7 @@ class HubBytes:
                 os.fsync(out.fileno())
         if file.sha256 and digest != file.sha256:
             partial.unlink()
-            raise CorruptError(
-                "a downloaded file does not match its checksum",
-                where=str(at),
-                expected=f"sha256 {file.sha256[:16]}…",
-                got=f"{digest[:16]}…",
-                next_step="Run again; if it stays, the repo is damaged.",
-            )
+            raise _corrupt("a downloaded file does not match its checksum", at, f"sha256 {file.sha256[:16]}…", digest)
         with written("a download cannot be written", str(target)):
             os.replace(partial, target)
         return target
@@ -307,13 +301,12 @@ def _verify(content: bytes, etag: str, at: _At) -> None:
         return
     stated, digest = match[1], _digest_as(match[1], content)
     if digest != stated:
-        raise CorruptError(
-            "a file does not match the digest that the Hub states",
-            where=str(at),
-            expected=f"{stated[:16]}…",
-            got=f"{digest[:16]}…",
-            next_step="Run again; if it stays, the repo is damaged.",
-        )
+        raise _corrupt("a file does not match the digest that the Hub states", at, f"{stated[:16]}…", digest)
+
+
+def _corrupt(what: str, at: _At, expected: str, digest: str) -> CorruptError:
+    next_step = "Run again; if it stays, the repo is damaged."
+    return CorruptError(what, where=str(at), expected=expected, got=f"{digest[:16]}…", next_step=next_step)
 
 
 def _capped(response: Any, cap: int, at: _At) -> Iterator[bytes]:

@@ -141,15 +141,10 @@ def _parent(
     """A parent's scores in the domains where it has those of the merge's tasks."""
     role: Literal["base", "agent"] = "base" if parent.role == "base" else "agent"
     equal = {domain: tasks for domain, tasks in found.items() if tasks.keys() == own[domain].keys()}
-    return ParentLine(
-        role,
-        parent.label,
-        parent.sha,
-        parent.weight,
-        "scored" if equal else "not scored",
-        {domain: mean(list(tasks.values())) for domain, tasks in equal.items()},
-        {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()},
-    )
+    status: Literal["scored", "not scored"] = "scored" if equal else "not scored"
+    means = {domain: mean(list(tasks.values())) for domain, tasks in equal.items()}
+    each = {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()}
+    return ParentLine(role, parent.label, parent.sha, parent.weight, status, means, each)
 
 
 def _range(estimate: Estimate) -> Markdown:

@@ -99,15 +99,8 @@ def publish_folder(
     if stated != report:
         small |= _restated(report, stated, small, hub.endpoint)
     title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
-    return publish(
-        hub,
-        prepared_target,
-        report.identity,
-        title,
-        [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files],
-        {**small, **(extra or {})},
-        observer,
-    )
+    shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
+    return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 
 def _licensed(report: Report, choice: str | None) -> Report:

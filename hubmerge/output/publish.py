@@ -221,13 +221,8 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
     except SourceNotFoundError:
         path.unlink()
         return
-    as_it_was = (
-        state.id == target.repo
-        and state.sha == head
-        and state.private == target.private
-        and not state.gated
-        and set(state.files) <= _INITIAL_FILES
-    )
+    made = (target.repo, head, target.private, False)
+    as_it_was = (state.id, state.sha, state.private, state.gated) == made and set(state.files) <= _INITIAL_FILES
     # the Hub cannot delete on a condition: what happens between this look and the next request is lost
     if as_it_was and hub.is_as_created(target.repo, state.sha):
         hub.delete_repo(target.repo)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from huggingface_hub import HfApi
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from huggingface_hub.utils import get_session
 from joserfc import jwt
 from joserfc.jwk import KeySet
@@ -54,29 +54,18 @@ def sign_in(
     page = get_session().get(f"{hub.endpoint}/oauth/authorize", params=authorize_query(hub, **changes))
     assert page.status_code == 200, page.text
     assert f'value="{user}"' in page.text
-    request_id = re.search(r'name="request_id" value="([^"]+)"', page.text)
-    assert request_id
-    answer = get_session().post(
-        f"{hub.endpoint}/oauth/authorize",
-        data={"request_id": request_id[1], "user": user, "org": [f"{user}/{org}" for org in orgs]},
-        follow_redirects=False,
-    )
+    [request_id] = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+    form = {"request_id": request_id, "user": user, "org": [f"{user}/{org}" for org in orgs]}
+    answer = get_session().post(f"{hub.endpoint}/oauth/authorize", data=form, follow_redirects=False)
     assert answer.status_code == 303
     assert answer.headers["location"].startswith("http://127.0.0.1:9/login/callback?")
     return parse_qs(urlsplit(answer.headers["location"]).query)
 
 
 def exchange(hub: LocalHubProcess, code: str, *, secret: bool = True, **changes: str) -> Any:
-    form = {
-        "grant_type": "authorization_code",
-        "code": code,
-        "redirect_uri": REDIRECT,
-        "client_id": hub.oauth["client_id"],
-        "code_verifier": VERIFIER,
-    }
-    if secret:
-        form["client_secret"] = hub.oauth["client_secret"]
-    return get_session().post(f"{hub.endpoint}/oauth/token", data=form | changes)
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": REDIRECT, "code_verifier": VERIFIER}
+    client = hub.oauth if secret else {"client_id": hub.oauth["client_id"]}
+    return get_session().post(f"{hub.endpoint}/oauth/token", data=form | client | changes)
 
 
 def tokens_of(
@@ -84,8 +73,7 @@ def tokens_of(
 ) -> dict[str, Any]:
     answer = exchange(hub, sign_in(hub, user, orgs=orgs, **changes)["code"][0])
     assert answer.status_code == 200, answer.text
-    tokens: dict[str, Any] = answer.json()
-    return tokens
+    return dict(answer.json())
 
 
 def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: LocalHubProcess) -> None:
@@ -307,30 +295,20 @@ def test_the_owner_s_gated_repo_is_one_of_the_person_s_repos(
     assert fetched(signed_in(scopes), gated, tmp_path) == status
 
 
-def test_private_repos_are_missing_without_read_repos(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("scopes", "status"),
+    [
+        *((scopes, 404) for scopes in ("", "gated-repos", "contribute-repos gated-repos read-memberships")),
+        *((scopes, 200) for scopes in ("read-repos", "write-repos", "manage-repos")),
+    ],
+)
+def test_private_repos_are_missing_without_read_repos_gated_or_not(
+    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path, scopes: str, status: int, gated: bool
 ) -> None:
-    repo = made(ada, f"ada/{fresh()}", private=True)
-    for scopes in ("", "gated-repos", "contribute-repos gated-repos read-memberships"):
-        api = signed_in(scopes)
-        with pytest.raises(RepositoryNotFoundError) as refused:
-            api.model_info(repo)
-        assert refused.value.response.status_code == 404
-        assert fetched(api, repo, tmp_path) == 404
-        assert repo not in [model.id for model in api.list_models(author="ada")]
-    for scopes in ("read-repos", "write-repos", "manage-repos"):
-        api = signed_in(scopes)
-        assert api.model_info(repo).private
-        assert fetched(api, repo, tmp_path) == 200
-        assert repo in [model.id for model in api.list_models(author="ada")]
-
-
-def test_a_private_gated_repo_of_the_person_needs_read_repos_only(
-    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
-) -> None:
-    repo = made(ada, f"ada/{fresh()}", private=True, gated=True)
-    assert fetched(signed_in("read-repos"), repo, tmp_path) == 200
-    assert fetched(signed_in("gated-repos"), repo, tmp_path) == 404
+    repo, api = made(ada, f"ada/{fresh()}", private=True, gated=gated), signed_in(scopes)
+    assert status_of(api.model_info, repo) == fetched(api, repo, tmp_path) == status
+    assert (repo in [model.id for model in api.list_models(author="ada")]) is (status == 200)
 
 
 @pytest.mark.parametrize(
