@@ -258,6 +258,8 @@ def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
         with pytest.raises(GatedRepoError, match="does not include gated") as refused:
             signed_in(scopes, "bob").hf_hub_download(gated, "file.txt", local_dir=tmp_path / "none")
         assert refused.value.response.status_code == 403
+    with pytest.raises(GatedRepoError, match="not in the authorized list"):  # the scope alone lets nobody in
+        signed_in("gated-repos", "carol").hf_hub_download(gated, "file.txt", local_dir=tmp_path)
     assert signed_in("", "bob").model_info(gated).gated == "auto"  # what it is, anybody may know
 
 
@@ -278,11 +280,6 @@ def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -
     words = "403 Forbidden: Please enable access to public gated repositories in your fine-grained token settings"
     with pytest.raises(GatedError, match="does not cover gated"), translated("org/llama"):
         raise HfHubHTTPError(words, response=answer)
-
-
-def test_the_scope_alone_lets_nobody_in(gated: str, signed_in: SignedIn, tmp_path: Path) -> None:
-    with pytest.raises(GatedRepoError, match="not in the authorized list"):
-        signed_in("gated-repos", "carol").hf_hub_download(gated, "file.txt", local_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -356,17 +353,13 @@ def test_organisations_are_told_only_with_the_scope_and_only_those_picked(signed
 def test_an_organisation_that_was_not_picked_is_out_of_reach(
     ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
 ) -> None:
-    private = made(ada, f"zoo/{fresh()}", private=True)
-    public = made(ada, f"zoo/{fresh()}")
-    without, with_zoo = signed_in(EVERYTHING), signed_in(EVERYTHING, orgs=("zoo",))
-    assert fetched(without, private, tmp_path) == 404
-    assert private not in [model.id for model in without.list_models(author="zoo")]
-    assert status_of(without.create_repo, f"zoo/{fresh()}") == 403
-    assert status_of(without.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=public) == 403
-    assert fetched(with_zoo, private, tmp_path) == 200
-    assert private in [model.id for model in with_zoo.list_models(author="zoo")]
-    assert status_of(with_zoo.create_repo, f"zoo/{fresh()}") == 200
-    assert status_of(with_zoo.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=public) == 200
+    private, public = made(ada, f"zoo/{fresh()}", private=True), made(ada, f"zoo/{fresh()}")
+    for orgs, reading, writing in (((), 404, 403), (("zoo",), 200, 200)):
+        api = signed_in(EVERYTHING, orgs=orgs)
+        assert fetched(api, private, tmp_path) == reading
+        assert (private in [model.id for model in api.list_models(author="zoo")]) is (reading == 200)
+        assert status_of(api.create_repo, f"zoo/{fresh()}") == writing
+        assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=public) == writing
 
 
 def test_webhooks_and_the_mail_address_have_scopes_of_their_own(ada: HfApi, signed_in: SignedIn) -> None:
