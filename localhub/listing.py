@@ -23,14 +23,10 @@ from localhub.tree import Tree
 router = Router()
 _LIKES = "(SELECT count(*) FROM likes WHERE likes.repo = repos.id)"
 _SORTS = {
-    "lastModified": "modified_at",
-    "last_modified": "modified_at",
-    "createdAt": "created_at",
-    "created_at": "created_at",
+    **dict.fromkeys(("lastModified", "last_modified"), "modified_at"),
+    **dict.fromkeys(("createdAt", "created_at"), "created_at"),
     "downloads": "downloads",
-    "likes": _LIKES,
-    "trendingScore": _LIKES,
-    "trending_score": _LIKES,
+    **dict.fromkeys(("likes", "trendingScore", "trending_score"), _LIKES),
 }
 _REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
 _PAGE = 1000

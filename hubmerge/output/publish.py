@@ -51,16 +51,8 @@ _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
 # errors of the inputs that no retry mends, so that nothing will ever be published there
 _REFUSALS = (
-    CorruptError,
-    FormatError,
-    GatedError,
-    HeaderError,
-    IncompatibleError,
-    IndexFileError,
-    NonFiniteError,
-    SensitivityError,
-    SourceChangedError,
-    SourceNotFoundError,
+    *(CorruptError, FormatError, GatedError, HeaderError, IncompatibleError, IndexFileError, NonFiniteError),
+    *(SensitivityError, SourceChangedError, SourceNotFoundError),
 )
 
 

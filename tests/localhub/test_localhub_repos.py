@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from huggingface_hub import DiscussionComment, DiscussionWithDetails, HfApi
@@ -126,8 +127,7 @@ def test_the_files_of_a_gated_repo_wait_for_acceptance(
     with pytest.raises(GatedRepoError):
         bob.auth_check(repo)
     ada.grant_access(repo, "bob")
-    with open(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted"), "rb") as file:
-        assert file.read() == b"weights"
+    assert Path(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted")).read_bytes() == b"weights"
     assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
 
 
@@ -137,8 +137,7 @@ def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fres
     ada.upload_file(path_or_fileobj=b"kept", path_in_repo="a.txt", repo_id=old)
     ada.move_repo(old, new)
     assert ada.model_info(old).id == new
-    with open(ada.hf_hub_download(old, "a.txt", cache_dir=tmp_path), "rb") as file:
-        assert file.read() == b"kept"
+    assert Path(ada.hf_hub_download(old, "a.txt", cache_dir=tmp_path)).read_bytes() == b"kept"
     ada.create_repo(old)
     assert ada.model_info(old).id == old
     assert ada.model_info(new).id == new

@@ -42,15 +42,9 @@ def job(faulty_hub: LocalHubProcess, tmp_path: Path, name: str, client_pauses: l
 
 
 ROUTES = [
-    "/api/whoami-v2",
-    "/api/models/ada/f-[0-9a-f]*$",
-    "/api/repos/create",
-    "/api/validate-yaml",
-    "/api/models/.*/preupload/main",
-    r"\.git/info/lfs/objects/batch",
-    "/lfs-uploads/",
-    r"\.git/info/lfs/verify",
-    COMMIT,
+    *("/api/whoami-v2", "/api/models/ada/f-[0-9a-f]*$", "/api/repos/create", "/api/validate-yaml"),
+    *("/api/models/.*/preupload/main", r"\.git/info/lfs/objects/batch", "/lfs-uploads/"),
+    *(r"\.git/info/lfs/verify", COMMIT),
 ]
 TROUBLE = {
     "429": Status(status=429, retry_after="7"),
