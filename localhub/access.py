@@ -156,11 +156,6 @@ def can_write(users: Users, identity: Identity | None, repo: Repo) -> bool:
     return role in ("admin", "write") or (role == "contributor" and repo.creator == identity.user.name)
 
 
-def can_manage(users: Users, identity: Identity | None, repo: Repo) -> bool:
-    """Whether the caller may move and delete the repo."""
-    return can_write(users, identity, repo) and identity is not None and _scope(identity, repo)
-
-
 def can_create(users: Users, identity: Identity, namespace: str) -> bool:
     if identity.role == "read" or not _scope(identity, None):
         return False
@@ -213,7 +208,7 @@ def require_write(users: Users, identity: Identity | None, repo: Repo) -> None:
 
 def require_manage(users: Users, identity: Identity | None, repo: Repo) -> None:
     require_write(users, identity, repo)
-    if not can_manage(users, identity, repo):
+    if identity is None or not _scope(identity, repo):
         raise forbidden(f"This token may not move or delete {repo.type} {repo.full_name} (scope manage-repos).")
 
 

@@ -11,6 +11,7 @@ from localhub.users import User, object_id
 router = Router()
 _ADD_REQUEST = "INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?) RETURNING 1"
 _STATUSES = ("pending", "accepted", "rejected")
+_CREATED = "2026-01-01T00:00:00.000Z"  # of every token
 
 
 def person(user: User) -> Json:
@@ -20,20 +21,17 @@ def person(user: User) -> Json:
 @router.on("GET", "/api/whoami-v2")
 def whoami(call: Call) -> Json:
     me = call.signed_in()
-    orgs = [
-        {
+    orgs: list[Json] = []
+    for org, role in orgs_shown(call.users, me):
+        named = {
             "type": "org",
             "id": object_id("org", org.name),
             "name": org.name,
             "fullname": org.fullname or org.name,
-            "email": None,
-            "avatarUrl": "",
-            "isEnterprise": False,
-            "roleInOrg": role,
         }
-        for org, role in orgs_shown(call.users, me)
-    ]
+        orgs.append({**named, "email": None, "avatarUrl": "", "isEnterprise": False, "roleInOrg": role})
     email = me.user.email if me.role != "oauth" or "email" in me.scopes else ""
+    kind, role_of_token = ("oauth", "fineGrained") if me.role == "oauth" else ("access_token", me.role)
     return {
         "type": "user",
         "id": object_id("user", me.user.name),
@@ -45,14 +43,7 @@ def whoami(call: Call) -> Json:
         "canPay": False,
         "avatarUrl": "",
         "orgs": orgs,
-        "auth": {
-            "type": "oauth" if me.role == "oauth" else "access_token",
-            "accessToken": {
-                "displayName": me.label,
-                "role": "fineGrained" if me.role == "oauth" else me.role,
-                "createdAt": "2026-01-01T00:00:00.000Z",
-            },
-        },
+        "auth": {"type": kind, "accessToken": {"displayName": me.label, "role": role_of_token, "createdAt": _CREATED}},
     }
 
 

@@ -7,7 +7,7 @@ web or to a file of the repo; an image is a file of the repo, and any other imag
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from posixpath import normpath
 from typing import Any
@@ -68,9 +68,8 @@ def _path_of(url: str) -> str | None:
 
 def _address(url: str, file_address: FileAddress) -> str | None:
     kind = _kind(url)
-    if kind == "file":
-        path = _path_of(url)
-        return file_address(path) if path else None
+    if kind == "file" and (path := _path_of(url)):
+        return file_address(path)
     return url if kind == "web" else None  # the page has no places to go to
 
 
@@ -79,33 +78,29 @@ def _raw(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: A
     content = tokens[index].content
     if _COMMENT.match(content):
         return ""
-    shown = "".join(part if _FOLD.fullmatch(part) else escape(part) for part in _FOLD.split(content))
-    return shown
+    return "".join(part if _FOLD.fullmatch(part) else escape(part) for part in _FOLD.split(content))
+
+
+def _anchor(address: str | None) -> str:
+    return "<a>" if address is None else f'<a href="{escape(address)}" rel="noopener noreferrer nofollow">'
 
 
 def _link(file_address: FileAddress) -> Callable[..., str]:
-    def render(
-        renderer: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
-        address = _address(str(tokens[index].attrs.get("href", "")), file_address)
-        if address is None:
-            return "<a>"
-        return f'<a href="{escape(address)}" rel="noopener noreferrer nofollow">'
+    def render(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return _anchor(_address(str(tokens[index].attrs.get("href", "")), file_address))
 
     return render
 
 
 def _image(file_address: FileAddress, image_address: FileAddress) -> Callable[..., str]:
-    def render(
-        renderer: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: MutableMapping[str, Any]
-    ) -> str:
+    def render(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         token = tokens[index]
         source = str(token.attrs.get("src", ""))
         words = escape(token.content or "image")
         if _kind(source) == "file" and (address := _address(source, image_address)) is not None:
             return f'<img src="{escape(address)}" alt="{words}" loading="lazy">'
         web = _address(source, file_address)
-        return words if web is None else f'<a href="{escape(web)}" rel="noopener noreferrer nofollow">{words}</a>'
+        return words if web is None else f"{_anchor(web)}{words}</a>"
 
     return render
 

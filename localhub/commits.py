@@ -25,7 +25,7 @@ from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules,
 from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, parse_json, text_of
 from localhub.repos import commit_to
 from localhub.store import Store, git_blob_sha1, lfs_pointer
-from localhub.tree import File, Fixed, Tree, check_path, folders
+from localhub.tree import File, Fixed, Message, Tree, check_path, folders
 from localhub.users import Identity
 
 router = Router()
@@ -40,10 +40,8 @@ _STALE_PARENT = "The branch was updated since you opened this page. Please refre
 def validate_yaml(call: Call) -> Response:
     asked = call.json()
     errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
-    body: Json = {
-        "errors": [{"message": message} for message in errors],
-        "warnings": [{"message": message} for message in warnings],
-    }
+    found = {"errors": errors, "warnings": warnings}
+    body: Json = {kind: [{"message": message} for message in messages] for kind, messages in found.items()}
     if errors:
         body["error"] = "\n".join(f"- Error: {message}" for message in errors)
     return JSONResponse(body, 400 if errors else 200)
@@ -101,15 +99,9 @@ def preupload(call: Call) -> Json:
             raise bad_request("size must be a number")
         sample = _base64(text_of(item, "sample"))
         is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
-        entry = tree.get(path)
-        answers.append(
-            {
-                "path": path,
-                "uploadMode": "lfs" if is_large else "regular",
-                "shouldIgnore": decide(ignored, path),
-                "oid": entry.etag if entry else None,
-            }
-        )
+        answer: Json = {"path": path, "uploadMode": "lfs" if is_large else "regular"}
+        answer |= {"shouldIgnore": decide(ignored, path), "oid": tree[path].etag if path in tree else None}
+        answers.append(answer)
     return {"files": answers}
 
 
@@ -141,38 +133,23 @@ def commit(call: Call) -> Json:
             ref = f"refs/pr/{pull_request}"
         elif parent and not head.startswith(parent.lower()):
             raise HubError(412, _STALE_PARENT)
-        sha = apply(
-            call.hub,
-            repo,
-            me,
-            operations,
-            ref=ref,
-            head=head,
-            title=title,
-            description=description,
-            announce=not create_pr,
-        )
-    answer: Json = {
-        "success": True,
-        "commitOid": sha,
-        "commitUrl": f"{call.endpoint}/{repo.path}/commit/{sha}",
-        "hookOutput": "",
-    }
+        message = Message(title, me.user.name, description)
+        sha = apply(call.hub, repo, operations, message, ref=ref, head=head, announce=not create_pr)
+    page = f"{call.endpoint}/{repo.path}"
+    answer: Json = {"success": True, "commitOid": sha, "commitUrl": f"{page}/commit/{sha}", "hookOutput": ""}
     if pull_request is not None:
-        answer["pullRequestUrl"] = f"{call.endpoint}/{repo.path}/discussions/{pull_request}"
+        answer["pullRequestUrl"] = f"{page}/discussions/{pull_request}"
     return answer
 
 
 def apply(
     hub: Hub,
     repo: Repo,
-    me: Identity,
     operations: list[Operation],
+    message: Message,
     *,
     ref: str,
     head: str,
-    title: str,
-    description: str = "",
     announce: bool = True,
     fixed: Fixed | None = None,
 ) -> str:
@@ -180,12 +157,10 @@ def apply(
     changes = _changes(hub.trees.at(repo.id, head), operations)
     if not changes:
         return head
-    author = me.user.name
-    sha = commit_to(
-        hub, repo, changes, ref=ref, parent=head, title=title, description=description, author=author, fixed=fixed
-    )
+    sha = commit_to(hub, repo, changes, message, ref=ref, parent=head, fixed=fixed)
     if ref.startswith("refs/pr/"):
-        add_event(hub, repo, int(ref.removeprefix("refs/pr/")), "commit", author, {"subject": title, "oid": sha})
+        subject = {"subject": message.title, "oid": sha}
+        add_event(hub, repo, int(ref.removeprefix("refs/pr/")), "commit", message.author, subject)
     webhooks.queue_refs(hub, repo, ref, head if announce else None, sha)
     return sha
 
@@ -201,7 +176,8 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
             continue
         path = text_of(value, "path")
         if key == "file":
-            content = _content(value)
+            text = text_of(value, "content")
+            content = _base64(text) if value.get("encoding") == "base64" else text.encode()
             if len(content) > call.hub.limits.regular_bytes:
                 raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
             if is_binary(content):
@@ -252,11 +228,6 @@ def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
         if not isinstance(value, dict):
             raise bad_request("Every line must be JSON with a key and a value")
         yield text_of(item, "key"), value
-
-
-def _content(value: Json) -> bytes:
-    content = text_of(value, "content")
-    return _base64(content) if value.get("encoding") == "base64" else content.encode()
 
 
 def _base64(content: str) -> bytes:

@@ -18,7 +18,7 @@ from localhub.http_errors import HubError, bad_request, conflict, forbidden, not
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.store import new_id, now
-from localhub.tree import MAIN, Changes, File
+from localhub.tree import MAIN, Changes, File, Message
 from localhub.users import Identity, object_id
 
 router = Router()
@@ -87,14 +87,9 @@ def _announce(hub: Hub, repo: Repo, num: int, action: str, scope: str, comment: 
         described["changes"] = {"base": row["base"]}
     more: dict[str, Any] = {"discussion": described}
     if comment:
-        data = json.loads(comment["data"])
-        more["comment"] = {
-            "id": comment["id"],
-            "author": {"id": object_id("user", comment["author"])},
-            "content": data["latest"]["raw"],
-            "hidden": data["hidden"],
-            "url": {"web": f"{web}#{comment['id']}"},
-        }
+        data, author = json.loads(comment["data"]), {"id": object_id("user", comment["author"])}
+        said = {"id": comment["id"], "author": author, "content": data["latest"]["raw"], "hidden": data["hidden"]}
+        more["comment"] = {**said, "url": {"web": f"{web}#{comment['id']}"}}
     webhooks.queue(hub, repo, action, scope, **more)
 
 
@@ -294,8 +289,8 @@ def merge(call: Call) -> Json:
         if conflicts:
             raise conflict(f"The pull request has conflicts in {', '.join(conflicts)}")
         old, base = call.hub.trees.head(repo.id, row["base"]), row["base"]
-        title = f"{row['title']} (#{row['num']})"
-        sha = commit_to(call.hub, repo, changes, ref=base, parent=old, author=me.user.name, title=title)
+        message = Message(f"{row['title']} (#{row['num']})", me.user.name)
+        sha = commit_to(call.hub, repo, changes, message, ref=base, parent=old)
         call.store.change("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", sha, repo.id, row["num"])
         _set_status(call, repo, row["num"], "merged", me, body)
         webhooks.queue_refs(call.hub, repo, base, old, sha)

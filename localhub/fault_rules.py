@@ -19,7 +19,7 @@ import http.client
 import json
 import re
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import closing
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -168,7 +168,7 @@ class RuleState(BaseModel):
 
 
 class RuleStates(_Value):
-    rules: tuple[RuleState, ...]
+    rules: tuple[RuleState, ...]  # in the order in which they were added
 
 
 class FaultSwitch:
@@ -177,15 +177,7 @@ class FaultSwitch:
     def __init__(self, endpoint: str) -> None:
         self._address = urlsplit(endpoint).netloc
 
-    def add(
-        self,
-        path: str,
-        fault: Fault,
-        *,
-        methods: Sequence[str] = (),
-        skip: int = 0,
-        times: int | None = 1,
-    ) -> int:
+    def add(self, path: str, fault: Fault, *, methods: Sequence[str] = (), skip: int = 0, times: int | None = 1) -> int:
         """Switch one fault on; the number of its rule."""
         rule = {"path": path, "fault": fault.model_dump(), "methods": [*methods], "skip": skip, "times": times}
         return int(self._ask("POST", rule)["id"])
@@ -203,14 +195,11 @@ class FaultSwitch:
         self._ask("DELETE")
 
     def _ask(self, method: str, body: object = None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_S)
-        try:
-            headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
+        with closing(http.client.HTTPConnection(self._address, timeout=_TIMEOUT_S)) as connection:
             connection.request(method, ADMIN_PATH, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read()
-        finally:
-            connection.close()
         if response.status != 200:
             raise HubUnavailableError(
                 "the fault switches refuse",
@@ -224,7 +213,5 @@ class FaultSwitch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.clear()

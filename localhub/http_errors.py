@@ -8,6 +8,7 @@ existence does not leak: 401 without a token, 404 with one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 
@@ -40,20 +41,14 @@ class HubError(Exception):
         return headers
 
 
-def bad_request(message: str) -> HubError:
-    return HubError(400, message)
-
-
-def forbidden(message: str) -> HubError:
-    return HubError(403, message)
+bad_request = partial(HubError, 400)
+forbidden = partial(HubError, 403)
+not_found = partial(HubError, 404)
+unprocessable = partial(HubError, 422)
 
 
 def conflict(message: str, **body: Any) -> HubError:
     return HubError(409, message, body=body)
-
-
-def unprocessable(message: str) -> HubError:
-    return HubError(422, message)
 
 
 def repo_not_found(*, signed_in: bool) -> HubError:
@@ -67,7 +62,3 @@ def revision_not_found(revision: str) -> HubError:
 def entry_not_found(message: str, *, commit: str | None = None) -> HubError:
     # With the commit the client remembers that the file does not exist there.
     return HubError(404, message, "EntryNotFound", headers={"X-Repo-Commit": commit} if commit else None)
-
-
-def not_found(message: str = "Not found") -> HubError:
-    return HubError(404, message)

@@ -80,14 +80,11 @@ def batch(call: Call) -> Response:
                 href = _UPLOAD_URL.format(endpoint=call.endpoint, repo=repo.id, upload=upload)
                 header: dict[str, str] = {}
                 if in_parts:
-                    header = {"chunk_size": str(limits.part_bytes)}
                     count = -(-size // limits.part_bytes)
-                    header |= {f"{part:05d}": f"{href}/{part}" for part in range(1, count + 1)}
-                verify = f"{call.endpoint}/{repo.path}.git/info/lfs/verify"
-                answer["actions"] = {
-                    "upload": {"href": href, "header": header},
-                    "verify": {"href": verify, "header": {}},
-                }
+                    parts = {f"{part:05d}": f"{href}/{part}" for part in range(1, count + 1)}
+                    header = {"chunk_size": str(limits.part_bytes), **parts}
+                verify = {"href": f"{call.endpoint}/{repo.path}.git/info/lfs/verify", "header": {}}
+                answer["actions"] = {"upload": {"href": href, "header": header}, "verify": verify}
             answers.append(answer)
     return JSONResponse({"transfer": "basic", "objects": answers}, media_type=MEDIA_TYPE)
 
@@ -135,12 +132,9 @@ def _keep(call: Call, upload: Any, temporary: Path, sha256: str, size: int) -> N
 @router.on("PUT", "/lfs-uploads/{repo}/{upload}", body="stream")
 async def put_whole(call: Call) -> Response:
     upload = await run_in_threadpool(_upload, call)
-    temporary = call.store.temporary()
-    try:
-        sha256, size = await _receive(call, temporary, upload["size"])
-        await run_in_threadpool(_keep, call, upload, temporary, sha256, size)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with call.store.temporary() as received:
+        sha256, size = await _receive(call, received, upload["size"])
+        await run_in_threadpool(_keep, call, upload, received, sha256, size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
@@ -150,12 +144,9 @@ async def put_part(call: Call) -> Response:
     part = call.parts["part"]
     if upload["part_size"] is None or not re.fullmatch(r"[1-9][0-9]{0,4}", part):
         raise not_found("This upload has no such part")
-    received = call.store.temporary()
-    try:
+    with call.store.temporary() as received:
         sha256, _ = await _receive(call, received, upload["part_size"])
         received.replace(call.store.part(upload["id"], int(part)))
-    finally:
-        received.unlink(missing_ok=True)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
@@ -172,8 +163,7 @@ def complete(call: Call) -> Response:
         raise bad_request(f"The upload has {count} parts, the request names {json.dumps(numbers)}")
     if missing := [number for number, part in enumerate(parts, 1) if not part.exists()]:
         raise bad_request(f"Parts {missing} were not uploaded")
-    joined = call.store.temporary()
-    try:
+    with call.store.temporary() as joined:
         with joined.open("wb") as target:
             for part in parts:
                 with part.open("rb") as source:
@@ -181,8 +171,6 @@ def complete(call: Call) -> Response:
         with joined.open("rb") as whole:
             sha256 = hashlib.file_digest(whole, "sha256").hexdigest()
         _keep(call, upload, joined, sha256, joined.stat().st_size)
-    finally:
-        joined.unlink(missing_ok=True)
     for part in parts:
         part.unlink(missing_ok=True)
     return JSONResponse({}, media_type=MEDIA_TYPE)

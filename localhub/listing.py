@@ -23,14 +23,10 @@ from localhub.tree import Tree
 router = Router()
 _LIKES = "(SELECT count(*) FROM likes WHERE likes.repo = repos.id)"
 _SORTS = {
-    "lastModified": "modified_at",
-    "last_modified": "modified_at",
-    "createdAt": "created_at",
-    "created_at": "created_at",
+    **dict.fromkeys(("lastModified", "last_modified"), "modified_at"),
+    **dict.fromkeys(("createdAt", "created_at"), "created_at"),
     "downloads": "downloads",
-    "likes": _LIKES,
-    "trendingScore": _LIKES,
-    "trending_score": _LIKES,
+    **dict.fromkeys(("likes", "trendingScore", "trending_score"), _LIKES),
 }
 _REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
 _PAGE = 1000
@@ -59,12 +55,10 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
 
     def children() -> int:
-        tag = f"base_model:{repo.full_name}"
-        rows = store.rows(
-            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'",
-            tag,
+        sql = (
+            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'"
         )
-        return int(rows[0]["n"])
+        return int(store.rows(sql, f"base_model:{repo.full_name}")[0]["n"])
 
     properties: dict[str, Callable[[], Any]] = {
         "author": lambda: repo.ns,
@@ -116,15 +110,10 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
 
 
 _SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")
-_SHORT_MODEL = (*_SHORT, "pipeline_tag", "library_name")
-_SHORT_SPACE = (*_SHORT, "sdk")
+_SHORT_OF = {"model": ("pipeline_tag", "library_name"), "dataset": (), "space": ("sdk",)}
 _FULL = ("author", "sha", "lastModified", "disabled", "siblings")
 _NOT_IN_INFO = (
-    "downloadsAllTime",
-    "resourceGroup",
-    "childrenModelCount",
-    "baseModels",
-    "paperswithcode_id",
+    *("downloadsAllTime", "resourceGroup", "childrenModelCount", "baseModels", "paperswithcode_id"),
     "trendingScore",
 )
 
@@ -136,18 +125,17 @@ def _show(repo: Repo, properties: dict[str, Callable[[], Any]], keys: list[str])
     return item | {key: properties[key]() for key in keys if key in properties}
 
 
-def _expand(call: Call, properties: dict[str, Callable[[], Any]]) -> list[str]:
+def _expand(call: Call) -> list[str]:
+    """The keys that the request asks for; none: it asks for the usual ones."""
     keys = call.query.get("expand", []) + call.query.get("expand[]", [])
-    return [part for key in keys for part in key.split(",") if part in properties]
+    return [part for key in keys for part in key.split(",")]
 
 
 def _info(call: Call, revision: str) -> Json:
     repo = call.readable()
     sha = call.hub.trees.resolve(repo.id, revision)
     properties = _properties(call, repo, sha, blobs=call.flag("blobs"))
-    if "expand" in call.query or "expand[]" in call.query:
-        return _show(repo, properties, _expand(call, properties))
-    shown = _show(repo, properties, [key for key in properties if key not in _NOT_IN_INFO])
+    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
     if call.flag("securityStatus"):
         shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
     return shown
@@ -170,24 +158,17 @@ def _storage(call: Call, namespace: str) -> Response:
     """The repos of a namespace that the caller may see, with the bytes that each takes."""
     visible, values = _visible(call)
     rows = call.store.rows(
-        f"SELECT * FROM repos WHERE ns = ? AND {visible} ORDER BY storage DESC, id",  # noqa: S608  (a constant condition)
-        namespace,
-        *values,
+        "SELECT ns || '/' || name AS id, type, modified_at AS updatedAt, visibility, storage FROM repos"  # noqa: S608
+        f" WHERE ns = ? AND {visible} ORDER BY storage DESC, repos.id",  # (a constant condition)
+        *(namespace, *values),
     )
-    repos, total = [repo_of_row(row) for row in rows], sum(row["storage"] for row in rows)
+    total = sum(row["storage"] for row in rows)
     start, size = call.window(_PAGE)
     items = [
-        {
-            "id": repo.full_name,
-            "type": repo.type,
-            "updatedAt": repo.modified_at,
-            "visibility": repo.visibility,
-            "storage": repo.storage,
-            "storagePercent": 100 * repo.storage / total if total else 0,
-        }
-        for repo in repos[start : start + size]
+        dict(row) | {"storagePercent": 100 * row["storage"] / total if total else 0}
+        for row in rows[start : start + size]
     ]
-    return call.page(items, more=start + size < len(repos))
+    return call.page(items, more=start + size < len(rows))
 
 
 @router.on("GET", "/api/{T}/{id}/revision/{rev}")
@@ -243,17 +224,14 @@ def search(call: Call) -> Response:
 
 
 def _listed(call: Call, repo: Repo) -> Json:
-    properties = _properties(call, repo, call.hub.trees.head(repo.id))
-    if "expand" in call.query or "expand[]" in call.query:
-        return _show(repo, properties, _expand(call, properties))
-    keys = [*(_SHORT_MODEL if repo.type == "model" else _SHORT_SPACE if repo.type == "space" else _SHORT)]
     full = call.flag("full")
-    keys += [key for key in _FULL if full]
+    keys = [*_SHORT, *_SHORT_OF[repo.type], *(_FULL if full else ())]
     if call.flag("cardData") or (full and repo.type != "model"):
         keys.append("cardData")
     if call.flag("config"):
         keys.append("config")
-    return _show(repo, properties, keys)
+    properties = _properties(call, repo, call.hub.trees.head(repo.id))
+    return _show(repo, properties, _expand(call) or keys)
 
 
 def _visible(call: Call) -> tuple[str, list[Any]]:

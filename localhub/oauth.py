@@ -80,16 +80,15 @@ def authorize(call: Call) -> Response:
         orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
         return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
+    values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
     with call.store.write():
         call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())
-        values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
         call.store.change("INSERT INTO oauth_requests VALUES (?, ?, ?)", *values)
     users = "".join(_choice(call, user) for user in call.users.users if user.tokens)
     host = urlsplit(request["redirect_uri"]).netloc
     wanted = "".join(f"<li>{escape(SCOPES[name])} <small>({name})</small></li>" for name in request["scope"].split())
     return HTMLResponse(
-        _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users),
-        headers=_PAGE_HEADERS,
+        _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users), headers=_PAGE_HEADERS
     )
 
 
@@ -212,7 +211,7 @@ def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tu
     challenge = request.get("code_challenge")
     if challenge is not None:
         verifier = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        if not hmac.compare_digest(_base64url(verifier).encode(), challenge.encode()):
+        if not hmac.compare_digest(base64.urlsafe_b64encode(verifier).rstrip(b"="), challenge.encode()):
             raise _refuse("invalid_grant", "code_verifier does not match the challenge")
     elif not authenticated:
         raise _refuse("invalid_client", "The client needs its secret or PKCE", 401)
@@ -226,13 +225,8 @@ def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
     orgs, expires = request.get("orgs", ""), time.time() + lifetime_s
     values = (access, refresh, user.name, client_id, request["scope"], expires, orgs)
     call.store.change("INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
-    answer: Json = {
-        "access_token": access,
-        "token_type": "bearer",
-        "expires_in": lifetime_s,
-        "scope": request["scope"],
-        "refresh_token": refresh,
-    }
+    answer: Json = {"access_token": access, "token_type": "bearer", "expires_in": lifetime_s}
+    answer |= {"scope": request["scope"], "refresh_token": refresh}
     if "openid" in scopes:
         issued = int(time.time())
         times = {"iat": issued, "exp": issued + lifetime_s}
@@ -295,10 +289,6 @@ def _signing_key(store: Store) -> Any:
         key = RSAKey.generate_key(2048, {"use": "sig", "alg": "RS256"})
         store.change("INSERT INTO meta VALUES ('oauth_key', ?)", key.as_pem(private=True).decode())
     return key
-
-
-def _base64url(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 _PAGE = """<!doctype html>

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, Response
 
-from localhub.access import PREFIX, Repo, repo_of_row
+from localhub.access import repo_of_row
 from localhub.card_html import card_html, repo_files
 from localhub.protocol import Call, Json, Router
 
@@ -56,14 +56,12 @@ def _minute(date: str) -> str:
     return f"{date[:10]} {date[11:16]} UTC"
 
 
-def _link(repo: Repo) -> str:
-    return f'<li><a href="/{quote(repo.path)}">{escape(repo.path)}</a></li>'
-
-
 @router.on("GET", "/")
 def index(call: Call) -> Response:
     rows = call.store.rows("SELECT * FROM repos WHERE visibility = 'public' ORDER BY modified_at DESC LIMIT 500")
-    return _page("Repos", f"<ul>{''.join(_link(repo_of_row(row)) for row in rows)}</ul>")
+    paths = [repo_of_row(row).path for row in rows]
+    links = "".join(f'<li><a href="/{quote(path)}">{escape(path)}</a></li>' for path in paths)
+    return _page("Repos", f"<ul>{links}</ul>")
 
 
 @router.on("GET", "/favicon.ico")
@@ -96,12 +94,8 @@ def repo_page(call: Call) -> Response:
 
 
 @router.on("GET", "/{P}{id}/tree/{rev}")
-def repo_page_at(call: Call) -> Response:
-    return _repo_page(call, call.parts["rev"])
-
-
 @router.on("GET", "/{P}{id}/commit/{rev}")
-def commit_page(call: Call) -> Response:
+def repo_page_at(call: Call) -> Response:
     return _repo_page(call, call.parts["rev"])
 
 
@@ -131,6 +125,4 @@ def _repo_page(call: Call, revision: str) -> Response:
         f" <small>{escape(commit.author)}, {_minute(commit.date)}</small></li>"
         for commit in call.hub.trees.history(repo.id, sha, limit=20)
     )
-    return _page(
-        PREFIX[repo.type] + repo.full_name, f"{card}<h2>Files</h2><ul>{files}</ul><h2>Commits</h2><ul>{commits}</ul>"
-    )
+    return _page(repo.path, f"{card}<h2>Files</h2><ul>{files}</ul><h2>Commits</h2><ul>{commits}</ul>")

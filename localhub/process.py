@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hubmerge.errors import HubUnavailableError
@@ -58,8 +57,7 @@ class LocalHubProcess:
         line = process.stdout.readline()
         if not line:
             code = process.wait()
-            process.stdout.close()
-            self._process = None
+            self._reap()
             raise HubUnavailableError(
                 "the local Hub did not start",
                 where=" ".join(self._command),
@@ -102,7 +100,5 @@ class LocalHubProcess:
     def __enter__(self) -> LocalHubProcess:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

@@ -12,7 +12,7 @@ from localhub.commits import Operation, apply, commit_ref
 from localhub.http_errors import bad_request, conflict, forbidden, revision_not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
-from localhub.tree import MAIN, Entry
+from localhub.tree import MAIN, Message
 
 router = Router()
 _REF_NAME = re.compile(
@@ -32,15 +32,18 @@ def list_refs(call: Call) -> Json:
     kinds = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/"}
     if call.flag("include_prs"):
         kinds["pullRequests"] = "refs/pr/"
+    found: dict[str, list[Json]] = {kind: [] for kind in kinds}
+    for ref, sha in _refs(call, repo).items():
+        for kind, prefix in kinds.items():
+            if ref.startswith(prefix):
+                found[kind].append({"name": ref.removeprefix(prefix), "ref": ref, "targetCommit": sha})
+    return found
+
+
+def _refs(call: Call, repo: Repo) -> dict[str, str]:
+    """The head of every ref, main first."""
     rows = call.store.rows("SELECT name, sha FROM refs WHERE repo = ? ORDER BY name != ?, name", repo.id, MAIN)
-    return {
-        kind: [
-            {"name": row["name"].removeprefix(prefix), "ref": row["name"], "targetCommit": row["sha"]}
-            for row in rows
-            if row["name"].startswith(prefix)
-        ]
-        for kind, prefix in kinds.items()
-    }
+    return {row["name"]: row["sha"] for row in rows}
 
 
 def _add_ref(call: Call, repo: Repo, ref: str, sha: str, message: str | None = None) -> Json:
@@ -101,17 +104,12 @@ def list_commits(call: Call) -> Response:
     start, size = call.window(_COMMITS_PER_PAGE, most=1000)
     commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
     formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
-    items = [
-        {
-            "id": commit.sha,
-            "title": commit.title,
-            "message": commit.description,
-            "authors": [{"user": commit.author, "avatar": ""}],
-            "date": commit.date,
-            **({"formatted": {"title": commit.title, "message": commit.description}} if formatted else {}),
-        }
-        for commit in commits[:size]
-    ]
+    items: list[Json] = []
+    for commit in commits[:size]:
+        words = {"title": commit.title, "message": commit.description}
+        authors = [{"user": commit.author, "avatar": ""}]
+        item = {"id": commit.sha, **words, "authors": authors, "date": commit.date}
+        items.append(item | {"formatted": words} if formatted else item)
     return call.page(items, more=len(commits) > size)
 
 
@@ -123,16 +121,9 @@ def super_squash(call: Call) -> Json:
     title, _, description = message.partition("\n")
     with call.store.write():
         ref, head = commit_ref(call.hub, repo, call.parts["ref"])
-        sha = commit_to(
-            call.hub,
-            repo,
-            {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()},
-            ref=ref,
-            parent=None,
-            title=title,
-            description=description.strip(),
-            author=call.signed_in().user.name,
-        )
+        files = {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()}
+        squashed = Message(title, call.signed_in().user.name, description.strip())
+        sha = commit_to(call.hub, repo, files, squashed, ref=ref, parent=None)
         webhooks.queue_refs(call.hub, repo, ref, head, sha)
     return {}
 
@@ -141,23 +132,13 @@ def super_squash(call: Call) -> Json:
 def list_lfs_files(call: Call) -> Response:
     """The large files at the head of any branch or pull request, main first, each once."""
     repo = call.writable()
-    rows = call.store.rows("SELECT name, sha FROM refs WHERE repo = ? ORDER BY name != ?, name", repo.id, MAIN)
-    found: dict[str, tuple[str, Entry, str]] = {}
-    for row in rows:
-        for path, entry in call.hub.trees.at(repo.id, row["sha"]).items():
-            if entry.sha256:
-                found.setdefault(entry.sha256, (path, entry, row["name"]))
-    files = [
-        {
-            "fileOid": sha256,
-            "filename": path,
-            "oid": sha256,
-            "pushedAt": repo.modified_at,
-            "ref": ref,
-            "size": entry.size,
-        }
-        for sha256, (path, entry, ref) in found.items()
-    ]
+    found: dict[str, Json] = {}
+    for ref, sha in _refs(call, repo).items():
+        for path, entry in call.hub.trees.at(repo.id, sha).items():
+            if oid := entry.sha256:
+                file = {"fileOid": oid, "filename": path, "oid": oid, "ref": ref, "size": entry.size}
+                found.setdefault(oid, {**file, "pushedAt": repo.modified_at})
+    files = list(found.values())
     start, size = call.window(1000)
     return call.page(files[start : start + size], more=start + size < len(files))
 
@@ -171,10 +152,9 @@ def delete_lfs_files(call: Call) -> Json:
     if not isinstance(doomed, list):
         raise bad_request("deletions.sha must be a list of file ids")
     with call.store.write():
-        for row in call.store.rows("SELECT name, sha FROM refs WHERE repo = ?", repo.id):
-            if row["name"].startswith("refs/tags/"):
-                continue
-            tree = call.hub.trees.at(repo.id, row["sha"])
-            gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
-            apply(call.hub, repo, me, gone, ref=row["name"], head=row["sha"], title="Delete LFS files")
+        for ref, head in _refs(call, repo).items():
+            if not ref.startswith("refs/tags/"):
+                tree = call.hub.trees.at(repo.id, head)
+                gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
+                apply(call.hub, repo, gone, Message("Delete LFS files", me.user.name), ref=ref, head=head)
     return {}

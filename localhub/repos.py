@@ -26,7 +26,7 @@ from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
 from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, text_of
 from localhub.store import REPO_TABLES, now
-from localhub.tree import MAIN, Changes, File, Fixed
+from localhub.tree import MAIN, Changes, File, Fixed, Message
 from localhub.users import Identity
 
 router = Router()
@@ -66,7 +66,7 @@ def add_repo(
         files["README.md"] = f"---\ntitle: {name}\nsdk: {sdk}\npinned: false\n---\n".encode()
     changes = {path: File(hub.store.put_git(content), len(content)) for path, content in files.items()}
     repo = repo_of_row(row)
-    commit_to(hub, repo, changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name, fixed=fixed)
+    commit_to(hub, repo, changes, Message("initial commit", me.user.name), ref=MAIN, parent=None, fixed=fixed)
     webhooks.queue(hub, repo, "create", "repo")
     return repo
 
@@ -75,18 +75,14 @@ def commit_to(
     hub: Hub,
     repo: Repo,
     changes: Changes,
+    message: Message,
     *,
     ref: str,
     parent: str | None,
-    title: str,
-    author: str,
-    description: str = "",
     fixed: Fixed | None = None,
 ) -> str:
     """`Trees.commit`, with what the repo derives from the head of main."""
-    sha = hub.trees.commit(
-        repo.id, changes, ref=ref, parent=parent, title=title, description=description, author=author, fixed=fixed
-    )
+    sha = hub.trees.commit(repo.id, changes, message, ref=ref, parent=parent, fixed=fixed)
     if ref == MAIN:
         _refresh(hub, repo)
     return sha
@@ -230,15 +226,9 @@ def duplicate(call: Call) -> Json:
         files = call.hub.trees.at(source.id, head) if head else {}
         objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
         call.store.change_each("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
-        commit_to(
-            call.hub,
-            repo,
-            {path: entry.file for path, entry in files.items()},
-            ref=MAIN,
-            parent=call.hub.trees.head(repo.id),
-            title=f"Duplicate from {source.full_name}",
-            author=me.user.name,
-        )
+        message = Message(f"Duplicate from {source.full_name}", me.user.name)
+        changes = {path: entry.file for path, entry in files.items()}
+        commit_to(call.hub, repo, changes, message, ref=MAIN, parent=call.hub.trees.head(repo.id))
         call.store.change("UPDATE repos SET gated = ? WHERE id = ?", source.gated, repo.id)
     return {"url": f"{call.endpoint}/{repo.path}"}
 

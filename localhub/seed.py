@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hubmerge.errors import SourceNotFoundError
@@ -22,7 +21,7 @@ from localhub.patterns import decide, initial_gitattributes, lfs_rules
 from localhub.protocol import Hub
 from localhub.repos import add_repo
 from localhub.store import git_blob_sha1, lfs_pointer
-from localhub.tree import MAIN, File, Fixed, check_path
+from localhub.tree import MAIN, File, Fixed, Message, check_path
 from localhub.users import Identity, Org, User, Users
 
 ZOO_OWNER = "ada"
@@ -56,14 +55,12 @@ def seed_folder(
     *,
     author: str,
     message: str,
-    extra_files: Mapping[str, bytes] | None = None,
-    tags: Sequence[str] = (),
     stable: bool = False,
 ) -> str:
     """Commit the files of a folder to a repo, made if need be, and return the head of main.
 
-    `extra_files` are added by path; git tags named in `tags` that do not exist yet are set on the head. Hidden
-    files are left out. The shas of a `stable` repo follow from its content alone, and its commits have a fixed date.
+    Hidden files are left out. The shas of a `stable` repo follow from its content alone, and its commits have a fixed
+    date.
     """
     user = hub.users.user(author)
     if user is None or not folder.is_dir():
@@ -78,13 +75,8 @@ def seed_folder(
         repo = find_repo(hub.store, repo_type, repo_id)
         repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
         operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
-        for path, content in (extra_files or {}).items():
-            operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
         head = hub.trees.resolve(repo.id, "main")
-        sha = apply(hub, repo, me, operations, ref=MAIN, head=head, title=message, fixed=fixed)
-        named = [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
-        hub.store.change_each("INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", named)
-    return sha
+        return apply(hub, repo, operations, Message(message, user.name), ref=MAIN, head=head, fixed=fixed)
 
 
 def _files(folder: Path) -> list[str]:
@@ -103,9 +95,9 @@ def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if not hub.store.lfs_path(sha256).exists():
-        temporary = hub.store.temporary()
-        shutil.copyfile(source, temporary)
-        hub.store.put_lfs(temporary, sha256)
+        with hub.store.temporary() as temporary:
+            shutil.copyfile(source, temporary)
+            hub.store.put_lfs(temporary, sha256)
     hub.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", repo.id, sha256)
     return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
 

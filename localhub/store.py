@@ -236,9 +236,14 @@ class Store:
 
     # blobs
 
-    def temporary(self) -> Path:
-        """A new path in DATA/tmp; what stands there is not part of the Hub."""
-        return self._tmp / secrets.token_hex(16)
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A new path in DATA/tmp; what still stands there at the end is not part of the Hub and goes."""
+        path = self._tmp / secrets.token_hex(16)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def part(self, upload: str, number: int) -> Path:
         """Where one part of a multipart upload waits for its completion."""
@@ -254,9 +259,9 @@ class Store:
         """Keep a regular file and return its git blob id."""
         oid = git_blob_sha1(content)
         if not self.git_path(oid).exists():
-            temporary = self.temporary()
-            temporary.write_bytes(content)
-            self._adopt(temporary, self.git_path(oid))
+            with self.temporary() as temporary:
+                temporary.write_bytes(content)
+                self._adopt(temporary, self.git_path(oid))
         return oid
 
     def put_lfs(self, temporary: Path, sha256: str) -> None:

@@ -68,6 +68,14 @@ class Fixed(NamedTuple):
     date: str
 
 
+class Message(NamedTuple):
+    """What a commit says of itself."""
+
+    title: str
+    author: str
+    description: str = ""
+
+
 Tree = Mapping[str, Entry]
 Changes = Mapping[str, File | None]
 
@@ -140,21 +148,19 @@ class Trees:
         self,
         repo: int,
         changes: Changes,
+        message: Message,
         *,
         ref: str,
         parent: str | None,
-        title: str,
-        description: str = "",
-        author: str,
         fixed: Fixed | None = None,
     ) -> str:
         """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction.
 
         The same content with the same `fixed` has the same sha in every data folder.
         """
-        date = fixed.date if fixed else now()
+        owner, date = fixed or (repo, now())
+        title, author, description = message
         stored = {path: list(file) if file else None for path, file in changes.items()}
-        owner = fixed.repo if fixed else repo
         identity = json.dumps([owner, parent, title, description, author, date, stored])
         sha = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
         tree = dict(self.at(repo, parent)) if parent else {}

@@ -16,6 +16,7 @@ import http.client
 import json
 import sqlite3
 import threading
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -194,23 +195,11 @@ def switch_webhook(call: Call) -> Json:
 @router.on("GET", "/api/settings/webhooks/{hook}/deliveries")
 def list_deliveries(call: Call) -> list[Json]:
     rows = call.store.rows(
-        "SELECT * FROM deliveries WHERE webhook = ? ORDER BY id DESC LIMIT ?",
-        _mine(call)["id"],
-        call.integer("limit", 100, most=1000),
+        "SELECT id, state, attempts, status_code AS statusCode, error, date AS createdAt, finished_at AS finishedAt,"
+        " payload FROM deliveries WHERE webhook = ? ORDER BY id DESC LIMIT ?",
+        *(_mine(call)["id"], call.integer("limit", 100, most=1000)),
     )
-    return [
-        {
-            "id": row["id"],
-            "state": row["state"],
-            "attempts": row["attempts"],
-            "statusCode": row["status_code"],
-            "error": row["error"],
-            "createdAt": row["date"],
-            "finishedAt": row["finished_at"],
-            "payload": json.loads(row["payload"]),
-        }
-        for row in rows
-    ]
+    return [dict(row) | {"payload": json.loads(row["payload"])} for row in rows]
 
 
 @router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")
@@ -299,18 +288,14 @@ class DeliveryWorker:
 def send(url: str, secret: str | None, payload: str) -> tuple[int | None, str | None]:
     """POST one payload; the status, or what went wrong. Redirects are not followed."""
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Content-Type": "application/json", "User-Agent": "hubmerge-localhub"}
+    if secret:
+        headers["X-Webhook-Secret"] = secret
     try:
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-        try:
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            headers = {"Content-Type": "application/json", "User-Agent": "hubmerge-localhub"}
-            if secret:
-                headers["X-Webhook-Secret"] = secret
+        with closing(connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
             connection.request("POST", path, payload.encode(), headers)
             return connection.getresponse().status, None
-        finally:
-            connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
         return None, f"{type(error).__name__}: {error}"

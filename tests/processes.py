@@ -1,10 +1,14 @@
-"""Commands and scripts in processes of their own, since libraries read their settings when they are imported."""
+"""Commands and scripts in processes of their own, since libraries read their settings when they are imported; threads
+that a test waits for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,35 @@ def printed_by(script: str, *arguments: str, **how: Any) -> str:
     done = python("-c", script, *arguments, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def until(condition: Callable[[], object], what: str = "", seconds: float = 60.0) -> None:
+    """Ask again until it is so: a promise about the end, not about the time it takes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Beside(threading.Thread):
+    """Does something beside the test until it ends, and knows how."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._act()
+        except BaseException as error:  # what it ends with is what is tested
+            self._error = error
+
+    def ended_with(self, seconds: float = 30.0) -> BaseException | None:
+        self.join(seconds)
+        assert not self.is_alive(), "it was not broken off"
+        return self._error
 
 
 def as_ada(hub: LocalHubProcess, folder: Path) -> dict[str, str]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +23,7 @@ class Request:
     method: str
     path: str  # unquoted, without the query
     headers: Mapping[str, str]  # names in small letters
+    body: bytes = b""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -63,7 +63,8 @@ class ScriptedHub:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                request = Request(self.command, unquote(urlsplit(self.path).path), headers)
+                body = self.rfile.read(int(headers.get("content-length", 0)))
+                request = Request(self.command, unquote(urlsplit(self.path).path), headers, body)
                 hub.requests.append(request)
                 answer = hub.bend(request) or hub.honest(request)
                 self.close_connection = True
@@ -78,6 +79,8 @@ class ScriptedHub:
                     self.wfile.write(answer.body[: answer.sent])
                 except (BrokenPipeError, ConnectionResetError):
                     hub.hung_up.set()
+
+            do_POST = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -128,9 +131,7 @@ class ScriptedHub:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -178,23 +178,11 @@ class Hub(HubWriting):
             )
         if len(info.siblings or ()) > MAX_FILES:
             raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
-        files = {
-            s.rfilename: self._with_cached(
-                FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None), info.id, info.sha
-            )
-            for s in info.siblings or ()
-        }
+        found = [FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in info.siblings or ()]
+        files = {file.path: self._with_cached(file, info.id, info.sha) for file in found}
         card = dict(info.card_data.to_dict()) if info.card_data else {}
-        license_name = card.get("license")
-        return RepoState(
-            id=info.id,
-            sha=info.sha,
-            files=files,
-            private=bool(info.private),
-            gated=bool(info.gated),
-            license=license_name if isinstance(license_name, str) else None,
-            card=card,
-        )
+        license_name = card.get("license") if isinstance(card.get("license"), str) else None
+        return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), license_name, card)
 
     def _with_cached(self, file: FileInfo, repo_id: str, sha: str) -> FileInfo:
         here = self._here(repo_id, sha, file.path)
@@ -236,26 +224,15 @@ class Hub(HubWriting):
     def find_models(self, *, tags: Sequence[str] = (), author: str | None = None, limit: int = 1000) -> list[Candidate]:
         """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
 
-        found = self._models(
-            filter=list(tags) or None,
-            author=author,
-            sort="last_modified",
-            limit=limit,
-            expand=["sha", "lastModified", "tags", "private", "gated", "author"],
-        )
-        return [
-            Candidate(
-                id=m.id,
-                sha=m.sha or "",
-                author=m.author or m.id.partition("/")[0],
-                tags=tuple(m.tags or ()),
-                last_modified=m.last_modified.isoformat() if m.last_modified else "",
-                private=bool(m.private),
-                gated=bool(m.gated),
-            )
-            for m in found
-            if is_hub_id(m.id)
-        ]
+        expand = ["sha", "lastModified", "tags", "private", "gated", "author"]
+        wanted = {"filter": list(tags) or None, "author": author, "limit": limit}
+        found = self._models(sort="last_modified", expand=expand, **wanted)
+        candidates = []
+        for m in (m for m in found if is_hub_id(m.id)):
+            author, tags = m.author or m.id.partition("/")[0], tuple(m.tags or ())
+            changed = m.last_modified.isoformat() if m.last_modified else ""
+            candidates.append(Candidate(m.id, m.sha or "", author, tags, changed, bool(m.private), bool(m.gated)))
+        return candidates
 
     def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""

@@ -36,7 +36,6 @@ from hubmerge.errors import (
 )
 
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
-_BRANCH_MOVED = 412
 _CLIENT_LOGGER = "huggingface_hub.utils._http"
 _REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
 # an object storage's answers (400 or 403) to an upload that took too long; a new signed address helps
@@ -70,6 +69,11 @@ class BranchMovedError(HubUnavailableError):
     """The branch is no longer at the commit that a new commit was to follow."""
 
 
+_KINDS: Mapping[int, type[HubUnavailableError]] = {
+    **dict.fromkeys(_PASSING_STATUS, TransientHubError),
+    **dict.fromkeys(_REFUSALS, RefusedError),
+    412: BranchMovedError,
+}
 COMMIT_TRIES = 5  # of one commit to a branch
 
 
@@ -84,14 +88,14 @@ class Patience:
     stopped: threading.Event | None = None
     until: float | None = field(default_factory=ASKED_UNTIL.get)  # seconds of the monotonic clock
 
-    def repeat(self, request: Callable[[], Result]) -> Result:
-        """The result of `request`, repeated while it raises TransientHubError."""
+    def repeat(self, request: Callable[[], Result], failure: type[TransientHubError] = TransientHubError) -> Result:
+        """The result of `request`, repeated while it raises `failure`."""
         failures = 0
         while True:
             self.check()
             try:
                 return request()
-            except TransientHubError as error:
+            except failure as error:
                 failures += 1
                 self.pause(failures, error)
 
@@ -263,22 +267,10 @@ def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
             got=_reason(error),
             next_step="Choose a namespace you can write to." if writing else "Sign in with an account that may.",
         )
-    kind = HubUnavailableError
-    if too_late:
-        kind = TooLateError
-    elif status in _PASSING_STATUS:
-        kind = TransientHubError
-    elif status == _BRANCH_MOVED:
-        kind = BranchMovedError
-    elif status in _REFUSALS:
-        kind = RefusedError
+    kind = TooLateError if too_late else _KINDS.get(status, HubUnavailableError)
     after_s = asked_pause_s(response.headers) if response is not None else None
-    result = kind(
-        "the Hub answered with an error",
-        where=where,
-        got=f"{status}: {_reason(error)}",
-        next_step=_remedy(kind, after_s),
-    )
+    got, step = f"{status}: {_reason(error)}", _remedy(kind, after_s)
+    result = kind("the Hub answered with an error", where=where, got=got, next_step=step)
     if isinstance(result, TransientHubError):
         result.after_s = after_s
     return result
@@ -300,12 +292,8 @@ def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
 
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:
-    return TransientHubError(
-        "the Hub cannot be reached",
-        where=where,
-        got=f"{type(error).__name__}: {_reason(error)}",
-        next_step="Check the connection and HF_ENDPOINT.",
-    )
+    got, step = f"{type(error).__name__}: {_reason(error)}", "Check the connection and HF_ENDPOINT."
+    return TransientHubError("the Hub cannot be reached", where=where, got=got, next_step=step)
 
 
 def _reason(error: Exception) -> str:
@@ -356,10 +344,9 @@ def checked_endpoint(endpoint: str) -> str:
     return endpoint.strip().rstrip("/")
 
 
-class _WithoutQueries(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg, record.args = _without_queries(record.getMessage()), ()
-        return True
+def _tell_no_queries(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _without_queries(record.getMessage()), ()
+    return True
 
 
 class _Told(logging.Handler):
@@ -373,7 +360,7 @@ class _Told(logging.Handler):
 
 def quiet_client() -> None:
     """Take signatures out of the client's log lines about addresses that it tries again."""
-    logging.getLogger(_CLIENT_LOGGER).addFilter(_WithoutQueries())
+    logging.getLogger(_CLIENT_LOGGER).addFilter(_tell_no_queries)
 
 
 def tell_retries(tell: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -73,15 +74,14 @@ class _At(NamedTuple):
         return f"{self.path} in {self.repo_id}@{self.sha[:12]}"
 
 
+@dataclass(frozen=True, repr=False)  # which would show the token
 class HubBytes:
-    """Reads files of repos of one type at `endpoint` with `token` (False: anonymous)."""
+    """Reads files of repos of one type at an endpoint."""
 
-    def __init__(self, endpoint: str, token: str | bool, patience: Patience, repo_type: str) -> None:
-        self._repo_type = repo_type
-        self._endpoint = endpoint
-        self._origin = _origin(endpoint)
-        self._token = token
-        self._patience = patience
+    _endpoint: str
+    _token: str | bool  # False: anonymous
+    _patience: Patience
+    _repo_type: str
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
@@ -135,13 +135,7 @@ class HubBytes:
                 os.fsync(out.fileno())
         if file.sha256 and digest != file.sha256:
             partial.unlink()
-            raise CorruptError(
-                "a downloaded file does not match its checksum",
-                where=str(at),
-                expected=f"sha256 {file.sha256[:16]}…",
-                got=f"{digest[:16]}…",
-                next_step="Run again; if it stays, the repo is damaged.",
-            )
+            raise _corrupt("a downloaded file does not match its checksum", at, f"sha256 {file.sha256[:16]}…", digest)
         with written("a download cannot be written", str(target)):
             os.replace(partial, target)
         return target
@@ -213,7 +207,7 @@ class HubBytes:
         with translated(str(at), pinned=True):
             for _ in range(_MAX_REDIRECTS + 1):
                 self._refuse_private_network(url, at)
-                sent = own if _origin(url) == self._origin else plain
+                sent = own if _origin(url) == _origin(self._endpoint) else plain
                 streamed = get_session().stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S)
                 with streamed as response:
                     if sent is own:  # storage elsewhere has ETags of its own making
@@ -234,7 +228,7 @@ class HubBytes:
             raise HubUnavailableError("too many redirects", where=str(at), got=f"more than {_MAX_REDIRECTS}")
 
     def _refuse_private_network(self, url: str, at: _At) -> None:
-        if _origin(url) == self._origin:
+        if _origin(url) == _origin(self._endpoint):
             return
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -307,13 +301,12 @@ def _verify(content: bytes, etag: str, at: _At) -> None:
         return
     stated, digest = match[1], _digest_as(match[1], content)
     if digest != stated:
-        raise CorruptError(
-            "a file does not match the digest that the Hub states",
-            where=str(at),
-            expected=f"{stated[:16]}…",
-            got=f"{digest[:16]}…",
-            next_step="Run again; if it stays, the repo is damaged.",
-        )
+        raise _corrupt("a file does not match the digest that the Hub states", at, f"{stated[:16]}…", digest)
+
+
+def _corrupt(what: str, at: _At, expected: str, digest: str) -> CorruptError:
+    next_step = "Run again; if it stays, the repo is damaged."
+    return CorruptError(what, where=str(at), expected=expected, got=f"{digest[:16]}…", next_step=next_step)
 
 
 def _capped(response: Any, cap: int, at: _At) -> Iterator[bytes]:

@@ -57,21 +57,14 @@ class HubWriting:
             except HfHubHTTPError as error:
                 status = error.response.status_code
                 # a token that may not create repos can be one that may write to those that are there
-                if status == 409 or (status in (401, 402, 403) and self._is_there(repo_id)):
+                if status == 409 or (
+                    status in (401, 402, 403) and self._api.repo_exists(repo_id, repo_type=self.repo_type)
+                ):
                     return False
                 raise
             return True
 
         return self._ask(repo_id, ask, writing=True)
-
-    def _is_there(self, repo_id: str) -> bool:
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            self._api.repo_info(repo_id, repo_type=self.repo_type)
-        except HfHubHTTPError:
-            return False
-        return True
 
     def is_as_created(self, repo_id: str, head: str) -> bool:
         """Whether nothing has happened to a repo since its initial commit `head`: no commit, no other ref, no word."""
@@ -114,17 +107,17 @@ class HubWriting:
         operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
         if sha256 is not None:
             operation.upload_info.sha256 = bytes.fromhex(sha256)
-        failures = 0
-        while True:
-            try:
-                with translated(repo_id, writing=True), self._may_break_off(operation, path, sent):
-                    self._api.preupload_lfs_files(
-                        repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
-                    )
-                return operation
-            except TooLateError as error:  # the client repeats what else may pass, with the same address
-                failures += 1
-                self.patience.pause(failures, error)
+
+        def upload() -> Any:
+            with translated(repo_id, writing=True), self._may_break_off(operation, path, sent):
+                self._api.preupload_lfs_files(
+                    repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
+                )
+            return operation
+
+        return self.patience.repeat(
+            upload, TooLateError
+        )  # the client repeats what else may pass, with the same address
 
     @contextmanager
     def _may_break_off(self, operation: Any, path: Path, sent: Callable[[int], None] | None) -> Iterator[None]:

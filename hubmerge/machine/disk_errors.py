@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hubmerge.errors import DiskError
@@ -43,15 +43,11 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> AbstractContextManager[None]:
     """Turns errors of the operating system into DiskError while `path` is written."""
-    with written("the output cannot be written", str(path)):
-        yield
+    return written("the output cannot be written", str(path))
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> AbstractContextManager[None]:
     """Turns errors of the operating system into DiskError while `path` is read."""
-    with written("the journal cannot be read", str(path)):
-        yield
+    return written("the journal cannot be read", str(path))

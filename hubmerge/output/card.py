@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from hubmerge.hub.names import is_sha
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
@@ -28,7 +29,6 @@ from hubmerge.plan.licenses import KNOWN, UNDECIDED
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
 
-_SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
 LOST_AT_LEAST = 0.01  # the share of a rescaling or an update that rounding may take before the card calls it lost
@@ -115,12 +115,13 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
         "total": total,
         "labels": labels,
-        "concentrated": [a for a in statistics["total"]["agents"] if a.get("gini") is not None],
+        "concentrated": [a for a in total["agents"] if a.get("gini") is not None],
         "example": next((a for a in total["agents"] if a.get("l0_sparsity") is not None), None),
-        "concentration_error": _largest_error(statistics["total"]["agents"]),
+        # how far any of the shares taken from a histogram may be off
+        "concentration_error": max(
+            (e or 0.0 for a in total["agents"] for e in (a.get("error") or {}).values()), default=0.0
+        ),
         "epsilon": f"{statistics['epsilon']:g}",
-        "modules": statistics["modules"],
-        "layers": statistics["layers"],
         "parameters": [(name, worded(value)) for name, value in _parameters(report)],
         "legend": _legend(report.method),
         "compared": total["elements"],
@@ -130,7 +131,6 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "bibtex": "\n\n".join(_bibtex(p) for p in report.method["papers"] if _ARXIV.fullmatch(str(p["arxiv"]))),
         "kept_unique": _range([o.kept_unique for o in report.outcomes]),
         "kept_shared": _range([o.kept_shared for o in report.outcomes]),
-        "outcomes": report.outcomes,
         "weighted": any(p.weight != 1.0 for p in agents),
         "lambdas": any(o.scale is not None for o in report.outcomes),
         "other_rounding": ("stochastic" if report.rounding == "nearest" else "nearest")
@@ -145,7 +145,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "anomalies": _anomalies(report, losses),
         "bytes": sum(f.size for f in report.files),
         "lineage": lineage_tree(report, title, "license not stated" if open_license else license),
-        "license_name": report.license.get("name"),
+        "license": license,
         "license_open": open_license,
         "license_reason": report.license.get("reason"),
         "license_url": (url := _license_url(report)) and link(url, url),
@@ -190,13 +190,8 @@ def _parent_link(parent: Parent, endpoint: str) -> Markdown:
     return code(parent.label)
 
 
-def _largest_error(agents: Sequence[Mapping[str, Any]]) -> float:
-    """How far any of the shares taken from a histogram may be off."""
-    return max((error or 0.0 for a in agents for error in (a.get("error") or {}).values()), default=0.0)
-
-
 def _revision(parent: Parent, endpoint: str) -> Markdown:
-    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id) and _SHA.fullmatch(parent.sha):
+    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id) and is_sha(parent.sha):
         return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
     return code(parent.sha)
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from hubmerge.hub.names import is_sha
 from hubmerge.output.report import Parent
 from hubmerge.output.scores import (
     DomainLine,
@@ -140,15 +141,10 @@ def _parent(
     """A parent's scores in the domains where it has those of the merge's tasks."""
     role: Literal["base", "agent"] = "base" if parent.role == "base" else "agent"
     equal = {domain: tasks for domain, tasks in found.items() if tasks.keys() == own[domain].keys()}
-    return ParentLine(
-        role,
-        parent.label,
-        parent.sha,
-        parent.weight,
-        "scored" if equal else "not scored",
-        {domain: mean(list(tasks.values())) for domain, tasks in equal.items()},
-        {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()},
-    )
+    status: Literal["scored", "not scored"] = "scored" if equal else "not scored"
+    means = {domain: mean(list(tasks.values())) for domain, tasks in equal.items()}
+    each = {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()}
+    return ParentLine(role, parent.label, parent.sha, parent.weight, status, means, each)
 
 
 def _range(estimate: Estimate) -> Markdown:
@@ -166,7 +162,7 @@ def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         if row.get("model") or estimate is None or not texts or is_benchmark(row):
             continue
         described = {"type": dataset, "name": task}
-        if re.fullmatch(r"[0-9a-f]{40}", revision):
+        if is_sha(revision):
             described["revision"] = revision
         results.append(
             {

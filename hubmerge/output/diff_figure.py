@@ -102,16 +102,8 @@ def _histogram(drawing: Drawing, top: float, diff: Diff) -> None:
         limits[math.log2(total.max / 100)] = "1% of the largest"
     first, last = min(shares, default=-20), max(shares, default=-1)
     ends = (min([first, *limits]) - 0.5, max(last + 1.0, *limits) + 0.5)
-    left = 72.0
-    panel = Panel(
-        drawing,
-        left,
-        top,
-        WIDTH - _EDGE - left,
-        _HISTOGRAM,
-        ends,
-        (0.0, 1.25 * max(shares.values(), default=0.0) or 1.0),
-    )
+    left, most = 72.0, 1.25 * max(shares.values(), default=0.0) or 1.0
+    panel = Panel(drawing, left, top, WIDTH - _EDGE - left, _HISTOGRAM, ends, (0.0, most))
     panel.title("how large single changes are")
     panel.y_axis(numbers(ticks(*panel.y)), "elements, %", grid=True)
     powers = range(math.ceil(ends[0] * _LOG10_2), math.floor(ends[1] * _LOG10_2) + 1)

@@ -41,13 +41,13 @@ def number(value: float) -> str:
     return f"{value + 0.0:.6g}".replace("-", "−")
 
 
-def ticks(low: float, high: float, *, whole: bool = False, most: int = 5) -> list[float]:
-    """At most `most` + 1 round numbers from `low` to `high`; `whole`: integers only."""
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """At most 6 round numbers from `low` to `high`; `whole`: integers only."""
     if high <= low:
         return [low]
-    power = math.floor(math.log10((high - low) / most))
+    power = math.floor(math.log10((high - low) / 5))
     steps = [step * 10.0**k for k in (power, power + 1) for step in (1, 2, 2.5, 5)]
-    step = next(s for s in [*steps, 10.0 ** (power + 2)] if (high - low) / s <= most and (not whole or s == int(s)))
+    step = next(s for s in [*steps, 10.0 ** (power + 2)] if (high - low) / s <= 5 and (not whole or s == int(s)))
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
@@ -169,15 +169,9 @@ class Panel:
         self.drawing.text(self.left + self.width / 2, self.top - 9, words, size=SIZE + 1, anchor="middle")
 
     def x_axis(
-        self,
-        marks: Sequence[tuple[float, str]],
-        label: str = "",
-        *,
-        grid: bool = False,
-        turned: bool = False,
-        below: float = TICKS + 14,
+        self, marks: Sequence[tuple[float, str]], label: str = "", *, grid: bool = False, turned: bool = False
     ) -> None:
-        """Marks of (place, words) below the panel; `below`: pixels from the panel to its label."""
+        """Marks of (place, words) below the panel, and the label below them."""
         bottom = self.top + self.height
         for place, words in marks:
             x, _ = self.at(place, self.y[0])
@@ -189,7 +183,7 @@ class Panel:
                 self.drawing.text(x, bottom + 15, words, anchor="middle")
         self.drawing.line([(self.left, bottom), (self.left + self.width, bottom)])
         if label:
-            self.drawing.text(self.left + self.width / 2, bottom + below, label, anchor="middle")
+            self.drawing.text(self.left + self.width / 2, bottom + TICKS + 14, label, anchor="middle")
 
     def y_axis(self, marks: Sequence[tuple[float, str]], label: str = "", *, grid: bool = False) -> None:
         """Marks of (place, words) to the left of the panel, and the label upright beside them."""

@@ -71,9 +71,8 @@ def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     dashes = [_DASHES[k // len(_COLORS) % len(_DASHES)] for k in range(len(labels))]
     entries = list(zip(colors, labels, strict=True))
     below = max(TICKS + LABEL, 14 + 0.5 * max(map(width_of, names), default=0.0))
-    drawing = Drawing(
-        TITLE + _PANEL + below + 12 + legend_height(entries) + _EDGE, "Changed elements by layer and module"
-    )
+    height = TITLE + _PANEL + below + 12 + legend_height(entries) + _EDGE
+    drawing = Drawing(height, "Changed elements by layer and module")
     space = WIDTH - _EDGE
     if layers:
         depths = [depth for depth, _ in layers]
@@ -122,9 +121,8 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     shades = Shades((SHARE_COLORS["overlap"], "#172554"))  # of several agents: the darker, the more
     several = (shades.at(step / max(len(groups) - 2, 1)) for step in range(len(groups) - 1))
     colors = [SHARE_COLORS["private"], *several]
-    whole = [
-        (color, f"{_SHARE_NAMES[name]}: {100 * total['shares'][name]:.3g}%") for name, color in SHARE_COLORS.items()
-    ]
+    shares = {name: total["shares"][name] for name in SHARE_COLORS}
+    whole = [(SHARE_COLORS[name], f"{_SHARE_NAMES[name]}: {100 * share:.3g}%") for name, share in shares.items()]
     entries = list(zip(colors, groups, strict=True))
     panel = min(max(_PANEL, 24.0 * len(labels)), 640.0)
     top = TITLE + 26 + 10 + legend_height(whole) + 14 + TITLE
@@ -135,9 +133,9 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     # all elements as one bar, to scale
     bar, left = Panel(drawing, _EDGE, TITLE, WIDTH - 2 * _EDGE, 26, (0.0, 1.0)), 0.0
     bar.title("all elements, changed by")
-    for name, color in SHARE_COLORS.items():
-        bar.bar((left, left + total["shares"][name]), (0.0, 1.0), color)
-        left += total["shares"][name]
+    for name, share in shares.items():
+        bar.bar((left, left + share), (0.0, 1.0), SHARE_COLORS[name])
+        left += share
     drawing.legend(TITLE + 36, whole)
 
     # per agent a bar whose parts are the elements that it changed alone, with one other, …
@@ -158,17 +156,17 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
             end += part
     sharing.y_axis([(last - k, label) for k, label in enumerate(labels)])
 
-    shares = [100 * share for share in total["overlap_share"]]
-    across = (0.4, max(len(shares), 2) - 0.4)
+    by_count = [100 * share for share in total["overlap_share"]]
+    across = (0.4, max(len(by_count), 2) - 0.4)
     left = 0.62 * WIDTH + _AXIS
-    counts = Panel(drawing, left, top, WIDTH - _EDGE - left, panel, across, (0.0, 1.12 * max(shares[1:]) or 1.0))
+    counts = Panel(drawing, left, top, WIDTH - _EDGE - left, panel, across, (0.0, 1.12 * max(by_count[1:]) or 1.0))
     counts.title("changed by how many")
     counts.y_axis(numbers(ticks(*counts.y)), "elements, %", grid=True)
     few = len(labels) <= _ANNOTATED
-    marks = list(range(1, len(shares))) if few else ticks(1, len(shares) - 1, whole=True)
-    counts.x_axis(numbers(marks), f"agents (nobody: {shares[0]:.3g}%)")
+    marks = list(range(1, len(by_count))) if few else ticks(1, len(by_count) - 1, whole=True)
+    counts.x_axis(numbers(marks), f"agents (nobody: {by_count[0]:.3g}%)")
     of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
-    for c, (color, share) in enumerate(zip(of_count, shares[1:], strict=True), 1):
+    for c, (color, share) in enumerate(zip(of_count, by_count[1:], strict=True), 1):
         counts.bar((c - 0.35, c + 0.35), (0.0, share), color)
         if few:
             x, y = counts.at(c, share)
@@ -196,22 +194,11 @@ def _pairs(labels: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> bytes:
     drawing = Drawing(TITLE + height + TICKS + _EDGE, "How alike the agents are")
     scale = 0.0 if few else 62.0  # cells with numbers need none
     width = (WIDTH - beside - 2 * _EDGE - 2 * scale) / 2
-    for n, (key, title, shades) in enumerate(
-        (
-            ("jaccard", "Jaccard index", Shades(CIVIDIS)),
-            ("cosine", "cosine of the updates", Shades(ORANGE_VIOLET, -1.0, 1.0)),
-        )
-    ):
-        grid = _matrix(agents, pairs, key)
-        panel = Panel(
-            drawing,
-            beside + n * (width + scale + _EDGE),
-            TITLE,
-            width,
-            height,
-            (-0.5, agents - 0.5),
-            (-0.5, agents - 0.5),
-        )
+    ends = (-0.5, agents - 0.5)
+    shades_of = {"jaccard": Shades(CIVIDIS), "cosine": Shades(ORANGE_VIOLET, -1.0, 1.0)}
+    for n, (key, title) in enumerate((("jaccard", "Jaccard index"), ("cosine", "cosine of the updates"))):
+        grid, shades = _matrix(agents, pairs, key), shades_of[key]
+        panel = Panel(drawing, beside + n * (width + scale + _EDGE), TITLE, width, height, ends, ends)
         panel.title(title)
         heatmap(panel, grid, shades)
         for row, values in enumerate(grid if few else ()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -99,15 +99,8 @@ def publish_folder(
     if stated != report:
         small |= _restated(report, stated, small, hub.endpoint)
     title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
-    return publish(
-        hub,
-        prepared_target,
-        report.identity,
-        title,
-        [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files],
-        {**small, **(extra or {})},
-        observer,
-    )
+    shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
+    return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 
 def _licensed(report: Report, choice: str | None) -> Report:
@@ -120,12 +113,9 @@ def _licensed(report: Report, choice: str | None) -> Report:
 def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
     """Manifest and card with another license; a user's own text in the card stays."""
     text = files.get("README.md", b"").decode(errors="replace")
-    old, new = (render_card(r, figures=_figures(files), endpoint=endpoint).splitlines() for r in (before, after))
+    figures = [name for name in files if name.startswith("figures/")]
+    old, new = (render_card(r, figures=figures, endpoint=endpoint).splitlines() for r in (before, after))
     for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if kind != "equal":
             text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)
     return {MANIFEST: json_file(after.to_json())} | ({"README.md": text.encode()} if "README.md" in files else {})
-
-
-def _figures(files: Collection[str]) -> list[str]:
-    return [name for name in files if name.startswith("figures/")]

@@ -51,16 +51,8 @@ _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
 # errors of the inputs that no retry mends, so that nothing will ever be published there
 _REFUSALS = (
-    CorruptError,
-    FormatError,
-    GatedError,
-    HeaderError,
-    IncompatibleError,
-    IndexFileError,
-    NonFiniteError,
-    SensitivityError,
-    SourceChangedError,
-    SourceNotFoundError,
+    *(CorruptError, FormatError, GatedError, HeaderError, IncompatibleError, IndexFileError, NonFiniteError),
+    *(SensitivityError, SourceChangedError, SourceNotFoundError),
 )
 
 
@@ -80,9 +72,18 @@ class Target:
                 "a public merge would tell what private models or data hold",
                 where=self.repo,
                 expected="a private target, or public parents and data",
-                got=", ".join(hidden[:3]) + (" …" if len(hidden) > 3 else ""),
+                got=_first(hidden),
                 next_step="Publish with --private, or say --public if all of them may be known.",
             )
+
+    def taken(self, what: str, expected: str, got: str, step: str = "Choose another name") -> TargetExistsError:
+        """The error of a repo that the merge cannot go into."""
+        next_step = f"{step}; nothing was changed."
+        return TargetExistsError(what, where=self.repo, expected=expected, got=got, next_step=next_step)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 @dataclass(frozen=True)
@@ -147,21 +148,10 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
         return TargetState("ours", state.sha)
     foreign = [] if ours else sorted(set(state.files) - _INITIAL_FILES)
     if foreign:
-        raise TargetExistsError(
-            "the target already holds something else",
-            where=target.repo,
-            expected="a new or empty repo",
-            got=", ".join(foreign[:3]) + (" …" if len(foreign) > 3 else ""),
-            next_step="Choose another name; nothing was changed.",
-        )
+        raise target.taken("the target already holds something else", "a new or empty repo", _first(foreign))
     if target.private and not state.private:
-        raise TargetExistsError(
-            "the target is public, and a private one was asked for",
-            where=target.repo,
-            expected="a private repo",
-            got="a public one",
-            next_step="Make it private or choose another name; nothing was changed.",
-        )
+        what, step = "the target is public, and a private one was asked for", "Make it private or choose another name"
+        raise target.taken(what, "a private repo", "a public one", step)
     return TargetState("empty", state.sha)
 
 
@@ -175,13 +165,11 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
         if state.state == "missing" and created:
             raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
         if state.state == "missing":  # there, and private to others or to what the sign-in covers
-            raise TargetExistsError(
+            what, got = (
                 "the target exists, and this sign-in may not read it",
-                where=target.repo,
-                expected="a new repo",
-                got="a private one that hubmerge did not make",
-                next_step="Choose another name; nothing was changed.",
+                "a private one that hubmerge did not make",
             )
+            raise target.taken(what, "a new repo", got)
         return replace(state, created=created)
     return state
 
@@ -225,13 +213,8 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
     except SourceNotFoundError:
         path.unlink()
         return
-    as_it_was = (
-        state.id == target.repo
-        and state.sha == head
-        and state.private == target.private
-        and not state.gated
-        and set(state.files) <= _INITIAL_FILES
-    )
+    made = (target.repo, head, target.private, False)
+    as_it_was = (state.id, state.sha, state.private, state.gated) == made and set(state.files) <= _INITIAL_FILES
     # the Hub cannot delete on a condition: what happens between this look and the next request is lost
     if as_it_was and hub.is_as_created(target.repo, state.sha):
         hub.delete_repo(target.repo)

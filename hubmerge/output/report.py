@@ -146,10 +146,7 @@ def make_report(
         recipe=plan.recipe.to_dict(),
         recipe_yaml=plan.recipe.to_yaml(),
         method={
-            "name": method.name,
-            "title": method.title,
-            "summary": method.summary,
-            "formula": method.formula,
+            **{name: getattr(method, name) for name in ("name", "title", "summary", "formula")},
             "papers": [asdict(p) for p in method.papers],
             "parameters": dict(plan.recipe.parameters),
             **_own_and_varying(plan, labels),
@@ -182,12 +179,7 @@ def make_report(
                 strict=True,
             )
         ),
-        result={
-            "elements": result.elements,
-            "changed": result.changed,
-            "rounded": result.rounded,
-            "nonfinite": result.nonfinite,
-        },
+        result={name: getattr(result, name) for name in ("elements", "changed", "rounded", "nonfinite")},
         license=dict(license),
         warnings=(*plan.warnings, *notes),
         environment=dict(environment),
@@ -253,19 +245,8 @@ def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[floa
 
 def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
     ref = model.ref
-    return Parent(
-        role,
-        label,
-        ref.kind,
-        ref.id,
-        ref.sha,
-        ref.requested,
-        model.license,
-        model.gated,
-        model.private,
-        weight,
-        model.made_from,
-    )
+    pinned = (ref.kind, ref.id, ref.sha, ref.requested)
+    return Parent(role, label, *pinned, model.license, model.gated, model.private, weight, model.made_from)
 
 
 def sweep_table(reports: Mapping[str, Report]) -> str:

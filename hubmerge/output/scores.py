@@ -127,15 +127,8 @@ def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], ran
     parent, best = max(known, key=lambda pair: pair[1].value)
     changes = [difference(score, theirs) for _, theirs in known]
     synergy = len(known) == len(parents) and all(c.value > 0 for c in changes)
-    return DomainLine(
-        domain,
-        score,
-        rank,
-        best_parent=parent.id,
-        change=difference(score, best),
-        synergy=synergy,
-        synergy_certain=synergy and all(c.low > 0 for c in changes),
-    )
+    certain = synergy and all(c.low > 0 for c in changes)
+    return DomainLine(domain, score, rank, parent.id, difference(score, best), synergy, certain)
 
 
 def domain_words(domain: str) -> str:

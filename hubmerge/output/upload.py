@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,31 +41,20 @@ def forget_lost(hub: Hub, target: Target, plan: Plan, journal: Journal, folder: 
     return True
 
 
+@dataclass
 class ShardUploader:
-    """Uploads the shards that the journal of `folder` lists as finished, one at a time, in a thread of its own.
+    """Uploads the shards that the journal of `folder` lists as finished, one at a time, in a thread of its own."""
 
-    waiting   called while the caller waits for an upload; may raise to cancel
-    deleting  called before a file is deleted, when the disk's use is at a peak
-    """
+    hub: Hub
+    target: Target
+    identity: str
+    journal: Journal
+    folder: Path
+    waiting: Callable[[], None] = lambda: None  # called while the caller waits for an upload; may raise to cancel
+    deleting: Callable[[], None] = lambda: None  # called before a file is deleted, when the disk's use is at a peak
 
-    def __init__(
-        self,
-        hub: Hub,
-        target: Target,
-        identity: str,
-        journal: Journal,
-        folder: Path,
-        *,
-        waiting: Callable[[], None] = lambda: None,
-        deleting: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._hub = hub.breakable()
-        self._target = target
-        self._identity = identity
-        self._journal = journal
-        self._folder = folder
-        self._waiting = waiting
-        self._deleting = deleting
+    def __post_init__(self) -> None:
+        self.hub = self.hub.breakable()
         self._target_is_there = False
         self.sent = self.size = 0  # bytes of the shard that is on its way
         self._pending: deque[Future[None]] = deque()
@@ -72,12 +62,12 @@ class ShardUploader:
 
     def __enter__(self) -> Self:
         """Go on with an earlier run's files: upload those that are not uploaded yet, delete those that are."""
-        for shard in tuple(self._journal.shards.values()):
-            if shard.filename in self._journal.uploaded:
-                (self._folder / shard.filename).unlink(missing_ok=True)
+        for shard in tuple(self.journal.shards.values()):
+            if shard.filename in self.journal.uploaded:
+                (self.folder / shard.filename).unlink(missing_ok=True)
             else:
                 self._submit(shard)
-        self._journal.on_shard = self.finished
+        self.journal.on_shard = self.finished
         return self
 
     def finished(self, shard: FinishedShard) -> None:
@@ -101,23 +91,23 @@ class ShardUploader:
             if wait((self._pending[0],), _TICK_S).done:
                 self._pending.popleft().result()
             else:
-                self._waiting()
+                self.waiting()
 
     def _upload(self, shard: FinishedShard) -> None:
         if not self._target_is_there:
-            state = ensure_target(self._hub, self._target, self._identity)
+            state = ensure_target(self.hub, self.target, self.identity)
             if state.created:
-                note_created(self._folder, self._target, state)
+                note_created(self.folder, self.target, state)
             self._target_is_there = True
-        path = self._folder / shard.filename
+        path = self.folder / shard.filename
         self.sent, self.size = 0, shard.size
-        operation = self._hub.preupload(
-            self._target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
+        operation = self.hub.preupload(
+            self.target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
         )
-        if not self._hub.is_uploaded(operation):
+        if not self.hub.is_uploaded(operation):
             return  # the target takes it as a plain file, whose bytes go with the commit
-        self._journal.add_uploaded(shard.filename)
-        self._deleting()
+        self.journal.add_uploaded(shard.filename)
+        self.deleting()
         path.unlink()
 
     def _note_sent(self, position: int) -> None:
@@ -127,12 +117,12 @@ class ShardUploader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the thread: an upload under way is broken off, or finished if a retry can go on from it."""
-        self._journal.on_shard = None
+        self.journal.on_shard = None
         self._pool.shutdown(wait=False, cancel_futures=True)
         if error is not None and not (isinstance(error, HubmergeError) and error.retryable):
             for future in self._pending:
                 # more than once: the client may just be about to begin
                 while not future.done():
-                    self._hub.break_off()
+                    self.hub.break_off()
                     wait((future,), _TICK_S)
         self._pool.shutdown(wait=True)

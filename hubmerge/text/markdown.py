@@ -124,19 +124,18 @@ def count(value: int) -> str:
 
 def short_count(value: float) -> str:
     """173 K, 7.62 B."""
-    return _scaled(value, 1000, ("", " K", " M", " B", " T"))
+    return _scaled(value, ("", " K", " M", " B", " T"))
 
 
 def size(value: float) -> str:
     """Bytes in decimal units, as the Hub shows them."""
-    return _scaled(value, 1000, (" B", " kB", " MB", " GB", " TB"))
+    return _scaled(value, (" B", " kB", " MB", " GB", " TB"))
 
 
-def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
-    unit = 0
-    scaled = float(value)
-    while abs(scaled) >= step * 0.9995 and unit < len(units) - 1:  # 999.7 would be shown as 1000
-        scaled /= step
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    unit, scaled = 0, float(value)
+    while abs(scaled) >= 999.5 and unit < len(units) - 1:  # 999.7 would be shown as 1000
+        scaled /= 1000
         unit += 1
     digits = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
     return f"{scaled:.{digits}f}{units[unit]}"
@@ -166,15 +165,6 @@ def environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters: dict[str, Any] = {
-        "code": code,
-        "fence": fence,
-        "percent": percent,
-        "factor": factor,
-        "count": count,
-        "short_count": short_count,
-        "size": size,
-        "duration": duration,
-    }
-    made.filters.update(filters)
+    filters: list[Any] = [code, fence, percent, factor, count, short_count, size, duration]
+    made.filters.update({each.__name__: each for each in filters})
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import threading
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from benchmark_helpers import place
 
 from benchmarks import stream_meter
-from benchmarks.metering import Suite
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
@@ -96,8 +95,7 @@ def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: 
         return {"wall_s": next(walls), "cpu_s": 10.0 - len(begun)}
 
     walls = {"stream": iter([3.0, 2.0, 4.0]), "floor": iter([1.5, 7.0, 1.0])}
-    machine = Suite(argparse.Namespace(data=tmp_path, repeat=1, shapes=[], compare=[]))
-    found = machine.by_turns({name: lambda name=name: run(name, walls[name]) for name in walls})
+    found = place(tmp_path).by_turns({name: lambda name=name: run(name, walls[name]) for name in walls})
     assert begun == ["stream", "floor"] * 3
     assert found == {"stream": {"wall_s": 2.0, "cpu_s": 7.0}, "floor": {"wall_s": 1.0, "cpu_s": 4.0}}
 

@@ -13,6 +13,7 @@ from hubmerge.engine.stream import StreamOptions, probe
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
+from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
@@ -25,8 +26,9 @@ HUB = Hub("http://127.0.0.1:9")  # never asked
 NAME = "synthetic:qwen2.5-0.5b"
 
 
-def recipe(*agents: str, base: str = NAME, method: str = "ram") -> Recipe:
-    return Recipe.model_validate({"base": base, "agents": list(agents), "method": method})
+def planned(*agents: str, base: str = NAME) -> Plan:
+    recipe = Recipe.model_validate({"base": base, "agents": list(agents), "method": "ram"})
+    return prepare(recipe, HUB, Request(allow_local=True)).plan
 
 
 def agent(number: int, density: float = 0.1, more: str = "") -> str:
@@ -78,11 +80,7 @@ def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> N
 
 
 def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
-    plan = prepare(
-        recipe(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"),
-        HUB,
-        Request(allow_local=True),
-    ).plan
+    plan = planned(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1")
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
         total = probe(plan, reader, StreamOptions(), Unobserved()).total
     for k in range(3):
@@ -108,38 +106,30 @@ def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
     assert open_model(ModelName.parse(NAME), HUB, allow_local=True).ref.kind == "synthetic"
 
 
+OWN = "?layers=1&hidden=64&vocabulary=8"
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "synthetic:gpt-5",
-        "synthetic:",
-        f"{NAME}?agent=1",
-        f"{NAME}?density=0.1",
-        f"{NAME}?agent=1&density=1.5",
-        f"{NAME}?agent=1&density=nan",
-        f"{NAME}?agent=-1&density=0.1",
-        f"{NAME}?agent=x&density=0.1",
-        f"{NAME}?speed=9",
-        f"{NAME}?layers=-1",
-        f"{NAME}?hidden=64",
-        "synthetic:?",
-        "synthetic:?layers=1",
-        "synthetic:?layers=1&hidden=64",
-        "synthetic:?layers=0&hidden=64&vocabulary=8",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=3",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=4&key_value_heads=3",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&experts=-1",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&tied=2",
-        "synthetic:?layers=1&hidden=64&vocabulary=8&intermediate=-4",
-        "synthetic:?layers=99999999999&hidden=64&vocabulary=8",
-        "synthetic:?layers=2&hidden=64&vocabulary=8&experts=99999999",
-        "synthetic:?layers=1&hidden=99999999&vocabulary=99999999",
-        "synthetic:?layers=1&hidden=64&vocabulary=" + "9" * 5000,
+        *("gpt-5", "", "?", "?layers=1", "?layers=1&hidden=64", "?layers=0&hidden=64&vocabulary=8"),
+        *("qwen2.5-0.5b?agent=1", "qwen2.5-0.5b?density=0.1", "qwen2.5-0.5b?speed=9", "qwen2.5-0.5b?layers=-1"),
+        *(f"qwen2.5-0.5b?agent=1&density={density}" for density in ("1.5", "nan")),
+        *(f"qwen2.5-0.5b?agent={agent}&density=0.1" for agent in ("-1", "x")),
+        "qwen2.5-0.5b?hidden=64",
+        *(
+            OWN + more
+            for more in ("&heads=3", "&heads=4&key_value_heads=3", "&experts=-1", "&tied=2", "&intermediate=-4")
+        ),
+        "?layers=99999999999&hidden=64&vocabulary=8",
+        "?layers=2&hidden=64&vocabulary=8&experts=99999999",
+        "?layers=1&hidden=99999999&vocabulary=99999999",
+        "?layers=1&hidden=64&vocabulary=" + "9" * 5000,
     ],
 )
 def test_a_name_that_says_something_else_is_refused(name: str) -> None:
     with pytest.raises(RecipeError):
-        open_synthetic(name)
+        open_synthetic(f"synthetic:{name}")
 
 
 def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
@@ -155,8 +145,7 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     turned = "&".join(reversed(numbers.split("&")))
     assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
     own = f"synthetic:?{numbers}"
-    two = recipe(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
-    plan = prepare(two, HUB, Request(allow_local=True)).plan
+    plan = planned(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
         total = probe(plan, reader, StreamOptions(), Unobserved()).total
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
@@ -170,22 +159,17 @@ def test_the_commit_of_a_published_shape_does_not_depend_on_what_else_can_be_nam
 
 
 def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:
-    plan = prepare(recipe(agent(1), agent(2)), HUB, Request(allow_local=True)).plan
+    plan = planned(agent(1), agent(2))
     path = tmp_path / "recipe.yaml"
     path.write_text(plan.recipe.to_yaml())
     again = prepare(load_recipe(path), HUB, Request(allow_local=True)).plan
     assert again.identity == plan.identity
-    assert (
-        prepare(recipe(agent(1), agent(2, more="&seed=1")), HUB, Request(allow_local=True)).plan.identity
-        != plan.identity
-    )
+    assert planned(agent(1), agent(2, more="&seed=1")).identity != plan.identity
 
 
 def test_the_largest_plan_is_made_from_shapes_alone() -> None:
     big = "synthetic:llama-405b"
-    plan = prepare(
-        recipe(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big), HUB, Request(allow_local=True)
-    ).plan
+    plan = planned(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big)
     assert plan.elements == 405_853_388_800
     assert plan.input_bytes == 4 * 2 * plan.elements + 4 * (plan.base.tensors["model.embed_tokens.weight"].entry.begin)
     assert plan.download_bytes == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
@@ -24,26 +25,20 @@ class RepoFactory(Protocol):
     def __call__(self, repo_type: str = "model", **kwargs: Any) -> RepoUrl: ...
 
 
-class _Patch:
+class _Mocker:
     """`mocker.patch` and `mocker.patch.object`, undone at the end of the test."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
-        self._request = request
+        def undone(patch: Callable[..., Any]) -> Any:
+            def start(*args: Any, **kwargs: Any) -> Any:
+                patcher = patch(*args, **kwargs)
+                request.addfinalizer(patcher.stop)
+                return patcher.start()
 
-    def _start(self, patcher: Any) -> Any:
-        self._request.addfinalizer(patcher.stop)
-        return patcher.start()
+            return start
 
-    def __call__(self, target: str, *args: Any, **kwargs: Any) -> Any:
-        return self._start(mock.patch(target, *args, **kwargs))
-
-    def object(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._start(mock.patch.object(target, *args, **kwargs))
-
-
-class _Mocker:
-    def __init__(self, request: pytest.FixtureRequest) -> None:
-        self.patch = _Patch(request)
+        self.patch = undone(mock.patch)
+        self.patch.object = undone(mock.patch.object)
 
 
 # test_hub_mixin.py imports both: one to annotate, one for a test of editors that `run.py` leaves out.

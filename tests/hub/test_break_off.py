@@ -1,27 +1,42 @@
-"""Cancelling ends an upload that is under way, through LFS and through Xet, and leaves no thread behind."""
+"""Cancelling ends an upload, through LFS or Xet, and a download; no thread is left, and the next run goes on.
+
+Of a Hub that says nothing a command does not wait longer than a few seconds. The faults hold for minutes, and what is
+not broken off within GIVEN_UP_S fails its test.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from huggingface_hub import HfApi, constants
-from line import Killed, Line, threads_left
+from line import OUT_SHARD_BYTES, Killed, Line, threads_left
+from processes import ROOT, Beside, as_ada, until
+from scripted_hub import Answer, Request, ScriptedHub
 
 from hubmerge.errors import CancelledError, HubUnavailableError
+from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
 from hubmerge.hub.transfer import BreakableFile
-from localhub.fault_rules import Delay, FaultSwitch, Status
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from localhub.fault_rules import Delay, FaultSwitch, Stall, Status
 from localhub.process import LocalHubProcess
 
-GIVEN_UP_S = 20.0  # after which an upload that nobody ends goes on, and the test fails
+GIVEN_UP_S = 30.0
+COMPILED_S = 300.0  # a command that finds no kept machine code makes it first
 
 
 class Endless:
@@ -117,22 +132,10 @@ def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalH
 def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
     rule = switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
-    raised: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            hub.repo_state("ada/nothing")
-        except CancelledError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    while not switch.state(rule).fired:
-        pass
+    asking = Beside(lambda: hub.repo_state("ada/nothing"))
+    until(lambda: switch.state(rule).fired)
     hub.break_off()
-    thread.join(GIVEN_UP_S)
-    assert not thread.is_alive()
-    assert len(raised) == 1
+    assert isinstance(asking.ended_with(GIVEN_UP_S), CancelledError)
     with pytest.raises(CancelledError):
         hub.repo_state("ada/nothing")
     assert switch.state(rule).seen == 1, "nothing is begun any more"
@@ -151,80 +154,153 @@ def test_other_users_of_the_same_hub_are_not_broken_off(line: Line) -> None:
             request()
 
 
-class StalledXet(ThreadingHTTPServer):
-    """A Hub that sends every large file to a Xet storage which never answers."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.over = threading.Event()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                if "/preupload/" not in self.path:
-                    server.over.wait()
-                    return
-                path = json.loads(body)["files"][0]["path"]
-                self._answer({"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]})
-
-            def do_GET(self) -> None:
-                if "/xet-write-token/" not in self.path:
-                    server.over.wait()
-                    return
-                token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": int(time.time()) + 3600}
-                self._answer({}, {f"X-Xet-{name}": str(value) for name, value in token.items()})
-                server.asked.set()
-
-            def _answer(self, body: object, headers: dict[str, str] | None = None) -> None:
-                text = json.dumps(body).encode()
-                self.send_response(200)
-                for name, value in {**(headers or {}), "Content-Length": str(len(text))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_port}"
-
-
 @pytest.fixture
-def stalled() -> Iterator[StalledXet]:
-    with StalledXet() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+def stalled() -> Iterator[ScriptedHub]:
+    """A Hub that sends every large file to a Xet storage which never answers."""
+    over = threading.Event()
+
+    def bend(request: Request) -> Answer:
+        if "/preupload/" in request.path:
+            path = json.loads(request.body)["files"][0]["path"]
+            answer = {"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]}
+            return Answer(body=json.dumps(answer).encode())
+        if "/xet-write-token/" not in request.path:
+            over.wait()
+        token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": str(int(time.time()) + 3600)}
+        return Answer(body=b"{}", headers={f"X-Xet-{name}": value for name, value in token.items()})
+
+    with ScriptedHub({}) as server:
+        server.bend = bend
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
+        over.set()
 
 
-def test_an_upload_to_xet_is_broken_off(stalled: StalledXet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_to_xet_is_broken_off(stalled: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(stalled.endpoint, "hf_token").breakable()
     hub.connect()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2_000_000))
-    raised: list[BaseException] = []
-
-    def upload() -> None:
-        try:
-            hub.preupload("ada/x", path, path.name, sha256="0" * 64)
-        except BaseException as error:  # what the thread ends with is what is tested
-            raised.append(error)
-
-    thread = threading.Thread(target=upload, daemon=True)
-    thread.start()
-    assert stalled.asked.wait(GIVEN_UP_S)
+    uploading = Beside(lambda: hub.preupload("ada/x", path, path.name, sha256="0" * 64))
+    until(lambda: stalled.paths("/xet-write-token/"))
     for _ in range(100):
         hub.break_off()
-        thread.join(0.2)
-        if not thread.is_alive():
+        uploading.join(0.2)
+        if not uploading.is_alive():
             break
-    assert not thread.is_alive()
-    assert [type(error) for error in raised] == [CancelledError]
+    assert isinstance(uploading.ended_with(), CancelledError)
+
+
+STALL_AT = 50_000
+HEADERS = 1  # the first read of a shard is that of its header
+NAME = "model-00003-of-00005.safetensors"
+SHARD = rf"/ada/one/resolve/[0-9a-f]{{40}}/{NAME}$"
+
+
+def fired(switch: FaultSwitch, rule: int) -> bool:
+    return bool(switch.state(rule).fired)
+
+
+@pytest.fixture
+def patient(faulty_hub: LocalHubProcess, undisturbed: object) -> Iterator[Hub]:
+    """Waits as long as it is asked to."""
+    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
+    yield hub
+    hub.hang_up()
+
+
+@pytest.fixture
+def model(faulty_hub: LocalHubProcess, undisturbed: object) -> Model:
+    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
+    return open_model(ModelName.parse("ada/one"), hub, allow_local=False)
+
+
+def test_a_download_is_broken_off_with_the_next_bytes_and_the_next_one_goes_on_where_it_was(
+    faulty_hub: LocalHubProcess, patient: Hub, model: Model, switch: FaultSwitch, tmp_path: Path
+) -> None:
+    file, told = model.files[NAME], [0]
+
+    def progress(count: int) -> None:
+        told[0] += count
+        if told[0]:
+            patient.hang_up()
+
+    with pytest.raises(CancelledError):
+        patient.download("ada/one", model.ref.sha, file, tmp_path, progress)
+    assert 0 < told[0] < file.size
+    assert {p.name: p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()} == {NAME + ".partial": told[0]}
+    rule = switch.add(SHARD, Delay(seconds=0))
+    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
+    hub.download("ada/one", model.ref.sha, file, tmp_path, lambda count: None)
+    assert switch.state(rule).requests[0].range == f"bytes={told[0]}-{file.size - 1}"
+
+
+def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
+    patient: Hub, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / model.ref.sha / (NAME + ".partial")
+    partial.parent.mkdir()
+    partial.write_bytes(bytes(100_000))
+    hashed: list[int] = []
+
+    class Digest:
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            patient.hang_up()
+
+    monkeypatch.setattr(hub_bytes, "COPY_BYTES", 1000)
+    monkeypatch.setattr(hub_bytes, "hashlib", SimpleNamespace(sha256=Digest))
+    with pytest.raises(CancelledError):
+        patient.download("ada/one", model.ref.sha, model.files[NAME], tmp_path, lambda count: None)
+    assert hashed == [1000]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
+@pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
+def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
+    line: Line, switch: FaultSwitch, status: int, inputs: int, end: type[BaseException]
+) -> None:
+    line.hub = Hub(line.process.endpoint, line.process.tokens["ada"])
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    fault = Status(status=status, retry_after="50")
+    rule = switch.add(SHARD.replace(NAME, "model-00001-of-00005.safetensors"), fault, times=None, skip=HEADERS)
+
+    def seen(stage: str) -> None:
+        if fired(switch, rule):
+            raise end("enough")
+
+    line.watcher.seen = seen
+    assert isinstance(Beside(line.to_hub).ended_with(GIVEN_UP_S), end)
+    assert threads_left() == []
+    assert not line.api.repo_exists(line.target)
+    switch.clear()
+    line.watcher.seen = lambda stage: None
+    line.arrives()
+
+
+@pytest.mark.parametrize("when", ["header", "whole", "ranges"])
+def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
+    line: Line, switch: FaultSwitch, tmp_path: Path, when: str
+) -> None:
+    """A thread that waits for bytes of a silent Hub is left behind after a few seconds."""
+    inputs = 10_000 if when == "ranges" else 10**9
+    budget = line.prepare().plan.output_bytes + inputs
+    # a shard that is read by ranges is read once for its checksum before it is merged
+    rule = switch.add(SHARD, Stall(at=STALL_AT), skip={"header": 0, "whole": HEADERS, "ranges": HEADERS + 1}[when])
+    (tmp_path / "recipe.yaml").write_text(str(line.recipe | {"method": "linear"}))
+    environment = {**os.environ, **as_ada(line.process, tmp_path)}
+    command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", line.target]
+    command += ["--license", "mit", "--disk-budget", f"{budget / 1e9:.9f}"]
+    running = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: running.poll() is not None or fired(switch, rule), "nothing was asked", COMPILED_S)
+        running.send_signal(signal.SIGINT)
+        output, _ = running.communicate(timeout=GIVEN_UP_S)
+    finally:
+        running.kill()
+    assert running.returncode == 1
+    last = output.splitlines()[-1]  # which also says whether what waited for the network was left
+    assert last.startswith(b"hubmerge: interrupted; the same command goes on"), "without a trace"
+    until(lambda: switch.state(rule).left == switch.state(rule).fired, "the server still has a client", GIVEN_UP_S)
+    assert not line.api.repo_exists(line.target)

@@ -1,38 +1,45 @@
-"""Servers that lie or break: no byte is taken that was not asked for, and what passes is tried again."""
+"""Servers that lie, break or lead elsewhere: no byte is taken that was not asked for; nobody else sees the token."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
+import huggingface_hub
 import pytest
+from huggingface_hub.utils import _http
 from scripted_hub import Answer, Request, ScriptedHub, error
 from served_models import Clock, fetch, weights
 
-from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError, SourceChangedError
+from hubmerge.errors import (
+    CorruptError,
+    DiskError,
+    FormatError,
+    HubUnavailableError,
+    PermissionDeniedError,
+    SourceChangedError,
+)
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, TransientHubError
 from hubmerge.hub.names import FileInfo
 
-
-def test_a_whole_file_in_place_of_a_range_is_not_read(server: ScriptedHub, hub: Hub, clock: Clock):
-    server.bend = lambda request: Answer(200, server.files["model.safetensors"]) if "resolve" in request.path else None
-    with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
-        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
-    assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
-
-
 STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
 
 
-@pytest.mark.parametrize(("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512")])
-def test_another_range_than_the_one_asked_for_and_one_under_the_status_of_a_whole_file_are_refused(
-    server: ScriptedHub, hub: Hub, status: int, stated: str
+@pytest.mark.parametrize(
+    ("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512"), (200, "")]
+)
+def test_another_range_than_the_one_asked_for_and_a_whole_file_in_its_place_are_refused(
+    server: ScriptedHub, hub: Hub, clock: Clock, status: int, stated: str
 ):
-    server.bend = lambda request: Answer(status, b"12345678", {"Content-Range": stated})
+    server.bend = lambda request: Answer(status, b"12345678", {"Content-Range": stated} if stated else {})
     with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
         hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+    assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -54,6 +61,8 @@ def test_compressed_answers_are_refused(server: ScriptedHub, hub: Hub):
 
 
 def test_too_few_bytes_are_asked_for_again(server: ScriptedHub, hub: Hub, clock: Clock):
+    assert hub.read_range(server.repo, server.sha, "model.safetensors", 8, 8) == b""
+    assert server.requests == [], "an empty range asks nobody"
     answers = [Answer(206, b"1234", {"Content-Range": "bytes 0-7/13512"}), Answer(503), None]
     server.bend = lambda request: answers.pop(0)
     expected = server.files["model.safetensors"][:8]
@@ -74,11 +83,6 @@ def test_a_range_is_read_into_memory_that_is_there(server: ScriptedHub, hub: Hub
     assert bytes(out[12:]) == b"...."
 
 
-def test_an_empty_range_asks_nobody(server: ScriptedHub, hub: Hub):
-    assert hub.read_range(server.repo, server.sha, "model.safetensors", 8, 8) == b""
-    assert server.requests == []
-
-
 def test_a_download_that_breaks_off_goes_on_at_the_byte(server: ScriptedHub, hub: Hub, tmp_path: Path, clock: Clock):
     content = server.files["model.safetensors"]
     cuts = [1000, 5, 7000]
@@ -96,11 +100,16 @@ def test_a_download_that_breaks_off_goes_on_at_the_byte(server: ScriptedHub, hub
     assert not list(tmp_path.rglob("*.partial"))
 
 
+def leave_partial(server: ScriptedHub, folder: Path, content: bytes) -> None:
+    """What a killed process left of a download."""
+    partial = folder / server.sha / "model.safetensors.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(content)
+
+
 def test_a_download_that_a_killed_process_began_is_completed(server: ScriptedHub, hub: Hub, tmp_path: Path):
     content = server.files["model.safetensors"]
-    partial = tmp_path / server.sha / "model.safetensors.partial"
-    partial.parent.mkdir()
-    partial.write_bytes(content[:4321])
+    leave_partial(server, tmp_path, content[:4321])
     told: list[int] = []
     path = hub.download(server.repo, server.sha, weights(server), tmp_path, told.append)
     assert path.read_bytes() == content
@@ -119,9 +128,7 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     """Served so, whatever of them lies there already."""
     file = weights(server)
     server.files["model.safetensors"] = corrupted(server.files["model.safetensors"])
-    partial = tmp_path / server.sha / "model.safetensors.partial"
-    partial.parent.mkdir()
-    partial.write_bytes(server.files["model.safetensors"][:left])
+    leave_partial(server, tmp_path, server.files["model.safetensors"][:left])
     with pytest.raises(CorruptError) as caught:
         fetch(hub, server, tmp_path, file)
     assert caught.value.code == "E_CORRUPT"
@@ -137,9 +144,7 @@ def test_a_partial_file_that_was_damaged_on_the_disk_or_is_too_long_is_fetched_a
     server: ScriptedHub, hub: Hub, tmp_path: Path, damage: Callable[[bytes], bytes]
 ):
     content = server.files["model.safetensors"]
-    partial = tmp_path / server.sha / "model.safetensors.partial"
-    partial.parent.mkdir()
-    partial.write_bytes(damage(content))
+    leave_partial(server, tmp_path, damage(content))
     assert fetch(hub, server, tmp_path).read_bytes() == content
     assert server.requests[-1].range == (0, len(content) - 1)
 
@@ -219,6 +224,7 @@ def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is
         ({"Retry_After": "0"}, 0.0),
         ({"RateLimit": '"api";r=0;t=42', "RateLimit_Policy": '"fixed window";"api";q=500;w=300'}, 42.0),
         ({"Retry_After": "3", "RateLimit": '"api";r=0;t=42'}, 3.0),
+        ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),  # a date that is over asks for no pause
     ],
 )
 def test_the_pause_that_a_server_asks_for_is_kept(
@@ -246,13 +252,6 @@ def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, c
     server.bend = lambda request: answers.pop(0)
     hub.repo_state("org/model")
     assert clock.pauses[0] <= 0.5
-
-
-def test_a_pause_may_be_given_as_a_date(server: ScriptedHub, hub: Hub, clock: Clock):
-    answers: list[Answer | None] = [error(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"), None]
-    server.bend = lambda request: answers.pop(0)
-    hub.repo_state("org/model")
-    assert 0 <= clock.pauses[0] <= 1, "a date that is over asks for no pause"
 
 
 def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
@@ -294,3 +293,135 @@ def test_an_error_page_without_end_is_not_read_to_its_end(server: ScriptedHub, h
         hub.read_file(server.repo, server.sha, "config.json")
     assert len(str(caught.value)) < 1000
     assert server.hung_up.wait(timeout=30)
+
+
+def test_a_redirect_on_the_same_hub_is_followed_with_the_token(server: ScriptedHub, hub: Hub):
+    def bend(request: Request) -> Answer | None:
+        if "/resolve/" in request.path and "moved" not in request.path:
+            return Answer(307, headers={"Location": "/moved" + request.path})
+        if request.path.startswith("/moved"):
+            return server.honest(Request("GET", request.path.removeprefix("/moved"), request.headers))
+        return None
+
+    server.bend = bend
+    assert hub.read_file(server.repo, server.sha, "config.json") == server.files["config.json"]
+    assert [r.headers.get("authorization") for r in server.requests] == ["Bearer hf_canary_token"] * 2
+
+
+def test_the_token_is_not_sent_to_another_origin(server: ScriptedHub, hub: Hub):
+    with ScriptedHub(server.files) as storage:
+        server.bend = lambda request: Answer(302, headers={"Location": storage.endpoint + request.path})
+        expected = server.files["model.safetensors"][:8]
+        assert hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8) == expected
+        (request,) = storage.requests
+        assert request.range == (0, 7)
+        assert not {"authorization", "cookie"} & set(request.headers)
+        assert "hf_canary_token" not in str(request)
+
+
+def test_redirects_in_a_circle_come_to_an_end(server: ScriptedHub, hub: Hub):
+    server.bend = lambda request: Answer(302, headers={"Location": request.path})
+    with pytest.raises(HubUnavailableError, match="too many redirects"):
+        hub.read_file(server.repo, server.sha, "config.json")
+    assert len(server.requests) == 5
+
+
+@pytest.mark.parametrize("location", ["http://169.254.169.254/latest/", "https://example.org/x", "file:///etc/passwd"])
+def test_a_local_hub_leads_to_no_other_machine(server: ScriptedHub, hub: Hub, location: str):
+    server.bend = lambda request: Answer(302, headers={"Location": location})
+    with pytest.raises(HubUnavailableError, match="another machine"):
+        hub.read_file(server.repo, server.sha, "config.json")
+
+
+class Web:
+    """The whole Internet as a function; nothing leaves this process."""
+
+    def __init__(self) -> None:
+        self.requests: list[httpx2.Request] = []
+        self.answer: Callable[[httpx2.Request], httpx2.Response] = lambda request: httpx2.Response(404)
+        self.addresses: dict[str, list[str]] = {}
+
+    def handle(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        return self.answer(request)
+
+    def resolve(self, host: str, port: int, *args: Any, **more: Any) -> list[Any]:
+        return [(0, 0, 0, "", (address, port)) for address in self.addresses[host]]
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    web = Web()
+    Hub("https://hub.example").connect()  # its own client factory is set once, by the first Hub that connects
+    before = _http._GLOBAL_CLIENT_FACTORY
+    huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(web.handle)))
+    monkeypatch.setattr("hubmerge.hub.transfer.socket.getaddrinfo", web.resolve)
+    yield web
+    huggingface_hub.set_client_factory(before)
+
+
+def lead_to(web: Web, location: str) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "hub.example" and request.url.scheme == "https":
+            return httpx2.Response(302, headers={"Location": location})
+        return httpx2.Response(200, stream=httpx2.ByteStream(b"content"))
+
+    web.answer = answer
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        *("169.254.169.254", "10.0.0.7", "192.168.1.1", "172.16.0.1", "100.64.0.1", "127.0.0.1", "0.0.0.0"),
+        *("::1", "fe80::1%eth0", "fd00::1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "224.0.0.1"),
+        "8.8.8.8 10.0.0.7",
+    ],
+)
+def test_a_public_hub_does_not_lead_into_a_private_network(web: Web, addresses: str):
+    web.addresses = {"inside.example": addresses.split()}
+    lead_to(web, "https://inside.example/secret")
+    with pytest.raises(HubUnavailableError, match="private network"):
+        Hub("https://hub.example", "hf_canary_token").read_file("org/model", "a" * 40, "config.json")
+    assert [r.url.host for r in web.requests] == ["hub.example"]
+
+
+@pytest.mark.parametrize(
+    "location", ["http://cdn.example/x", "http://hub.example/x", "ftp://cdn.example/x", "file:///x"]
+)
+def test_a_public_hub_leads_to_https_only(web: Web, location: str):
+    web.addresses = {"cdn.example": ["8.8.8.8"]}
+    lead_to(web, location)
+    with pytest.raises(HubUnavailableError, match="not https"):
+        Hub("https://hub.example", "hf_canary_token").read_file("org/model", "a" * 40, "config.json")
+    assert len(web.requests) == 1
+
+
+def test_public_storage_is_read_without_the_token(web: Web):
+    web.addresses = {"cdn.example": ["8.8.8.8"]}
+    lead_to(web, "https://cdn.example/x?X-Amz-Signature=abc")
+    hub = Hub("https://hub.example", "hf_canary_token")
+    assert hub.read_file("org/model", "a" * 40, "config.json") == b"content"
+    first, second = web.requests
+    assert first.headers["authorization"] == "Bearer hf_canary_token"
+    assert "authorization" not in second.headers
+
+
+@pytest.mark.parametrize("body", [b"", b"no"])
+@pytest.mark.parametrize("status", [403, 404, 418, 503])
+def test_neither_token_nor_signature_reaches_a_message(web: Web, clock: Clock, status: int, body: bytes):
+    web.addresses = {"cdn.example": ["8.8.8.8"]}
+    lead_to(web, "https://cdn.example/x?X-Amz-Signature=canary_signature")
+    redirect = web.answer
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if request.url.host == "hub.example":
+            return redirect(request)
+        return httpx2.Response(status, stream=httpx2.ByteStream(body))
+
+    web.answer = answer
+    hub = Hub("https://hub.example", "hf_canary_token", patience=Patience(sleep=clock))
+    with pytest.raises((HubUnavailableError, PermissionDeniedError)) as caught:
+        hub.read_file("org/model", "a" * 40, "config.json")
+    shown = str(caught.value) + repr(caught.value) + repr(hub) + json.dumps(caught.value.as_dict())
+    assert "canary" not in shown
+    assert caught.value.__cause__ is None

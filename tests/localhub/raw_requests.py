@@ -6,9 +6,11 @@ import base64
 import hashlib
 import http.client
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
 from localhub.process import LocalHubProcess
@@ -17,6 +19,21 @@ from localhub.process import LocalHubProcess
 def ask(api: HfApi, method: str, path: str, **body: Any) -> Any:
     headers = {"Authorization": f"Bearer {api.token}"}
     return get_session().request(method, f"{api.endpoint}{path}", headers=headers, **body)
+
+
+def status_of(call: Callable[..., Any], *arguments: Any, **named: Any) -> int:
+    """200, or the status with which the Hub refused."""
+    try:
+        call(*arguments, **named)
+    except HfHubHTTPError as error:
+        return int(error.response.status_code)
+    return 200
+
+
+def commit_files(api: HfApi, repo: str, files: Mapping[str, bytes], **more: Any) -> CommitInfo:
+    """One commit of these files as the client makes it."""
+    operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+    return api.create_commit(repo, operations, **{"commit_message": "files", **more})
 
 
 def batch(api: HfApi, repo: str, sha256: str, size: int, transfer: str = "basic") -> dict[str, Any]:

@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
-from raw_requests import exchange, whole
+from huggingface_hub import HfApi
+from processes import until
+from raw_requests import commit_files, exchange, whole
 
 from hubmerge.errors import HubUnavailableError
 from localhub.fault_rules import (
@@ -28,14 +29,6 @@ from localhub.fault_rules import (
 from localhub.process import LocalHubProcess
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte: more than one write of the server
-
-
-def hung_up(switch: FaultSwitch, rule: int) -> int:
-    """How many clients hung up, which the server takes a moment to see."""
-    deadline = time.monotonic() + 30
-    while not (left := switch.state(rule).left) and time.monotonic() < deadline:
-        pass
-    return left
 
 
 @pytest.fixture
@@ -60,42 +53,25 @@ def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, m
 
 
 GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
+FOREIGN = ({"surprise": 1}, {"path": ""}, {"path": "("}, {"path": "x" * 1001}, {"path": "x" * 2_000_000})
+WRONG = ({"methods": ["get"]}, {"methods": "GET"}, {"skip": -1}, {"times": 0}, {"times": True}, {"times": "1"})
+FAULTS = {
+    "earthquake": ({},),
+    "reset": ({}, {"at": -1}, {"at": 1.5}, {"at": 2**50 + 1}, {"at": 1, "of": "mind"}),
+    "delay": ({"seconds": 601}, {"seconds": float("nan")}),
+    "stall": ({"at": 1, "seconds": 601},),
+    "status": ({"status": 200}, {"status": 429, "retry_after": "1\r\nX: y"}),
+    "wrong_byte": ({"at": 1, "mask": 0},),
+    "stale_head": ({"commits": 0},),
+}
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"null",
-        b"[]",
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        json.dumps({"path": "/x"}),
-        json.dumps({**GOOD, "surprise": 1}),
-        json.dumps({**GOOD, "path": ""}),
-        json.dumps({**GOOD, "path": "("}),
-        json.dumps({**GOOD, "path": "x" * 1001}),
-        json.dumps({**GOOD, "methods": ["get"]}),
-        json.dumps({**GOOD, "methods": "GET"}),
-        json.dumps({**GOOD, "skip": -1}),
-        json.dumps({**GOOD, "times": 0}),
-        json.dumps({**GOOD, "times": True}),
-        json.dumps({**GOOD, "times": "1"}),
-        json.dumps({**GOOD, "fault": {"kind": "earthquake"}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset"}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": -1}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1.5}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 2**50 + 1}}),
-        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1, "of": "mind"}}),
-        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 601}}),
-        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": float("nan")}}),
-        json.dumps({**GOOD, "fault": {"kind": "stall", "at": 1, "seconds": 601}}),
-        json.dumps({**GOOD, "fault": {"kind": "status", "status": 200}}),
-        json.dumps({**GOOD, "fault": {"kind": "status", "status": 429, "retry_after": "1\r\nX: y"}}),
-        json.dumps({**GOOD, "fault": {"kind": "wrong_byte", "at": 1, "mask": 0}}),
-        json.dumps({**GOOD, "fault": {"kind": "stale_head", "commits": 0}}),
-        json.dumps({**GOOD, "path": "x" * 2_000_000}),
+        *(b"", b"null", b"[]", b"{", b"\xff", b"[" * 100_000, json.dumps({"path": "/x"})),
+        *(json.dumps({**GOOD, **change}) for change in (*FOREIGN, *WRONG)),
+        *(json.dumps({**GOOD, "fault": {"kind": kind, **more}}) for kind, wrong in FAULTS.items() for more in wrong),
     ],
     ids=range(31),
 )
@@ -159,23 +135,20 @@ def test_a_reset_delivers_the_bytes_before_it_and_no_more(
     assert whole(faulty_hub, "GET", path).body == CONTENT
 
 
-def test_a_reset_upload_changes_nothing(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str
+@pytest.mark.parametrize(
+    ("fault", "titles"),
+    [(Reset(at=100, of="request"), ["initial commit"]), (LostAnswer(), ["files", "initial commit"])],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_a_reset_upload_changes_nothing_and_a_lost_answer_leaves_the_commit(
+    switch: FaultSwitch, ada: HfApi, name: str, fault: Reset | LostAnswer, titles: list[str]
 ) -> None:
     ada.create_repo(name)
-    rule = switch.add("/commit/main", Reset(at=100, of="request"))
+    rule = switch.add("/commit/main", fault, methods=["POST"])
     with pytest.raises(Exception, match=r"[Rr]eset|[Bb]roken|[Dd]isconnect"):
-        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a" * 5000)], commit_message="never")
+        commit_files(ada, name, {"a.txt": b"a" * 5000})
     assert switch.state(rule).fired == 1
-    assert len(ada.list_repo_commits(name)) == 1
-
-
-def test_a_lost_answer_leaves_the_commit(faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str):
-    ada.create_repo(name)
-    switch.add("/commit/main", LostAnswer(), methods=["POST"])
-    with pytest.raises(Exception, match=r"[Rr]eset|[Dd]isconnect"):
-        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a")], commit_message="made it")
-    assert [c.title for c in ada.list_repo_commits(name)] == ["made it", "initial commit"]
+    assert [c.title for c in ada.list_repo_commits(name)] == titles
 
 
 def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
@@ -206,18 +179,13 @@ def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess,
     assert json.loads(answer.body)["error"] == "slow dówn"
 
 
-def test_a_delay_waits_before_the_request_is_handled(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
-    switch.add("/resolve/", Delay(seconds=0.2))
-    began = time.monotonic()
-    assert whole(faulty_hub, "GET", path).body == CONTENT
-    assert time.monotonic() - began >= 0.2
-
-
-@pytest.mark.parametrize("at", [0, 1, 70_000, len(CONTENT) - 1])
-def test_a_body_stalls_at_that_byte_and_goes_on(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
+@pytest.mark.parametrize(
+    "fault", [Delay(seconds=0.2), *(Stall(at=at, seconds=0.2) for at in (0, 1, 70_000, len(CONTENT) - 1))], ids=str
+)
+def test_a_delayed_request_is_handled_and_a_stalled_body_goes_on(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
 ) -> None:
-    rule = switch.add("/resolve/", Stall(at=at, seconds=0.2))
+    rule = switch.add("/resolve/", fault)
     begun = time.monotonic()
     assert whole(faulty_hub, "GET", path).body == CONTENT
     assert time.monotonic() - begun >= 0.2
@@ -233,11 +201,10 @@ def test_a_client_that_hangs_up_while_it_waits_is_counted(
     connection.request("GET", path)
     if isinstance(fault, Stall):
         assert connection.getresponse().read(70_000) == CONTENT[:70_000]
-    while not switch.state(rule).fired:
-        pass
+    until(lambda: switch.state(rule).fired)
     assert switch.state(rule).left == 0
     connection.close()
-    assert hung_up(switch, rule) == 1
+    until(lambda: switch.state(rule).left == 1)  # which the server takes a moment to see
     assert whole(faulty_hub, "GET", path).body == CONTENT
 
 

@@ -13,26 +13,19 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import get_session
-from processes import printed_by
+from processes import ROOT, as_ada, printed_by
+from raw_requests import commit_files
 
 from localhub.process import LocalHubProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 Hf = Callable[..., str]
 
 
 @pytest.fixture
 def hf(local_hub: LocalHubProcess, tmp_path: Path) -> Hf:
     """hf("repos", "ls"): the output of the `hf` command, signed in as ada; a failure fails the test."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": local_hub.endpoint,
-        "HF_TOKEN": local_hub.tokens["ada"],
-        "HF_HOME": str(tmp_path / "home"),
-        "PYTHONWARNINGS": "default",
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-    }
+    shown = {"PYTHONWARNINGS": "default", "NO_COLOR": "1", "COLUMNS": "200"}
+    environment = os.environ | as_ada(local_hub, tmp_path) | shown | {"HF_HOME": str(tmp_path / "home")}
 
     def run(*arguments: str, fails: bool = False) -> str:
         command = [sys.executable, "-c", "from huggingface_hub.cli.hf import main; main()", *arguments]
@@ -48,12 +41,8 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
 ) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
     tracked = [path for path in listed.split("\0") if path and (ROOT / path).is_file()]
     for path in tracked:
         (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +58,8 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
-    environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.tokens["ada"], "HF_HOME": str(folder / "home")}
-    return printed_by(script, folder=folder, PYTHONWARNINGS="ignore", CUDA_VISIBLE_DEVICES="", **environment)
+    environment = as_ada(hub, folder) | {"HF_HOME": str(folder / "home"), "PYTHONWARNINGS": "ignore"}
+    return printed_by(script, folder=folder, CUDA_VISIBLE_DEVICES="", **environment)
 
 
 def test_transformers_and_peft_push_and_load(
@@ -134,14 +123,6 @@ assert get_dataset_split_names({name!r}, "default") == ["train", "test"]
     assert ada.dataset_info(name).private
 
 
-def test_a_card_s_metadata_is_updated(ada: HfApi, repo: str) -> None:
-    content = "---\nlanguage: no\ntags: []\nlicense: mit\n---\n"
-    ada.upload_file(path_or_fileobj=content.encode(), path_in_repo="README.md", repo_id=repo)
-    info = ada.model_info(repo)
-    assert (info.card_data.language, info.card_data.tags) == ("no", [])
-    assert {"no", "license:mit"} <= {*(info.tags or ())}
-
-
 def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], str], tmp_path: Path) -> None:
     one, two, three, data = (f"ada/{fresh()}" for _ in range(4))
     (tmp_path / "files").mkdir()
@@ -183,7 +164,7 @@ def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
         'odd "name".txt': b"x\n",
         "empty.txt": b"",
     }
-    ada.create_commit(repo, [CommitOperationAdd(name, text) for name, text in before.items()], commit_message="base")
+    commit_files(ada, repo, before)
     changes = [CommitOperationAdd(name, text) for name, text in after.items() if before.get(name) != text]
     ada.create_commit(repo, [*changes, CommitOperationDelete("gone.txt")], commit_message="proposed", create_pr=True)
     ada.upload_file(path_or_fileobj=b"later\n", path_in_repo="unrelated.txt", repo_id=repo)  # on main, meanwhile
@@ -203,8 +184,7 @@ def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
 def test_a_difference_of_many_lines_is_found_at_once_and_large_files_show_their_pointers(ada: HfApi, repo: str) -> None:
     lines = [b"%d\n" % (n * 7919 % 100_003) for n in range(30_000)]
     ada.upload_file(path_or_fileobj=b"".join(lines), path_in_repo="long.txt", repo_id=repo)
-    operations = [CommitOperationAdd("long.txt", b"".join(sorted(lines))), CommitOperationAdd("m.bin", b"\0" * 100)]
-    ada.create_commit(repo, operations, commit_message="sorted", create_pr=True)
+    commit_files(ada, repo, {"long.txt": b"".join(sorted(lines)), "m.bin": b"\0" * 100}, create_pr=True)
     diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
     assert "+version https://git-lfs" in diff
     removed, added = (sorted(re.findall(rf"^\{sign}(\d+)$", diff, re.MULTILINE)) for sign in "-+")

@@ -1,17 +1,19 @@
-"""Commits: regular and large files, order, conflicts, pull requests, and what a refused commit leaves behind."""
+"""Commits: regular and large files, copies, order, conflicts, pull requests, and what a refused one leaves behind."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, FileDuplicationError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, header, large, post_commit, regular
+from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, xet_hash_of
 
 from localhub.process import LocalHubProcess
 
@@ -24,50 +26,28 @@ def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:
 
 def test_a_commit_carries_regular_and_large_files_deletions_and_copies(ada: HfApi, repo: str) -> None:
     weights = bytes(range(256)) * 1000
-    first = ada.create_commit(
-        repo,
-        [
-            CommitOperationAdd("notes/a.txt", b"one"),
-            CommitOperationAdd("model.safetensors", weights),
-            CommitOperationAdd("old.txt", b"old"),
-        ],
-        commit_message="first\n\nwith a body",
-    )
-    second = ada.create_commit(
-        repo,
-        [
-            CommitOperationDelete("old.txt"),
-            CommitOperationAdd("notes/a.txt", b"two"),
-            CommitOperationCopy("model.safetensors", "copy.safetensors"),
-        ],
-        commit_message="second",
-        parent_commit=first.oid,
-    )
-    assert sorted(ada.list_repo_files(repo)) == [
-        ".gitattributes",
-        "copy.safetensors",
-        "model.safetensors",
-        "notes/a.txt",
+    files = {"notes/a.txt": b"one", "model.safetensors": weights, "old.txt": b"old"}
+    first = commit_files(ada, repo, files, commit_message="first\n\nwith a body")
+    changes = [
+        CommitOperationDelete("old.txt"),
+        CommitOperationAdd("notes/a.txt", b"two"),
+        CommitOperationCopy("model.safetensors", "copy.safetensors"),
     ]
+    second = ada.create_commit(repo, changes, commit_message="second", parent_commit=first.oid)
+    left = {".gitattributes", "copy.safetensors", "model.safetensors", "notes/a.txt"}
+    assert {*ada.list_repo_files(repo)} == left
     assert contents(ada, repo, "notes/a.txt") == b"two"
     assert contents(ada, repo, "notes/a.txt", revision=first.oid) == b"one"
     assert contents(ada, repo, "copy.safetensors") == weights
     history = ada.list_repo_commits(repo)
     assert history[1].message == "with a body"
-    assert [(commit.commit_id, commit.title) for commit in history[:2]] == [
-        (second.oid, "second"),
-        (first.oid, "first"),
-    ]
+    assert [(c.commit_id, c.title) for c in history[:2]] == [(second.oid, "second"), (first.oid, "first")]
     assert [commit.authors for commit in history] == [["ada"]] * 3
 
 
 def test_file_ids_are_those_of_git_and_of_the_content(ada: HfApi, repo: str) -> None:
     # The ids of git come from `git hash-object` and `git mktree` on the same content.
-    ada.create_commit(
-        repo,
-        [CommitOperationAdd("d/hello.txt", b"hello\n"), CommitOperationAdd("w.bin", b"weights")],
-        commit_message="files",
-    )
+    commit_files(ada, repo, {"d/hello.txt": b"hello\n", "w.bin": b"weights"})
     text, weights = ada.get_paths_info(repo, ["d/hello.txt", "w.bin"])
     assert text.blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"
     assert text.lfs is None
@@ -84,8 +64,7 @@ def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) ->
     parent = ada.model_info(repo).sha
 
     def push(number: int) -> int:
-        answer = post_commit(ada, repo, header(parentCommit=parent), regular(f"{number}.txt"))
-        return answer.status_code
+        return post_commit(ada, repo, header(parentCommit=parent), regular(f"{number}.txt")).status_code
 
     with ThreadPoolExecutor(8) as pool:
         codes = sorted(pool.map(push, range(8)))
@@ -95,11 +74,9 @@ def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) ->
 
 def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
     ada.upload_file(path_or_fileobj=b"old", path_in_repo="a", repo_id=repo)
-    answer = post_commit(ada, repo, header(), {"key": "deletedFile", "value": {"path": "a"}}, regular("a/b"))
-    assert answer.status_code == 200
+    post_commit(ada, repo, header(), {"key": "deletedFile", "value": {"path": "a"}}, regular("a/b"))
     assert "a/b" in ada.list_repo_files(repo)
-    answer = post_commit(ada, repo, header(), regular("c"), {"key": "deletedFolder", "value": {"path": "a/"}})
-    assert answer.status_code == 200
+    post_commit(ada, repo, header(), regular("c"), {"key": "deletedFolder", "value": {"path": "a/"}})
     assert sorted(ada.list_repo_files(repo)) == [".gitattributes", "c"]
 
 
@@ -174,40 +151,25 @@ def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
 
 
 def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:
-    ada.create_commit(
-        repo,
-        [
-            CommitOperationAdd("a.onnx", b"by its name"),
-            CommitOperationAdd("b.dat", b"by its\0content"),
-            CommitOperationAdd("c.md", b"text"),
-            CommitOperationAdd("empty.bin", b""),
-        ],
-        commit_message="files",
-    )
+    commit_files(ada, repo, {"a.onnx": b"name", "b.dat": b"its\0content", "c.md": b"text", "empty.bin": b""})
     large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
     assert large == {".gitattributes": False, "a.onnx": True, "b.dat": True, "c.md": False, "empty.bin": False}
-    ada.upload_file(
-        path_or_fileobj=b"*.md filter=lfs diff=lfs merge=lfs -text\n", path_in_repo=".gitattributes", repo_id=repo
-    )
+    commit_files(ada, repo, {".gitattributes": b"*.md filter=lfs diff=lfs merge=lfs -text\n"})
     ada.upload_file(path_or_fileobj=b"now large", path_in_repo="d.md", repo_id=repo)
     assert ada.get_paths_info(repo, "d.md")[0].lfs is not None
 
 
 def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfApi, repo: str) -> None:
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
-    proposal = bob.create_commit(
-        repo, [CommitOperationAdd("b.txt", b"from bob")], commit_message="Add b", create_pr=True
-    )
+    proposal = commit_files(bob, repo, {"b.txt": b"from bob"}, create_pr=True)
     assert (proposal.pr_num, proposal.pr_revision) == (1, "refs/pr/1")
     bob.upload_file(path_or_fileobj=b"more", path_in_repo="c.txt", repo_id=repo, revision="refs/pr/1")
     assert "b.txt" not in ada.list_repo_files(repo)
     details = ada.get_discussion_details(repo, 1)
     assert (details.status, details.author, details.target_branch) == ("open", "bob", "refs/heads/main")
     assert [event.type for event in details.events] == ["comment", "commit", "commit"]
-    with pytest.raises(HfHubHTTPError):
-        bob.merge_pull_request(repo, 1)
-    with pytest.raises(HfHubHTTPError):
-        bob.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo)
+    assert status_of(bob.merge_pull_request, repo, 1) == 403
+    assert status_of(bob.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo) == 403
     ada.upload_file(path_or_fileobj=b"meanwhile", path_in_repo="d.txt", repo_id=repo)
     ada.merge_pull_request(repo, 1, comment="thanks")
     assert sorted(ada.list_repo_files(repo)) == [".gitattributes", "a.txt", "b.txt", "c.txt", "d.txt"]
@@ -216,13 +178,23 @@ def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfA
 
 def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None:
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
-    ada.create_commit(repo, [CommitOperationAdd("a.txt", b"theirs")], commit_message="change a", create_pr=True)
+    commit_files(ada, repo, {"a.txt": b"theirs"}, create_pr=True)
     head = ada.upload_file(path_or_fileobj=b"ours", path_in_repo="a.txt", repo_id=repo).oid
     assert ada.get_discussion_details(repo, 1).conflicting_files == ["a.txt"]
-    with pytest.raises(HfHubHTTPError, match=r"a\.txt") as refused:
+    with pytest.raises(HfHubHTTPError, match=r"a\.txt"):
         ada.merge_pull_request(repo, 1)
-    assert refused.value.response.status_code == 409
+    assert status_of(ada.merge_pull_request, repo, 1) == 409
     assert ada.model_info(repo).sha == head
+
+
+def test_large_files_are_listed_once_and_deleted_from_every_branch(ada: HfApi, repo: str) -> None:
+    commit_files(ada, repo, {"a.bin": b"\0one", "b.bin": b"\0two"})
+    ada.create_branch(repo, branch="dev")
+    one, two = sorted(ada.list_lfs_files(repo), key=lambda file: file.filename)
+    assert (one.filename, one.ref, one.size, two.filename) == ("a.bin", "refs/heads/main", 4, "b.bin")
+    ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
+    for revision in ("main", "dev"):
+        assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
 
 
 def test_a_squashed_branch_keeps_its_files_and_loses_its_history(ada: HfApi, repo: str) -> None:
@@ -241,28 +213,33 @@ def test_a_commit_to_a_missing_branch_says_so(ada: HfApi, repo: str) -> None:
         ada.delete_file("nothing.txt", repo)
 
 
-def test_an_invalid_card_is_refused_before_the_commit(ada: HfApi, repo: str) -> None:
-    for card in ("license: not-a-license", "model-index: foo", "base_model_relation: cousin", "tags: [*x]", "- a list"):
-        with pytest.raises(ValueError, match="Invalid metadata"):
-            ada.upload_file(path_or_fileobj=f"---\n{card}\n---\n".encode(), path_in_repo="README.md", repo_id=repo)
+NESTED_ALIASES = "a0: &a0 lol\n" + "\n".join(
+    f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12)
+)
 
 
-def test_a_card_of_nested_aliases_is_refused_at_once(ada: HfApi, repo: str) -> None:
-    levels = "\n".join(f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12))
-    card = f"---\na0: &a0 lol\n{levels}\n---\n"
-    with pytest.raises(ValueError, match="aliases"):
-        ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=repo)
-    refused = post_commit(ada, repo, header(), regular("README.md", card.encode()))  # of another client
-    assert (refused.status_code, "aliases" in refused.text) == (400, True)
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_a_commit_that_skips_the_client_s_check_of_the_card_is_refused_all_the_same(
-    ada: HfApi, repo: str, end: bytes
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("license: not-a-license", "license"),
+        ("model-index: foo", "model-index"),
+        ("base_model_relation: cousin", "base_model_relation"),
+        ("- a list", "mapping"),
+        (NESTED_ALIASES, "aliases"),
+    ],
+    ids=["license", "model-index", "relation", "list", "aliases"],
+)
+def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_client_s_check(
+    ada: HfApi, repo: str, lines: str, said: str, end: str
 ) -> None:
-    card = b"---\nlicense: nobody-s\n---\n".replace(b"\n", end)
+    card = f"---\n{lines}\n---\n".replace("\n", end).encode()
+    with pytest.raises(ValueError, match=f"(?s)Invalid metadata.*{said}"):
+        ada.upload_file(path_or_fileobj=card, path_in_repo="README.md", repo_id=repo)
     refused = post_commit(ada, repo, header(), regular("README.md", card))
-    assert (refused.status_code, "Invalid metadata in README.md" in refused.text) == (400, True)
+    assert refused.status_code == 400
+    assert "Invalid metadata in README.md" in refused.text
+    assert said in refused.text
     in_a_folder = post_commit(ada, repo, header(), regular("docs/README.md", card))
     assert in_a_folder.status_code == 200  # no card
 
@@ -288,3 +265,115 @@ def test_a_plain_commit_of_a_binary_file_is_refused_and_names_it(ada: HfApi, rep
     ada.upload_file(path_or_fileobj=binary, path_in_repo="a.png", repo_id=repo)  # the client asks first, and uses LFS
     [info] = ada.get_paths_info(repo, "a.png")
     assert info.lfs.size == len(binary)
+
+
+LARGE, SMALL = b"\0large" * 3000, b"small"
+
+
+@pytest.fixture
+def source(ada: HfApi, repo: str) -> str:
+    commit_files(ada, repo, {"w.bin": LARGE, "s.txt": SMALL})
+    return repo
+
+
+@pytest.fixture
+def target(ada: HfApi, fresh: Callable[[], str]) -> str:
+    return ada.create_repo(f"ada/{fresh()}").repo_id
+
+
+def copy(api: HfApi, source: str, target: str, path: str = "w.bin", revision: str = "main") -> Any:
+    operation = CommitOperationCopy(path, path, src_revision=revision, src_repo_id=source, src_repo_type="model")
+    return api.create_commit(target, [operation], commit_message="copy")
+
+
+def holds(api: HfApi, repo: str, content: bytes) -> bool:
+    """Whether a commit to `repo` could name the content."""
+    return "actions" not in batch(api, repo, hashlib.sha256(content).hexdigest(), len(content))
+
+
+def duplicate(api: HfApi, source: str, target: str, **file: str) -> Any:
+    body = {"target": {"type": "model", "name": target}, "files": [file]}
+    return ask(api, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
+
+
+def test_a_large_file_is_copied_without_its_bytes_and_a_small_one_by_its_content(
+    ada: HfApi, source: str, target: str
+) -> None:
+    for path, content in (("w.bin", LARGE), ("s.txt", SMALL)):
+        copy(ada, source, target, path)
+        [copied], [original] = (ada.get_paths_info(repo, [path]) for repo in (target, source))
+        assert (copied.lfs, copied.blob_id) == (original.lfs, original.blob_id)
+        assert get_session().get(f"{ada.endpoint}/{target}/resolve/main/{path}").content == content
+
+
+def test_a_file_of_an_older_commit_can_be_copied(ada: HfApi, source: str, target: str) -> None:
+    sha = ada.model_info(source).sha
+    ada.delete_file("w.bin", source)
+    copy(ada, source, target, revision=str(sha))
+    assert ada.file_exists(target, "w.bin")
+
+
+def test_only_paths_info_names_the_other_storage(ada: HfApi, source: str) -> None:
+    """A tree that did would send snapshots there."""
+    assert ada.get_paths_info(source, ["w.bin"])[0].xet_hash
+    assert not ada.get_paths_info(source, ["s.txt"])[0].xet_hash
+    assert not any(getattr(entry, "xet_hash", None) for entry in ada.list_repo_tree(source, recursive=True))
+
+
+def test_what_was_uploaded_but_never_committed_cannot_be_copied(ada: HfApi, source: str, target: str) -> None:
+    hidden = b"\0hidden" * 3000
+    ada.preupload_lfs_files(source, [CommitOperationAdd("hidden.bin", hidden)])
+    assert holds(ada, source, hidden)
+    sha256 = hashlib.sha256(hidden).hexdigest()
+    assert duplicate(ada, source, target, xetHash=xet_hash_of(sha256), sha256=sha256).json()["failed"]
+    assert not holds(ada, target, hidden)
+
+
+def test_a_digest_alone_gives_nobody_a_file_and_the_client_is_told_which_cannot_be_copied(
+    ada: HfApi, source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.hf_api import RepoFile
+
+    make = RepoFile.__init__
+
+    def odd(self: RepoFile, **values: Any) -> None:
+        make(self, **values)
+        self.xet_hash = "0" * 64
+
+    monkeypatch.setattr(RepoFile, "__init__", odd)
+    with pytest.raises(FileDuplicationError, match="Not a file of this repo"):
+        copy(ada, source, target)
+    assert not holds(ada, target, LARGE)
+
+
+def test_nobody_copies_from_what_they_cannot_read_or_to_what_they_cannot_write(
+    ada: HfApi, bob: HfApi, carol: HfApi, source: str, target: str, fresh: Callable[[], str]
+) -> None:
+    mine = bob.create_repo(f"bob/{fresh()}").repo_id
+    copy(bob, source, mine)  # a public source
+    assert status_of(copy, bob, source, target) == status_of(copy, carol, source, target) == 403
+    ada.update_repo_settings(source, private=True)
+    second = bob.create_repo(f"bob/{fresh()}").repo_id
+    sha256 = hashlib.sha256(LARGE).hexdigest()
+    assert duplicate(bob, source, second, xetHash=xet_hash_of(sha256), sha256=sha256).status_code == 404
+    assert not holds(bob, second, LARGE)
+
+
+def test_the_files_of_a_gated_repo_are_copied_only_by_those_who_were_let_in(
+    ada: HfApi, bob: HfApi, source: str, fresh: Callable[[], str]
+) -> None:
+    ada.update_repo_settings(source, gated="manual")
+    mine = bob.create_repo(f"bob/{fresh()}").repo_id
+    assert status_of(copy, bob, source, mine) == 403
+    assert not holds(bob, mine, LARGE)
+
+
+def test_a_private_file_is_not_copied_to_where_others_may_read_it(
+    ada: HfApi, source: str, target: str, fresh: Callable[[], str]
+) -> None:
+    ada.update_repo_settings(source, private=True)
+    assert status_of(copy, ada, source, target) == 403
+    assert not holds(ada, target, LARGE)
+    hidden = ada.create_repo(f"ada/{fresh()}", private=True).repo_id
+    copy(ada, source, hidden)
+    assert holds(ada, hidden, LARGE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from raw_requests import commit_files, status_of
 from small_disk import small_disk
 
 from localhub.process import LocalHubProcess
@@ -63,10 +64,8 @@ def test_a_commit_that_does_not_fit_leaves_the_old_head_and_is_taken_when_there_
 ) -> None:
     head = api.model_info("ada/full").sha
     ballast = fill(disk)
-    files = [CommitOperationAdd(f"{n}.txt", os.urandom(20_000)) for n in range(20)]
-    with pytest.raises(HfHubHTTPError) as refused:
-        api.create_commit("ada/full", files, commit_message="too much")
-    assert refused.value.response.status_code == 507
+    files = {f"{n}.txt": os.urandom(20_000) for n in range(20)}
+    assert status_of(commit_files, api, "ada/full", files) == 507
     assert api.model_info("ada/full").sha == head
     assert "Traceback" not in capfd.readouterr().err
     ballast.unlink()

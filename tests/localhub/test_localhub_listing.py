@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
-from raw_requests import ask
+from raw_requests import ask, commit_files
 
 CARD = """---
 license: apache-2.0
-language: [en, de]
+language: [en, no]
 library_name: transformers
 pipeline_tag: text-generation
 base_model: {base}
@@ -24,8 +24,7 @@ CONFIG = b'{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidde
 
 
 def publish(api: HfApi, repo: str, card: str) -> None:
-    operations = [CommitOperationAdd("README.md", card.encode()), CommitOperationAdd("config.json", CONFIG)]
-    api.create_commit(repo, operations, commit_message="card")
+    commit_files(api, repo, {"README.md": card.encode(), "config.json": CONFIG})
 
 
 def test_the_tags_of_a_model_come_from_its_card_and_config(ada: HfApi, repo: str) -> None:
@@ -33,7 +32,7 @@ def test_the_tags_of_a_model_come_from_its_card_and_config(ada: HfApi, repo: str
     ada.upload_file(path_or_fileobj=b"x", path_in_repo="model.safetensors", repo_id=repo)
     info = ada.model_info(repo)
     assert info.tags == [
-        *["transformers", "safetensors", "qwen3", "text-generation", "own", "agent", "en", "de"],
+        *["transformers", "safetensors", "qwen3", "text-generation", "own", "agent", "en", "no"],
         *["dataset:zoo/held-out", "base_model:zoo/base", "base_model:finetune:zoo/base"],
         *["license:apache-2.0", "region:us"],
     ]

@@ -1,22 +1,79 @@
-"""Sign-in: the code flow with PKCE, what the tokens are worth, and what a forged request gets."""
+"""Sign-in by the code flow with PKCE, what a forged request gets, and what a token of each set of scopes may do."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 from huggingface_hub.utils import get_session
 from joserfc import jwt
 from joserfc.jwk import KeySet
-from oauth_helpers import REDIRECT, VERIFIER, authorize_query, exchange, sign_in, tokens_of
 from processes import printed_by
+from raw_requests import status_of
 
+from hubmerge.errors import GatedError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import translated
 from localhub.process import LocalHubProcess
+from localhub.users import default_users
+
+REDIRECT = "http://127.0.0.1:9/login/callback?_target_url=%2F"
+VERIFIER = "a-verifier-of-at-least-forty-three-characters-in-length"
+CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).rstrip(b"=").decode()
+
+
+def authorize_query(hub: LocalHubProcess, **changes: str | None) -> dict[str, str]:
+    query = {
+        "response_type": "code",
+        "client_id": hub.oauth["client_id"],
+        "redirect_uri": REDIRECT,
+        "scope": "openid profile email contribute-repos",
+        "state": "a state & more",
+        "nonce": "n-1",
+        "code_challenge": CHALLENGE,
+        "code_challenge_method": "S256",
+    }
+    return {key: value for key, value in (query | changes).items() if value is not None}
+
+
+def sign_in(
+    hub: LocalHubProcess, user: str = "bob", *, orgs: Sequence[str] = (), **changes: str | None
+) -> dict[str, list[str]]:
+    """Go through the consent page as a browser would, with these organisations picked; the redirect's parameters."""
+    page = get_session().get(f"{hub.endpoint}/oauth/authorize", params=authorize_query(hub, **changes))
+    assert page.status_code == 200, page.text
+    assert f'value="{user}"' in page.text
+    [request_id] = re.findall(r'name="request_id" value="([^"]+)"', page.text)
+    form = {"request_id": request_id, "user": user, "org": [f"{user}/{org}" for org in orgs]}
+    answer = get_session().post(f"{hub.endpoint}/oauth/authorize", data=form, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("http://127.0.0.1:9/login/callback?")
+    return parse_qs(urlsplit(answer.headers["location"]).query)
+
+
+def exchange(hub: LocalHubProcess, code: str, *, secret: bool = True, **changes: str) -> Any:
+    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": REDIRECT, "code_verifier": VERIFIER}
+    client = hub.oauth if secret else {"client_id": hub.oauth["client_id"]}
+    return get_session().post(f"{hub.endpoint}/oauth/token", data=form | client | changes)
+
+
+def tokens_of(
+    hub: LocalHubProcess, user: str = "bob", *, orgs: Sequence[str] = (), **changes: str | None
+) -> dict[str, Any]:
+    answer = exchange(hub, sign_in(hub, user, orgs=orgs, **changes)["code"][0])
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
 
 
 def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: LocalHubProcess) -> None:
@@ -105,25 +162,13 @@ def test_a_request_that_the_application_may_not_make_redirects_nowhere(
 
 def test_a_consent_needs_the_id_of_a_page_that_was_shown(local_hub: LocalHubProcess) -> None:
     for request_id in ("", "guessed"):
-        answer = get_session().post(
-            f"{local_hub.endpoint}/oauth/authorize",
-            data={"request_id": request_id, "user": "ada"},
-            follow_redirects=False,
-        )
-        assert answer.status_code == 400
+        form = {"request_id": request_id, "user": "ada"}
+        assert get_session().post(f"{local_hub.endpoint}/oauth/authorize", data=form).status_code == 400
 
 
 def test_a_refusal_goes_back_without_a_code(local_hub: LocalHubProcess) -> None:
-    page = get_session().get(f"{local_hub.endpoint}/oauth/authorize", params=authorize_query(local_hub))
-    request_id = re.search(r'name="request_id" value="([^"]+)"', page.text)
-    assert request_id
-    answer = get_session().post(
-        f"{local_hub.endpoint}/oauth/authorize",
-        data={"request_id": request_id[1], "user": ""},
-        follow_redirects=False,
-    )
-    query = parse_qs(urlsplit(answer.headers["location"]).query)
-    assert (query["error"], "code" in query) == (["access_denied"], False)
+    back = sign_in(local_hub, "")  # the button that cancels
+    assert (back["error"], "code" in back) == (["access_denied"], False)
 
 
 def test_what_the_request_says_is_shown_as_text(local_hub: LocalHubProcess) -> None:
@@ -166,3 +211,186 @@ print(client.get(back.headers["location"]).json())
         "SPACE_ID": "ada/space",
     }
     assert printed_by(script, **environment).strip() == "['ada', ['zoo']]"
+
+
+SignedIn = Callable[..., HfApi]
+EVERYTHING = "read-repos contribute-repos write-repos manage-repos read-memberships gated-repos"
+
+
+@pytest.fixture
+def signed_in(local_hub: LocalHubProcess) -> SignedIn:
+    """signed_in("gated-repos", user="ada", orgs=["zoo"]): a client with an OAuth token of those scopes."""
+
+    def client(scopes: str, user: str = "ada", orgs: tuple[str, ...] = ()) -> HfApi:
+        tokens = tokens_of(local_hub, user, orgs=orgs, scope=f"openid profile {scopes}".strip())
+        assert tokens["scope"].split() == ["openid", "profile", *scopes.split()]
+        return HfApi(local_hub.endpoint, token=tokens["access_token"])
+
+    return client
+
+
+def fetched(api: HfApi, repo_id: str, folder: Path, name: str = "file.txt") -> int:
+    return status_of(api.hf_hub_download, repo_id, name, local_dir=tempfile.mkdtemp(dir=folder))
+
+
+def made(api: HfApi, repo_id: str, *, private: bool = False, gated: bool = False) -> str:
+    created = str(api.create_repo(repo_id, private=private).repo_id)
+    api.upload_file(path_or_fileobj=b"content", path_in_repo="file.txt", repo_id=created)
+    if gated:
+        api.update_repo_settings(created, gated="auto")
+    return created
+
+
+@pytest.fixture
+def gated(ada: HfApi, bob: HfApi, fresh: Callable[[], str]) -> str:
+    """A public gated repo of ada's that bob was let into."""
+    repo = made(ada, f"ada/{fresh()}", gated=True)
+    ada.grant_access(repo, "bob")
+    return repo
+
+
+def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
+    gated: str, bob: HfApi, signed_in: SignedIn, tmp_path: Path
+) -> None:
+    assert fetched(bob, gated, tmp_path) == 200
+    assert fetched(signed_in("gated-repos", "bob"), gated, tmp_path) == 200
+    for scopes in ("", "contribute-repos", "read-repos", "read-repos contribute-repos write-repos manage-repos"):
+        with pytest.raises(GatedRepoError, match="does not include gated") as refused:
+            signed_in(scopes, "bob").hf_hub_download(gated, "file.txt", local_dir=tmp_path / "none")
+        assert refused.value.response.status_code == 403
+    with pytest.raises(GatedRepoError, match="not in the authorized list"):  # the scope alone lets nobody in
+        signed_in("gated-repos", "carol").hf_hub_download(gated, "file.txt", local_dir=tmp_path)
+    assert signed_in("", "bob").model_info(gated).gated == "auto"  # what it is, anybody may know
+
+
+def test_hubmerge_says_whether_the_token_or_its_owner_is_shut_out(
+    local_hub: LocalHubProcess, gated: str, signed_in: SignedIn
+) -> None:
+    sha = str(signed_in("", "bob").model_info(gated).sha)
+    for user, scopes, told in (
+        ("bob", "contribute-repos", "the token does not cover gated ones"),
+        ("carol", "gated-repos", "Ask for access on its page"),
+    ):
+        with pytest.raises(GatedError, match=told):
+            Hub(local_hub.endpoint, str(signed_in(scopes, user).token)).read_file(gated, sha, "file.txt")
+
+
+def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -> None:
+    answer = httpx2.Response(403, request=httpx2.Request("GET", "https://hub.example/org/llama"))
+    words = "403 Forbidden: Please enable access to public gated repositories in your fine-grained token settings"
+    with pytest.raises(GatedError, match="does not cover gated"), translated("org/llama"):
+        raise HfHubHTTPError(words, response=answer)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "status"),
+    [("", 403), ("contribute-repos", 403), ("gated-repos", 200), ("read-repos", 200), ("write-repos", 200)],
+)
+def test_the_owner_s_gated_repo_is_one_of_the_person_s_repos(
+    gated: str, signed_in: SignedIn, tmp_path: Path, scopes: str, status: int
+) -> None:
+    assert fetched(signed_in(scopes), gated, tmp_path) == status
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("scopes", "status"),
+    [
+        *((scopes, 404) for scopes in ("", "gated-repos", "contribute-repos gated-repos read-memberships")),
+        *((scopes, 200) for scopes in ("read-repos", "write-repos", "manage-repos")),
+    ],
+)
+def test_private_repos_are_missing_without_read_repos_gated_or_not(
+    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path, scopes: str, status: int, gated: bool
+) -> None:
+    repo, api = made(ada, f"ada/{fresh()}", private=True, gated=gated), signed_in(scopes)
+    assert status_of(api.model_info, repo) == fetched(api, repo, tmp_path) == status
+    assert (repo in [model.id for model in api.list_models(author="ada")]) is (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "create", "write", "delete"),
+    [
+        ("", 403, 403, 403),
+        ("read-repos gated-repos", 403, 403, 403),
+        ("contribute-repos", 200, 403, 403),
+        ("write-repos", 403, 200, 403),
+        ("manage-repos", 200, 200, 200),
+    ],
+)
+def test_who_may_create_write_and_delete(
+    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, scopes: str, create: int, write: int, delete: int
+) -> None:
+    foreign, api = made(ada, f"ada/{fresh()}"), signed_in(scopes)
+    assert status_of(api.create_repo, f"ada/{fresh()}") == create
+    assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=foreign) == write
+    assert status_of(api.update_repo_settings, foreign, gated="auto") == write
+    assert status_of(api.move_repo, foreign, f"ada/{fresh()}") == delete
+    if delete != 200:  # else it was moved
+        assert status_of(api.delete_repo, foreign) == delete
+
+
+def test_the_application_has_its_own_repos_whole(fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path) -> None:
+    repo = made(signed_in("contribute-repos"), f"ada/{fresh()}", private=True)
+    later = signed_in("contribute-repos")  # another sign-in at the same application
+    assert fetched(later, repo, tmp_path) == 200
+    for api, listed in ((later, True), (signed_in(""), False)):
+        assert (repo in [model.id for model in api.list_models(author="ada")]) is listed
+    assert status_of(later.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo) == 200
+    assert status_of(later.delete_repo, repo) == 200
+
+
+def test_organisations_are_told_only_with_the_scope_and_only_those_picked(signed_in: SignedIn) -> None:
+    def orgs(api: HfApi) -> list[str]:
+        return [org["name"] for org in api.whoami()["orgs"]]
+
+    assert orgs(signed_in("read-memberships", orgs=("zoo",))) == ["zoo"]
+    assert orgs(signed_in("read-memberships")) == []
+    assert orgs(signed_in(EVERYTHING.replace("read-memberships", ""), orgs=("zoo",))) == []
+    assert orgs(signed_in("read-memberships", "bob", ("zoo",))) == []  # who is not a member cannot pick it
+
+
+def test_an_organisation_that_was_not_picked_is_out_of_reach(
+    ada: HfApi, fresh: Callable[[], str], signed_in: SignedIn, tmp_path: Path
+) -> None:
+    private, public = made(ada, f"zoo/{fresh()}", private=True), made(ada, f"zoo/{fresh()}")
+    for orgs, reading, writing in (((), 404, 403), (("zoo",), 200, 200)):
+        api = signed_in(EVERYTHING, orgs=orgs)
+        assert fetched(api, private, tmp_path) == reading
+        assert (private in [model.id for model in api.list_models(author="zoo")]) is (reading == 200)
+        assert status_of(api.create_repo, f"zoo/{fresh()}") == writing
+        assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=public) == writing
+
+
+def test_webhooks_and_the_mail_address_have_scopes_of_their_own(ada: HfApi, signed_in: SignedIn) -> None:
+    hook = ada.create_webhook(
+        url="http://127.0.0.1:9/", watched=[{"type": "user", "name": "ada"}], domains=["repo"], secret="s3cret-of-ada"
+    )
+    try:
+        for scopes in ("", EVERYTHING):
+            assert status_of(signed_in(scopes).list_webhooks) == 403
+            assert status_of(signed_in(scopes).get_webhook, hook.id) == 403
+            assert signed_in(scopes).whoami()["email"] is None
+        assert hook.id in [known.id for known in signed_in("webhooks").list_webhooks()]
+        assert signed_in("email").whoami()["email"] == "ada@example.org"
+    finally:
+        ada.delete_webhook(hook.id)
+
+
+def test_an_application_asks_for_what_it_declared_and_its_tokens_last_as_long_as_it_said(tmp_path: Path) -> None:
+    users = default_users().model_dump(mode="json")
+    users["oauth"] |= {"scopes": ["contribute-repos"], "expiration_minutes": 43_200}
+    (tmp_path / "users.json").write_text(json.dumps(users))
+    with LocalHubProcess(tmp_path / "hub", users=tmp_path / "users.json") as hub:
+        tokens = tokens_of(hub, "ada", scope="openid profile contribute-repos")
+        assert tokens["expires_in"] == 30 * 24 * 3600
+        query = {"response_type": "code", "client_id": hub.oauth["client_id"], "redirect_uri": "http://127.0.0.1:9/"}
+        refused = get_session().get(f"{hub.endpoint}/oauth/authorize", params=query | {"scope": "openid read-repos"})
+        assert (refused.status_code, "did not declare the scope read-repos" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("changes", [{"scopes": ["root"]}, {"expiration_minutes": 43_201}, {"expiration_minutes": 0}])
+def test_a_declaration_that_the_hub_would_not_take_is_refused(changes: dict[str, Any]) -> None:
+    users = default_users()
+    with pytest.raises(ValueError):
+        type(users.oauth).model_validate(users.oauth.model_dump() | changes)

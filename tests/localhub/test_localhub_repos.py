@@ -1,11 +1,13 @@
-"""Repos: who may make, see, change, move and delete them, as the real client finds them."""
+"""Repos and their discussions: who may make, see, change, move and delete them, as the real client finds them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import DiscussionComment, DiscussionWithDetails, HfApi
 from huggingface_hub.errors import (
     BadRequestError,
     GatedRepoError,
@@ -13,13 +15,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from raw_requests import ask
+from raw_requests import ask, status_of
 
 Fresh = Callable[[], str]
-
-
-def status(error: pytest.ExceptionInfo[HfHubHTTPError]) -> int:
-    return error.value.response.status_code
 
 
 def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, carol: HfApi) -> None:
@@ -37,19 +35,15 @@ def test_members_are_listed_by_name_and_full_name(ada: HfApi) -> None:
 
 def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo: str) -> None:
     stranger = HfApi(local_hub.endpoint, token="hf_nobody_has_this_token")
-    with pytest.raises(HfHubHTTPError) as refused:
-        stranger.whoami()
-    assert status(refused) == 401
-    with pytest.raises(HfHubHTTPError):
-        stranger.model_info(repo)
+    assert status_of(stranger.whoami) == status_of(stranger.model_info, repo) == 401
 
 
 @pytest.mark.parametrize(("repo_type", "prefix"), [("model", ""), ("dataset", "datasets/"), ("space", "spaces/")])
 def test_a_new_repo_of_each_type_has_its_first_commit(ada: HfApi, fresh: Fresh, repo_type: str, prefix: str) -> None:
-    name = fresh()
+    name = f"CaSe-{fresh()}"
     url = ada.create_repo(f"zoo/{name}", repo_type=repo_type, space_sdk="static" if repo_type == "space" else None)
     assert url == f"{ada.endpoint}/{prefix}zoo/{name}"
-    info = ada.repo_info(f"zoo/{name}", repo_type=repo_type)
+    info = ada.repo_info(f"zoo/{name}".lower(), repo_type=repo_type)  # ids ignore case and are shown in their own
     assert (info.id, info.author, info.private) == (f"zoo/{name}", "zoo", False)
     assert len(info.sha) == 40
     expected = [".gitattributes", "README.md"] if repo_type == "space" else [".gitattributes"]
@@ -57,24 +51,16 @@ def test_a_new_repo_of_each_type_has_its_first_commit(ada: HfApi, fresh: Fresh, 
 
 
 def test_a_taken_name_is_a_conflict_unless_it_may_exist(ada: HfApi, repo: str) -> None:
-    for taken in (repo, repo.upper()):
-        with pytest.raises(HfHubHTTPError) as refused:
-            ada.create_repo(taken)
-        assert status(refused) == 409
+    assert status_of(ada.create_repo, repo) == status_of(ada.create_repo, repo.upper()) == 409
     assert ada.create_repo(repo, exist_ok=True).repo_id == repo
 
 
 def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(
     ada: HfApi, bob: HfApi, carol: HfApi, local_hub, fresh: Fresh
 ) -> None:
-    for api, namespace in ((bob, "zoo"), (bob, "ada"), (carol, "carol"), (ada, "nobody-here")):
-        with pytest.raises(HfHubHTTPError) as refused:
-            api.create_repo(f"{namespace}/{fresh()}")
-        assert status(refused) == 403
     reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
-    with pytest.raises(HfHubHTTPError) as refused:
-        reader.create_repo(f"ada/{fresh()}")
-    assert status(refused) == 403
+    for api, namespace in ((bob, "zoo"), (bob, "ada"), (carol, "carol"), (ada, "nobody-here"), (reader, "ada")):
+        assert status_of(api.create_repo, f"{namespace}/{fresh()}") == 403
 
 
 @pytest.mark.parametrize("name", ["-x", "x.", "a--b", "a..b", "x" * 97, "a b", "é"])
@@ -90,17 +76,12 @@ def test_a_private_repo_exists_only_for_members(
     reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
     assert reader.model_info(repo).private
     for api, code in ((bob, 404), (nobody, 401)):
-        for attempt in (
-            lambda api=api: api.model_info(repo),
-            lambda api=api: api.list_repo_files(repo),
-            lambda api=api: api.list_repo_refs(repo),
-            lambda api=api: api.list_repo_commits(repo),
-            lambda api=api: list(api.get_repo_discussions(repo)),
-            lambda api=api, code=code: api.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / str(code)),
-        ):
+        download = partial(api.hf_hub_download, filename="a.txt", cache_dir=tmp_path / str(code))
+        for look in (api.model_info, api.list_repo_files, api.list_repo_refs, api.list_repo_commits, download):
             with pytest.raises(RepositoryNotFoundError) as hidden:
-                attempt()
-            assert status(hidden) == code
+                look(repo)
+            assert hidden.value.response.status_code == code
+        assert status_of(list, api.get_repo_discussions(repo)) == code
         assert repo not in [model.id for model in api.list_models(author="zoo")]
     assert repo in [model.id for model in ada.list_models(author="zoo")]
     ada.update_repo_settings(repo, private=False)
@@ -124,18 +105,12 @@ def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: Hf
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
     head = ada.model_info(repo).sha
     for api, code in ((bob, 403), (nobody, 401)):
-        for attempt in (
-            lambda api=api: api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo),
-            lambda api=api: api.create_branch(repo, branch="theirs"),
-            lambda api=api: api.create_tag(repo, tag="theirs"),
-            lambda api=api: api.update_repo_settings(repo, private=True),
-            lambda api=api: api.move_repo(repo, "bob/taken"),
-            lambda api=api: api.delete_repo(repo),
-            lambda api=api: api.super_squash_history(repo),
-        ):
-            with pytest.raises(HfHubHTTPError) as refused:
-                attempt()
-            assert status(refused) == code
+        assert status_of(api.upload_file, path_or_fileobj=b"x", path_in_repo="x", repo_id=repo) == code
+        assert status_of(api.create_branch, repo, branch="theirs") == code
+        assert status_of(api.create_tag, repo, tag="theirs") == code
+        assert status_of(api.update_repo_settings, repo, private=True) == code
+        assert status_of(api.move_repo, repo, "bob/taken") == code
+        assert status_of(api.delete_repo, repo) == status_of(api.super_squash_history, repo) == code
     info = ada.model_info(repo)
     assert (info.sha, info.private) == (head, False)
 
@@ -152,8 +127,7 @@ def test_the_files_of_a_gated_repo_wait_for_acceptance(
     with pytest.raises(GatedRepoError):
         bob.auth_check(repo)
     ada.grant_access(repo, "bob")
-    with open(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted"), "rb") as file:
-        assert file.read() == b"weights"
+    assert Path(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted")).read_bytes() == b"weights"
     assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
 
 
@@ -163,8 +137,7 @@ def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fres
     ada.upload_file(path_or_fileobj=b"kept", path_in_repo="a.txt", repo_id=old)
     ada.move_repo(old, new)
     assert ada.model_info(old).id == new
-    with open(ada.hf_hub_download(old, "a.txt", cache_dir=tmp_path), "rb") as file:
-        assert file.read() == b"kept"
+    assert Path(ada.hf_hub_download(old, "a.txt", cache_dir=tmp_path)).read_bytes() == b"kept"
     ada.create_repo(old)
     assert ada.model_info(old).id == old
     assert ada.model_info(new).id == new
@@ -172,9 +145,9 @@ def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fres
 
 def test_a_move_never_replaces_another_repo(ada: HfApi, fresh: Fresh) -> None:
     first, second = (ada.create_repo(f"ada/{fresh()}").repo_id for _ in range(2))
-    with pytest.raises(HfHubHTTPError, match="already exists") as refused:
+    with pytest.raises(HfHubHTTPError, match="already exists"):
         ada.move_repo(first, second)
-    assert status(refused) == 409
+    assert status_of(ada.move_repo, first, second) == 409
     assert ada.model_info(first).id == first
 
 
@@ -188,11 +161,6 @@ def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> N
     assert ada.list_repo_refs(repo).tags == []
     with pytest.raises(RevisionNotFoundError):
         ada.model_info(repo, revision=first)
-
-
-def test_ids_ignore_case_and_are_shown_in_their_own(ada: HfApi, fresh: Fresh) -> None:
-    repo = ada.create_repo(f"ada/CaSe-{fresh()}").repo_id
-    assert ada.model_info(repo.lower()).id == repo
 
 
 def test_branches_and_tags_name_commits(ada: HfApi, repo: str) -> None:
@@ -229,3 +197,60 @@ def test_the_secrets_of_a_space_are_kept_and_never_shown(ada: HfApi, fresh: Fres
     assert ada.get_space_variables(space) == {}
     assert ada.pause_space(space).stage == "PAUSED"
     assert ada.restart_space(space).stage == "RUNNING"
+
+
+# the client's own, wherever a comment is hidden
+pytestmark = pytest.mark.filterwarnings("ignore:Hidden comments' content cannot be retrieved:UserWarning")
+
+
+@pytest.fixture
+def talk(bob: HfApi, repo: str) -> DiscussionWithDetails:
+    """A discussion that bob opened on a repo of ada's."""
+    return bob.create_discussion(repo, "Why this license?", description="Please say.", token=bob.token)
+
+
+def comments(api: HfApi, talk: DiscussionWithDetails) -> list[DiscussionComment]:
+    events = api.get_discussion_details(talk.repo_id, talk.num).events
+    return [event for event in events if isinstance(event, DiscussionComment)]
+
+
+def test_a_comment_is_edited_by_its_author_and_keeps_its_history(
+    ada: HfApi, bob: HfApi, talk: DiscussionWithDetails
+) -> None:
+    said = bob.comment_discussion(talk.repo_id, talk.num, "first words")
+    bob.edit_discussion_comment(talk.repo_id, talk.num, said.id, "better words")
+    [_, comment] = comments(ada, talk)
+    assert (comment.content, comment.edited, comment.author) == ("better words", True, "bob")
+    assert [entry["raw"] for entry in comment.edit_history] == ["first words"]
+
+
+def test_a_hidden_comment_is_gone_for_everybody_and_for_good(
+    ada: HfApi, bob: HfApi, talk: DiscussionWithDetails
+) -> None:
+    said = bob.comment_discussion(talk.repo_id, talk.num, "a secret")
+    ada.hide_discussion_comment(talk.repo_id, talk.num, said.id)  # of her repo
+    for api in (ada, bob):
+        [_, comment] = comments(api, talk)
+        assert (comment.hidden, "secret" in str(comment)) == (True, False)
+    assert status_of(bob.edit_discussion_comment, talk.repo_id, talk.num, said.id, "again") == 400
+
+
+def test_nobody_else_edits_or_hides_a_comment(
+    ada: HfApi, bob: HfApi, carol: HfApi, talk: DiscussionWithDetails
+) -> None:
+    said = ada.comment_discussion(talk.repo_id, talk.num, "an answer")
+    for api in (bob, carol):
+        assert status_of(api.hide_discussion_comment, talk.repo_id, talk.num, said.id) == 403
+        assert status_of(api.edit_discussion_comment, talk.repo_id, talk.num, said.id, "other words") == 403
+    assert comments(ada, talk)[1].content == "an answer"
+
+
+def test_a_discussion_is_renamed_closed_and_opened_again(ada: HfApi, bob: HfApi, talk: DiscussionWithDetails) -> None:
+    bob.rename_discussion(talk.repo_id, talk.num, "Which license?")
+    ada.change_discussion_status(talk.repo_id, talk.num, "closed", comment="answered")
+    [listed] = ada.get_repo_discussions(talk.repo_id, discussion_status="closed")
+    assert (listed.title, listed.status) == ("Which license?", "closed")
+    ada.change_discussion_status(talk.repo_id, talk.num, "open")
+    assert [found.status for found in ada.get_repo_discussions(talk.repo_id)] == ["open"]
+    kinds = [event.type for event in ada.get_discussion_details(talk.repo_id, talk.num).events]
+    assert [kind for kind in kinds if kind != "comment"] == ["title-change", "status-change", "status-change"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from hubmerge.__main__ import console
 from hubmerge.cli.main import main
-from hubmerge.errors import SettingsError
 from hubmerge.machine import resources
 from hubmerge.machine.resources import GroupLimits, group_limits
 
@@ -20,17 +20,13 @@ CPU = "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:5 - cgroup cgroup rw,cp
 MEMORY = "32 23 0:28 / /sys/fs/cgroup/memory rw shared:6 - cgroup cgroup rw,memory"
 
 
-def system(folder: Path, files: Mapping[str, str]) -> Path:
-    for name, content in files.items():
+def told(folder: Path, own: str, mounts: str, files: Mapping[str, str]) -> GroupLimits:
+    proc = {"proc/self/cgroup": own, "proc/self/mountinfo": f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{mounts}\n"}
+    for name, content in (proc | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return folder
-
-
-def told(folder: Path, own: str, mounts: str, files: Mapping[str, str]) -> GroupLimits:
-    proc = {"proc/self/cgroup": own, "proc/self/mountinfo": f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{mounts}\n"}
-    return group_limits(system(folder, proc | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}))
+    return group_limits(folder)
 
 
 def test_a_group_of_version_2_is_limited_by_all_above_it(tmp_path: Path) -> None:
@@ -94,27 +90,15 @@ def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
     assert group_limits(tmp_path) == GroupLimits()
 
 
-@pytest.fixture
-def afresh() -> Iterator[None]:
-    """Nothing that was looked up of this machine before, or here, counts elsewhere."""
-    for known in (resources.cores, resources.memory_bytes):
-        known.cache_clear()
-    yield
-    for known in (resources.cores, resources.memory_bytes):
-        known.cache_clear()
-
-
-def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
+def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores, memory_bytes = resources.cores.__wrapped__, resources.memory_bytes.__wrapped__  # what is kept stays
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr(resources, "group_limits", lambda: GroupLimits(3, 2**20))
-    assert resources.cores() == 3
-    assert resources.memory_bytes() == 2**20
-    for known in (resources.cores, resources.memory_bytes):
-        known.cache_clear()
+    assert (cores(), memory_bytes()) == (3, 2**20)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(resources, "group_limits", lambda: GroupLimits(3, 2**60))
-    assert resources.cores() == 2
-    assert 2**20 < (resources.memory_bytes() or 0) < 2**60
+    assert cores() == 2
+    assert 2**20 < (memory_bytes() or 0) < 2**60
 
 
 def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one() -> None:
@@ -141,28 +125,19 @@ def test_a_gpu_s_memory_is_what_its_driver_s_tool_says(
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    resources.gpu_memory_bytes.cache_clear()
-    assert resources.gpu_memory_bytes() == known
-    resources.gpu_memory_bytes.cache_clear()
-
-
-def test_what_needs_linux_says_so_elsewhere_and_what_works_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    resources.require_linux("the app")
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(SettingsError, match=r"the app runs on Linux alone: got darwin.*merging.*work here, too"):
-        resources.require_linux("the app")
+    assert resources.gpu_memory_bytes.__wrapped__() == known
 
 
 @pytest.mark.parametrize("command", [["demo"], ["serve"], ["watch", "rule.yaml"]])
-def test_the_app_and_the_bot_need_linux(
+def test_the_app_and_the_bot_need_linux_and_elsewhere_say_what_works_there(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("workflows.demo", "workflows.serve", "workflows.watch"):
         importlib.import_module(module)
     monkeypatch.setattr("sys.platform", "darwin")
     assert main(command) == 1
-    assert "E_SETTINGS" in (told := capsys.readouterr().err)
-    assert "runs on Linux alone" in told
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search("E_SETTINGS.*runs on Linux alone: got darwin.*merging.*work here, too", told)
 
 
 def test_windows_is_told_of_wsl_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

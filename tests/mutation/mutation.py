@@ -71,18 +71,13 @@ GROUPS = {
     ),
     "journal": Group(
         ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
-        (
-            "tests/engine/test_journal.py",
-            "tests/engine/test_fault_journal.py",
-            "tests/merge/test_fault_folders.py",
-        ),
+        ("tests/engine/test_journal.py", "tests/engine/test_fault_journal.py", "tests/merge/test_fault_folders.py"),
     ),
     "publish": Group(
         ("hubmerge/output/publish.py", "hubmerge/hub/writing.py", "hubmerge/output/finished.py"),
         (
             "tests/output/test_publish.py",
             "tests/output/test_fault_publishing.py",
-            "tests/output/test_fault_withdrawal.py",
             "tests/cli/test_cli_license.py",
         ),
     ),
@@ -116,10 +111,7 @@ GROUPS = {
             f"localhub/{name}.py"
             for name in ("access", "accounts", "commits", "files", "lfs", "oauth", "repos", "users")
         ),
-        tuple(
-            f"tests/localhub/test_localhub_{name}.py"
-            for name in ("commits", "copies", "oauth", "repos", "safety", "scopes")
-        ),
+        tuple(f"tests/localhub/test_localhub_{name}.py" for name in ("commits", "oauth", "repos", "safety")),
     ),
 }
 

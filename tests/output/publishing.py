@@ -20,26 +20,18 @@ IDENTITY = "5a" * 32
 
 
 class Watched(Hub):
-    """A Hub that counts commits, and on which a test can act before and after each."""
+    """A Hub that counts commits, and on which a test can act before each."""
 
     def __init__(self, process: LocalHubProcess, user: str = "ada") -> None:
         self.pauses: list[float] = []
         self.commits = 0
         self.before_commit: Callable[[], object] = lambda: None
-        self.after_commit: Callable[[], object] = lambda: None
-        super().__init__(
-            process.endpoint, process.tokens[user], patience=Patience(sleep=lambda seconds: self._pause(seconds))
-        )
-
-    def _pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
+        super().__init__(process.endpoint, process.tokens[user], patience=Patience(sleep=self.pauses.append))
 
     def commit(self, *args: Any, **more: Any) -> str:
         self.commits += 1
         self.before_commit()
-        sha = super().commit(*args, **more)
-        self.after_commit()
-        return sha
+        return super().commit(*args, **more)
 
 
 class Publication:

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import plan_helpers
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
 
-from hubmerge.hub.client import Hub
 from hubmerge.output.finished import write_folder
 from hubmerge.plan.files import folder_files
-from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import recipe_from_yaml
-from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_models
 
-NOWHERE = Hub("http://127.0.0.1:9")
 BASE = random_base(0, sizes=llama_shapes(layers=1))
 AGENTS = (sparse_agent(BASE, 0.1, 1), sparse_agent(BASE, 0.1, 2))
 
@@ -35,9 +32,7 @@ def plan_of(
 ) -> Plan:
     base = write_model(folder / "base", BASE, config=config, files=base_files)
     agents = [write_model(folder / n, t, files=agent_files) for n, t in zip(agent_names, AGENTS, strict=True)]
-    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
-    opened, models = open_models(recipe, NOWHERE, allow_local=True)
-    return make_plan(recipe, opened, models, max_shard_bytes=max_shard_bytes)
+    return plan_helpers.plan_of(base, *agents, max_shard_bytes=max_shard_bytes)
 
 
 def read(model: Model, path: str) -> bytes | None:

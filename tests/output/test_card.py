@@ -32,27 +32,21 @@ from localhub.cards import card_problems, parse_card
 GOLDEN = DATA / "card.md"
 HOSTILE = (
     "mit\n---\n<script>alert(1)</script>",
-    "a|b|c",
-    "`x` ``y`` `",
-    "](javascript:alert(1)",
-    "[click](javascript:alert(1))",
-    "![x](https://evil.example/x.png)",
-    "<img src=x onerror=alert(1)>",
-    "org/name\n\n# Owned\n",
-    "</details><h1>x",
-    "&lt;script&gt;",
+    *(
+        "a|b|c",
+        "`x` ``y`` `",
+        "](javascript:alert(1)",
+        "[click](javascript:alert(1))",
+        "[ref]: javascript:x",
+        "\\",
+        " ",
+    ),
+    *("![x](https://evil.example/x.png)", "<img src=x onerror=alert(1)>", "<!--", "</details><h1>x", "&lt;script&gt;"),
+    *("org/name\n\n# Owned\n", "- item", "1. item", "**bold** _it_ ~~gone~~ $x$ $$y$$", "```\n<script>\n```"),
     "https://evil.example/ www.evil.example evil.example a@evil.example",
-    "**bold** _it_ ~~gone~~ $x$ $$y$$",
-    "- item",
-    "1. item",
     "{{ 7 * 7 }} {% raw %}",
     "\u202egnp.exe \u0000 \u2028---",
-    "```\n<script>\n```",
-    "\\",
-    "<!--",
-    "[ref]: javascript:x",
     "x" * 5000,
-    " ",
 )
 
 
@@ -193,29 +187,32 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     data["statistics"] |= {"layers": {}, "modules": {}}
     data |= {"warnings": [], "environment": {}, "target": "", "evaluations": []}
     card = render_card(Report.from_json(data))
-    assert "| `math` | 0% | 0 | 0 | 0 | ∞ |" in card
-    assert "| `math` | — | — | 1.100 | — |" in card
-    assert "Changed nothing above 1e-05, so that the merge holds nothing of it: `math`." in card
-    assert "Layer by layer" not in card
-    assert "hubmerge merge recipe.yaml --out merged" in card
-    assert "is kept at" not in card
+    said = [
+        *("| `math` | 0% | 0 | 0 | 0 | ∞ |", "| `math` | — | — | 1.100 | — |"),
+        "Changed nothing above 1e-05, so that the merge holds nothing of it: `math`.",
+        "hubmerge merge recipe.yaml --out merged",
+    ]
+    assert [words for words in said if words not in card] == []
+    assert not re.search("Layer by layer|is kept at", card)
+
+
+FETCH = {
+    "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
+    "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
+}  # fmt: skip
 
 
 def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
-    fetch = {
-        "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
-        "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
-    }  # fmt: skip
-    environment = {"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
+    environment = {"seconds": 60.0, "fetch": FETCH, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
+    rows = {
+        "`huggingface_hub`": "2.4.0",
+        "Disk at its peak": "122 MB",
+        "Fetched": "346 MB, 20 shards whole, 5 of them again, since they had not fitted in, 2 more by ranges (86.5 MB)",
+        "Found on disk": "12 shards of an earlier pass or run",
+        "Inputs on disk": "68.0 MB at their peak, of 72.0 MB that they could take",
+    }
     card = render_card(report(environment=environment))
-    assert "| `huggingface_hub` | 2.4.0 |" in card
-    assert "| Disk at its peak | 122 MB |" in card
-    assert (
-        "| Fetched | 346 MB, 20 shards whole, 5 of them again, since they had not fitted in, "
-        "2 more by ranges (86.5 MB) |" in card
-    )
-    assert "| Found on disk | 12 shards of an earlier pass or run |" in card
-    assert "| Inputs on disk | 68.0 MB at their peak, of 72.0 MB that they could take |" in card
+    assert [name for name, told in rows.items() if f"| {name} | {told} |" not in card] == []
     plain = {"bytes": 5000, "shards": 1, "hits": 0, "refetched_shards": 0, "ranged_shards": 0}
     card = render_card(report(environment={"fetch": plain}))
     assert "| Fetched | 5.00 kB, 1 shard whole |" in card
@@ -224,8 +221,7 @@ def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> 
 
 @pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True, None, [1], {"a": 1}])
 def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
-    names = ("bytes", "shards", "hits", "refetched_shards", "ranged_shards", "high_water_bytes", "budget_bytes")
-    card = render_card(report(environment={"fetch": dict.fromkeys(names, value) | {"|": value}}))
+    card = render_card(report(environment={"fetch": dict.fromkeys((*FETCH, "|"), value)}))
     assert "| Fetched | 0 B, 0 shards whole |" in card
     assert "<b>" not in card
 
@@ -287,9 +283,7 @@ def test_the_lineage_goes_on_below_parents_that_are_merges() -> None:
     parents = report_data()["parents"]
     parents[1] |= {"made_from": ["org/base"]}  # as every agent
     parents[2] |= {"made_from": ["org/base", "org/one", "org/two"]}
-    card = render_card(report(parents=parents))
-    [tree] = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and "├─" in t.content]
-    assert tree.splitlines() == [
+    assert tree_of(render_card(report(parents=parents))) == [
         "ada/pair-ram-plus · cc-by-nc-4.0-and-unstated-terms",
         "├─ org/base · base · apache-2.0",
         "├─ org/math · agent · cc-by-nc-4.0",
@@ -307,8 +301,7 @@ def test_a_lineage_of_several_generations_names_roles_weights_and_licenses() -> 
     pair = {"role": "agent", "id": "org/pair", "weight": 0.25, "made_from": [base, first]}
     parents[2] |= {"made_from": [base, pair, {"role": "agent", "kind": "local", "id": "/home/ada/x", "label": "x"}]}
     card = render_card(report(parents=parents))
-    [tree] = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and "├─" in t.content]
-    assert tree.splitlines()[3:] == [
+    assert tree_of(card)[3:] == [
         "└─ other.org/tool_use · agent × 0.5 · license",
         "   ├─ org/base · base · apache-2.0",
         "   ├─ org/pair · agent × 0.25 · no license stated",
@@ -325,6 +318,12 @@ def test_a_card_without_evaluation_says_so_plainly() -> None:
     assert "**No evaluation has been run yet**" in card
     assert "## Scores" not in card
     assert "No evaluation" not in render_card(report())
+
+
+def tree_of(card: str) -> list[str]:
+    """The lines of the lineage."""
+    [tree] = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and "├─" in t.content]
+    return tree.splitlines()
 
 
 def outcome(**values: Any) -> list[dict[str, Any]]:

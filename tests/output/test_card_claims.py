@@ -14,19 +14,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import stream_helpers
 from builders import T, f32, random_base, tensor, write_model
 from report_helpers import report_data
-from safetensors.numpy import load_file
-from stream_helpers import NOWHERE, plan_of, values_of, write_family
+from stream_helpers import CONFIG, plan_of, tensors_of, values_of, write_family
 
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods import registry
 from hubmerge.methods.base import Scope
 from hubmerge.output.card import LOST_AT_LEAST, render_card
 from hubmerge.output.report import Report, make_report
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.statistics.statistics import Overlaps
 
 SIZES = {
@@ -52,16 +48,11 @@ class Merged:
     def __init__(self, folder: Path, out: Path, base: Values, changed: Sequence[Values], method: str, **recipe: Any):
         def run(name: str, **changes: Any) -> tuple[Report, Values]:
             plan = plan_of(folder, method, **(recipe | changes))
-            place = out / name
-            place.mkdir(parents=True)
-            with TensorReader(plan.models, LocalOrFetched(NOWHERE, place / "cache")) as reader:
-                journal = Journal.open(place, plan)
-                result = merge(plan, reader, journal, place, StreamOptions(4096, 1, backend="eager"), Unobserved())
+            result = stream_helpers.run(plan, out / name, threads=1, backend="eager")
             report = make_report(
                 plan, result, identity="0" * 64, target="", created="", license={"id": "mit"}, environment={}
             )
-            stored = {k: v for s in plan.shards for k, v in load_file(place / s.filename).items()}
-            return report, {k: v.astype(np.float32) for k, v in stored.items()}
+            return report, {k: v.astype(np.float32) for k, v in tensors_of(out / name, plan).items()}
 
         self.base, self.agents = base, changed
         self.report, self.stored = run("out")
@@ -127,24 +118,20 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
     report, card, nearest = merged.report, merged.card, merged.nearest()
     rescales, sixteen = registry()[method].rescales, dtype == "bfloat16"
     used = report.rounding
+    other_way = "stochastic" if used == "nearest" else "nearest"
     lost = []
     for k, outcome in enumerate(report.outcomes):
         row = merged.row(outcome.agent)
         before, stored, by_nearest = (merged.factor(v, k) for v in (merged.exact, merged.stored, nearest))
         assert None not in (before, stored, by_nearest)
         assert number(row["Kept, unique"]) == pytest.approx(before, abs=1.1e-3)
-        effective = next(
-            v
-            for key, v in row.items()
-            if key.startswith("Effective")
-            and not key.startswith(f"Effective, {'stochastic' if used == 'nearest' else 'nearest'}")
-        )
+        [effective] = [v for key, v in row.items() if key.startswith("Effective") and other_way not in key]
         assert number(effective) == pytest.approx(stored, abs=1.1e-3)
         # a λ is stated only where it, times the weight, is what the unique updates got
         if "Intended λ" in row and (scale := number(row["Intended λ"])) is not None:
             assert before / WEIGHTS[weights][k] == pytest.approx(scale, abs=2e-3)
         # another rounding's column is what that rounding gives, and stands nowhere else
-        other = row.get(f"Effective, {'stochastic' if used == 'nearest' else 'nearest'} rounding")
+        other = row.get(f"Effective, {other_way} rounding")
         assert (other is not None) == (rescales and sixteen)
         if other is not None and used == "stochastic":
             assert number(other) == pytest.approx(by_nearest, abs=1.1e-3)
@@ -176,10 +163,8 @@ def one_tensor(folder: Path, moved: Sequence[Callable[[np.ndarray], np.ndarray]]
     """A base of ones, and agents that are `moved(arange(4096))` away from it."""
     base = {"model.layers.0.mlp.up_proj.weight": tensor(np.ones(4096), dtype)}
     agents = [{n: tensor(f32(t) + m(np.arange(4096)), dtype) for n, t in base.items()} for m in moved]
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    write_model(folder / "base", base, config=config)
-    for k, agent in enumerate(agents):
-        write_model(folder / f"agent{k}", agent, config=config)
+    for name, model in {"base": base, **{f"agent{k}": agent for k, agent in enumerate(agents)}}.items():
+        write_model(folder / name, model, config=CONFIG)
     return folder, values_of(base), [values_of(a) for a in agents]
 
 
@@ -253,11 +238,10 @@ def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_pat
 def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path) -> None:
     sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
     base = random_base(3, "BF16", sizes) | {"model.steps": T("I64", (1000,), np.arange(1000, dtype="<i8"))}
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    write_model(tmp_path / "base", base, config=config)
+    write_model(tmp_path / "base", base, config=CONFIG)
     for k in range(2):
         name = "model.layers.0.mlp.up_proj.weight"
-        write_model(tmp_path / f"agent{k}", base | {name: tensor(f32(base[name]) + 0.5)}, config=config)
+        write_model(tmp_path / f"agent{k}", base | {name: tensor(f32(base[name]) + 0.5)}, config=CONFIG)
     plan_base = {n: f32(t) for n, t in base.items() if t.dtype != "I64"}
     merged = Merged(tmp_path, tmp_path / "o", plan_base, [plan_base] * 2, "ram", agents=2)
     assert merged.report.parameters == 5096

@@ -1,4 +1,4 @@
-"""One commit with everything, never two, and never into a repo that holds something else."""
+"""One commit with everything, never two, and never into a repo that holds something else; shards on their way to it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import HfApi, lfs
+from huggingface_hub import lfs
 from publishing import IDENTITY, Publication, Watched
+from stream_helpers import Watching
 
-from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.errors import BranchMovedError, TransientHubError
-from hubmerge.output.publish import Published
+from hubmerge.output import upload
+from hubmerge.output.publish import Published, Target, TargetState
+from hubmerge.output.upload import ShardUploader
 from localhub.process import LocalHubProcess
-
-
-class Noting(Unobserved):
-    def __init__(self) -> None:
-        self.told: list[tuple[object, ...]] = []
-
-    def progress(self, *news: object) -> None:
-        self.told.append(news)
 
 
 @pytest.fixture
@@ -40,13 +36,13 @@ def fail(error: BaseException) -> Callable[[], None]:
 
 
 def test_everything_goes_up_in_one_commit(job: Publication):
-    noting = Noting()
+    noting = Watching()
     done = job.publish(observer=noting)
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
     assert job.is_whole_in_one_commit()
     first, whole, told = job.stated[0].size, sum(s.size for s in job.stated), noting.told
-    assert told[-1] == ("commit", 0, 0, "")
-    assert {("publish", first, whole, "B"), ("publish", whole, whole, "B")} <= set(told)
+    assert told[-1] == ("commit", 0, 0)
+    assert {("publish", first, whole), ("publish", whole, whole)} <= set(told)
     sent = [news[1] for news in told if news[0] == "publish"]
     assert sent == sorted(sent), "the bytes sent only grow"
     assert not job.api.model_info(job.name).private
@@ -103,13 +99,8 @@ def test_foreign_content_that_arrives_meanwhile_is_not_touched(job: Publication)
     ("path", "content"),
     [
         ("thesis.txt", b"precious"),
-        *(
-            ("hubmerge.json", manifest)
-            for manifest in (
-                *(json.dumps({"identity": "2e" * 32}).encode(), b"{}", b"[]", b"{", b"\xff", b"[" * 100_000),
-                b'{"identity":null}',
-            )
-        ),
+        ("hubmerge.json", json.dumps({"identity": "2e" * 32}).encode()),
+        *(("hubmerge.json", broken) for broken in (b'{"identity":null}', b"{}", b"[]", b"{", b"\xff", b"[" * 100_000)),
     ],
 )
 def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouched(
@@ -125,15 +116,13 @@ def test_other_files_another_merge_or_a_broken_manifest_are_refused_and_untouche
     assert (job.head(), job.hub.commits) == (head, 0)
 
 
-def test_a_private_merge_is_made_in_a_private_repo(job: Publication, local_hub: LocalHubProcess):
-    job.publish(private=True)
-    assert job.api.model_info(job.name).private
-    assert not HfApi(local_hub.endpoint, token=local_hub.tokens["bob"]).repo_exists(job.name)
-
-
-def test_private_stays_private(job: Publication):
-    job.api.create_repo(job.name, private=True)
-    job.publish(private=False)
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_private_merge_is_made_in_a_private_repo_and_a_private_repo_stays_private(
+    job: Publication, there_before: bool
+):
+    if there_before:
+        job.api.create_repo(job.name, private=True)
+    job.publish(private=not there_before)
     assert job.api.model_info(job.name).private
 
 
@@ -232,7 +221,7 @@ def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch
 
 def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
     """Each shard is told about in the middle, which time alone decides otherwise."""
-    noting, preupload = Noting(), job.hub.preupload
+    noting, preupload = Watching(), job.hub.preupload
 
     def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
         assert sha256 == {s.name: s.sha256 for s in job.stated}[file], "a file that was verified is not hashed again"
@@ -245,15 +234,15 @@ def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publicati
     first, whole = job.stated[0].size, sum(s.size for s in job.stated)
     expected = [("verify", first), ("verify", whole)]
     expected += [("publish", 2500), ("publish", first), ("publish", first + 2500), ("publish", whole)]
-    assert noting.told == [*((stage, done, whole, "B") for stage, done in expected), ("commit", 0, 0, "")]
+    assert noting.told == [*((stage, done, whole) for stage, done in expected), ("commit", 0, 0)]
 
 
 @pytest.mark.parametrize("damage", ["another byte", "gone"])
 def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(job: Publication, damage: str):
-    if damage == "gone":
-        job.shards[1].unlink()
-    else:
-        job.shards[1].write_bytes(b"\0" + job.shards[1].read_bytes()[1:])
+    content = job.shards[1].read_bytes()
+    job.shards[1].unlink()
+    if damage == "another byte":
+        job.shards[1].write_bytes(b"\0" + content[1:])
     with pytest.raises(CorruptError, match=job.shards[1].name):
         job.publish()
     assert not job.api.repo_exists(job.name)
@@ -268,3 +257,30 @@ def test_a_manifest_without_measure_is_foreign_content(job: Publication, monkeyp
     monkeypatch.setattr("hubmerge.output.publish._MAX_MANIFEST_BYTES", len(own) - 1)
     with pytest.raises(TargetExistsError):
         job.publish()
+
+
+@pytest.fixture
+def uploader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardUploader:
+    """Of one finished shard, to a target that takes it as a plain file."""
+    monkeypatch.setattr(upload, "ensure_target", lambda hub, target, identity: TargetState("empty"))
+    hub: Any = SimpleNamespace(
+        breakable=lambda: hub,
+        preupload=lambda repo, path, name, **more: path.read_bytes(),
+        is_uploaded=lambda operation: False,
+    )
+    shard = FinishedShard("0.safetensors", 1, "0" * 64, None, {})
+    journal: Any = SimpleNamespace(shards={shard.filename: shard}, uploaded=set(), on_shard=None)
+    (tmp_path / shard.filename).write_bytes(b"x")
+    return ShardUploader(hub, Target("ada/x", False), "i", journal, tmp_path)
+
+
+def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(uploader: ShardUploader, tmp_path: Path) -> None:
+    with uploader:
+        uploader.drain()
+    assert [p.name for p in tmp_path.iterdir()] == ["0.safetensors"]
+
+
+def test_what_an_upload_raised_is_raised_where_it_is_waited_for(uploader: ShardUploader, tmp_path: Path) -> None:
+    (tmp_path / "0.safetensors").unlink()
+    with uploader, pytest.raises(FileNotFoundError):
+        uploader.drain()

@@ -15,6 +15,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from hubmerge.output.card import metadata
 from hubmerge.output.task import _USES, HUB_TAGS, Task, snippet, task_of
 
+NAMED_ALIKE = """
+TOKEN_CLASSIFICATION QUESTION_ANSWERING DOCUMENT_QUESTION_ANSWERING VISUAL_QUESTION_ANSWERING TABLE_QUESTION_ANSWERING
+IMAGE_CLASSIFICATION VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION OBJECT_DETECTION ZERO_SHOT_OBJECT_DETECTION
+MASK_GENERATION DEPTH_ESTIMATION
+"""
 # transformers' list of classes → what a class in it may be for
 USES: dict[str, set[str]] = {
     "CAUSAL_LM": {"text-generation"},
@@ -25,23 +30,9 @@ USES: dict[str, set[str]] = {
     "RNNT": {"speech-transducer"},
     "TDT": {"speech-transducer"},
     "SEQUENCE_CLASSIFICATION": {"text-classification"},
-    "TOKEN_CLASSIFICATION": {"token-classification"},
-    "QUESTION_ANSWERING": {"question-answering"},
-    "DOCUMENT_QUESTION_ANSWERING": {"document-question-answering"},
-    "VISUAL_QUESTION_ANSWERING": {"visual-question-answering"},
-    "TABLE_QUESTION_ANSWERING": {"table-question-answering"},
-    "IMAGE_CLASSIFICATION": {"image-classification"},
-    "VIDEO_CLASSIFICATION": {"video-classification"},
-    "AUDIO_CLASSIFICATION": {"audio-classification"},
-    "OBJECT_DETECTION": {"object-detection"},
-    "ZERO_SHOT_OBJECT_DETECTION": {"zero-shot-object-detection"},
     "ZERO_SHOT_IMAGE_CLASSIFICATION": {"zero-shot-image-classification", "features"},
-    "SEMANTIC_SEGMENTATION": {"image-segmentation"},
-    "INSTANCE_SEGMENTATION": {"image-segmentation"},
-    "UNIVERSAL_SEGMENTATION": {"image-segmentation"},
-    "IMAGE_SEGMENTATION": {"image-segmentation"},
-    "MASK_GENERATION": {"mask-generation"},
-    "DEPTH_ESTIMATION": {"depth-estimation"},
+    **{f"{kind}_SEGMENTATION": {"image-segmentation"} for kind in ("SEMANTIC", "INSTANCE", "UNIVERSAL", "IMAGE")},
+    **{name: {name.lower().replace("_", "-")} for name in NAMED_ALIKE.split()},
     "IMAGE_TEXT_TO_TEXT": {"image-text-to-text", "any"},
     "MULTIMODAL_LM": {"image-text-to-text", "audio-text-to-text", "automatic-speech-recognition", "any"},
     "TEXT_TO_WAVEFORM": {"text-to-audio", "any"},

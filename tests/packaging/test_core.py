@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import ROOT
 
 from hubmerge.errors import MissingExtraError
 from hubmerge.machine import extras
@@ -15,7 +16,6 @@ from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
 from workflows.serve import serve
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "examples/recipes/ram_plus.yaml"
 
 
