@@ -28,7 +28,6 @@ _CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 
 
 def docs_page(demo: Any) -> None:
-    """Build the page in the current Blocks context."""
     about = "How models are merged, what the words mean, and how programs do what the pages do."
     ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
     contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))

@@ -32,7 +32,6 @@ _PUBLIC = (  # that the paper of RAM merged (arXiv:2601.13572)
 
 
 def home_page(demo: Any, service: Service, settings: Settings, board: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     base, *agents = example_models(settings)
     fields = [("base", base), *(("agent", agent) for agent in agents), ("method", "ram_plus")]
     example = f"merge?{urlencode(fields, safe='/', quote_via=quote)}"

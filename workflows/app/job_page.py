@@ -49,7 +49,6 @@ BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 
 
 def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     job_id = gr.Textbox(value="", visible=False)
     head = html(LOADING, "job", card=True)
     with gr.Row(elem_classes="hm-actions"):
@@ -95,10 +94,7 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
         return ["", *_shown(view, visitor, service.endpoint)]
 
     def retrying(visitor: Visitor | None, job: str) -> list[Any]:
-        try:
-            view = service.retry(job, writer_of(service, visitor, "try a job again"))
-        except HubmergeError as error:
-            return not_tried(error)
+        view = service.retry(job, writer_of(service, visitor, "try a job again"))
         return ["", *_shown(view, visitor, service.endpoint)]
 
     def not_tried(error: HubmergeError) -> list[Any]:
@@ -184,12 +180,7 @@ def badge(state: str) -> Markup:
 
 
 def job_header(view: JobView) -> Markup:
-    """Target, state and the dates of a job."""
-    facts = [
-        ("Started by", view.user),
-        *_subject(view),
-        ("Submitted", when(view.created)),
-    ]
+    facts = [("Started by", view.user), *_subject(view), ("Submitted", when(view.created))]
     if view.started and view.state != "queued" and (elapsed := _elapsed(view)) is not None:
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
     if view.attempt > 1:
@@ -252,12 +243,10 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
 
 
 def _again(view: JobView) -> Markup | None:
-    """The way to the form with a merge's recipe."""
     return link(f"merge?job={quote(view.id, safe='')}", "Use this recipe again") if view.recipe else None
 
 
 def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
-    """Where a published model can be looked at, and what can be done with it."""
     return el(
         "ul",
         el("li", link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card")),
@@ -298,7 +287,6 @@ def scorings_panel(view: JobView) -> Markup | None:
 
 
 def _run_facts(run: object) -> Markup | None:
-    """What the merge took of time, memory, disk and network."""
     if not isinstance(run, Mapping):
         return None
     facts: list[tuple[str, str]] = []

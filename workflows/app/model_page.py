@@ -52,7 +52,6 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     head = html(LOADING, "model", card=True)
     body = html(name="model-tab", card=True, visible=False)
 

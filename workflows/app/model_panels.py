@@ -59,7 +59,6 @@ def verdict_panel(row: Row) -> Markup | None:
 
 
 def ways_on(model: str, base: str | None) -> Markup | None:
-    """What can be done with a model from here."""
     if not is_hub_id(model):
         return None
     ways = [link(f"merge?agent={quote(model, safe='/')}", "Merge it with others")]
@@ -131,7 +130,6 @@ def _prompts(tasks: Sequence[TaskLine]) -> Markup | None:
 
 
 def model_head(row: Row, endpoint: str) -> Markup:
-    """Name, state, flags and facts."""
     facts = row.facts
     kind = "Merge" if facts.is_merge else "Model"
     marks = [el("span", kind, cls="hm-badge hm-busy" if facts.is_merge else "hm-badge hm-dim")]
@@ -233,7 +231,8 @@ def _dataset(endpoint: str, dataset: str, revision: str) -> Markup:
 def _against_parents(row: Row) -> Markup | None:
     if not row.parents or not row.domains:
         return None
-    heads = ["Domain", "This model", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
+    theirs = (join(model_link(p.id, p.sha), el("small", f" {p.role}")) for p in row.parents)
+    heads = ["Domain", "This model", "Against them", *theirs]
     lines = [
         (
             domain_title(line.domain),
@@ -249,7 +248,6 @@ def _against_parents(row: Row) -> Markup | None:
 
 
 def _skills(row: Row) -> Markup | None:
-    """How much is kept of each skill of the parents."""
     if row.skills is None:
         waiting = [p.id for p in row.parents if p.status != "scored"]
         told = f"Told once every parent is scored; missing: {', '.join(waiting)}." if waiting else ""
@@ -265,10 +263,6 @@ def _skills(row: Row) -> Markup | None:
 
 def _theirs(parent: ParentLine, domain: str) -> str:
     return interval_text(parent.domains.get(domain)) if parent.status == "scored" else parent.status
-
-
-def _parent_head(model: str, sha: str, role: str) -> Markup:
-    return join(model_link(model, sha), el("small", f" {role}"))
 
 
 def _parameters(values: Mapping[str, Any]) -> str:
