@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradio
 import gradio.oauth
 import pytest
+from gradio_client import Client
 from pages_fake import FakeService
 from pages_session import CLIENT, Pages, session_cookie
 
@@ -62,6 +63,22 @@ def pages(served: Pages) -> Pages:
     """The running app with an empty job store."""
     served.service.__init__(served.service.endpoint)
     return served
+
+
+@pytest.fixture
+def client(pages: Pages) -> Iterator[Callable[..., Client]]:
+    """client(user=None, cookie="", **headers): gradio's own client, with that user's session."""
+    made = []
+
+    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
+        session = cookie or (session_cookie(user) if user else "")
+        sent = {**headers, **({"Cookie": f"session={session}"} if session else {})}
+        made.append(Client(pages.url, headers=sent, verbose=False, analytics_enabled=False))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

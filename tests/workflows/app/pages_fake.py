@@ -5,17 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from threading import Event
 from typing import Any
 
 from hubmerge.engine.preview import Preview, Tell, untold
-from hubmerge.errors import (
-    HubmergeError,
-    LoginError,
-    PermissionDeniedError,
-    QuotaError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, QuotaError, SourceNotFoundError
 from hubmerge.hub.client import RepoSummary
 from hubmerge.hub.names import FileInfo
 from hubmerge.output.diff import comparison_recipe
@@ -62,9 +57,7 @@ def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | Non
     """A model of two tensors whose header says so; no weights exist."""
     begin, tensors = 64, {}
     for name, shape in (shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}).items():
-        size = 2
-        for n in shape:
-            size *= n
+        size = 2 * prod(shape)
         tensors[name] = StoredTensor("model.safetensors", TensorEntry(name, "BF16", shape, begin, begin + size))
         begin += size
     return Model(
@@ -90,26 +83,11 @@ def models() -> dict[str, Model]:
 def job_view(job_id: str = "1" * 64, **changes: Any) -> JobView:
     """A queued job of ada's; `changes` are fields."""
     recipe = recipe_from_dict({"base": CATALOGUE[0], "agents": list(CATALOGUE[1:]), "method": "ram_plus"})
-    queued = JobView(
-        id=job_id,
-        user="ada",
-        state="queued",
-        stage="resolve",
-        target="ada/three-in-one",
-        private=False,
-        recipe=recipe.to_dict(),
-        attempt=1,
-        queue_position=1,
-        progress=None,
-        statistics=None,
-        warnings=(),
-        error=None,
-        result=None,
-        created="2026-01-31T14:05:00+00:00",
-        started=None,
-        finished=None,
-    )
-    return replace(queued, **changes)
+    asked = {"user": "ada", "target": "ada/three-in-one", "private": False, "recipe": recipe.to_dict()}
+    stands = {"state": "queued", "stage": "resolve", "attempt": 1, "queue_position": 1, "warnings": ()}
+    nothing = dict.fromkeys(("progress", "statistics", "error", "result", "started", "finished"))
+    fields: dict[str, Any] = {**asked, **stands, **nothing, "created": "2026-01-31T14:05:00+00:00", **changes}
+    return JobView(job_id, **fields)
 
 
 def comparison_id(plan: Plan) -> str:

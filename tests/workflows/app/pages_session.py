@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import itsdangerous
 from pages_fake import FakeService
 
@@ -48,6 +49,16 @@ class Pages:
     @property
     def url(self) -> str:
         return self.running.url
+
+
+def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:
+    """The result of a request to the MCP server of the app at `url`."""
+    sent = {"accept": "application/json, text/event-stream", **headers}
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+    answer = httpx.post(f"{url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
+    assert answer.status_code == 200
+    told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
+    return dict(json.loads(told.removeprefix("data: "))["result"])
 
 
 def shown(page: Any, selector: str, text: str) -> Any:

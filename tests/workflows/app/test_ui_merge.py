@@ -66,14 +66,6 @@ def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the
     assert f"trained from {TOOL}: no" in str(advise(TOOL, (MATH,), service, None).chosen)
 
 
-def test_a_swapped_base_and_agent_are_noticed_and_can_be_put_right() -> None:
-    advice = advise(MATH, (TOOL, BASE), FakeService(), None)
-    assert "look swapped" in advice.why
-    assert advice.choice is not None
-    assert (advice.choice.base, advice.choice.agents) == (BASE, (TOOL, MATH))
-    assert advise(BASE, (MATH, TOOL), FakeService(), None).choice is None
-
-
 def test_agents_propose_the_base_that_their_cards_name() -> None:
     advice = advise("", (MATH, TOOL), FakeService(), None)
     assert advice.choice is not None

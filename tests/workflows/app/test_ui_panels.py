@@ -56,22 +56,11 @@ def test_a_link_leads_only_to_this_site_or_the_web(href: str) -> None:
 
 
 def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
-    assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 14_960_000_000)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "65.7 kB",
-        "15.0 GB",
-    ]
+    sizes = ["0 B", "999 B", "1 kB", "65.7 kB", "15.0 GB"]
+    assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 14_960_000_000)] == sizes
     assert [short_count(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 B", "494 M"]
     assert [duration_text(s) for s in (0.4, 65, 3725)] == ["0 s", "1 min 5 s", "1 h 2 min"]
-    assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == [
-        "0.0%",
-        "< 0.1%",
-        "12.3%",
-        "> 99.9%",
-        "100.0%",
-    ]
+    assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == ["0.0%", "< 0.1%", "12.3%", "> 99.9%", "100.0%"]
     assert time_text("2026-01-31T15:05:00+01:00") == "2026-01-31 14:05 UTC"
     assert time_text("soon") == "unknown"
 
@@ -261,7 +250,7 @@ def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
     assert "Evaluation" in head
     assert "30.2" in head
     assert "<b>x</b>" not in head
-    assert 'data_stage="generate"' in head or "Answer" in head
+    assert "Answer" in head
     assert "model?model=zoo/base" in head
     assert "The evaluation failed" in head_of("failed", kind="evaluate", recipe={}, error={"message": "no"})
     assert "Evaluation: zoo" in job_list([view])
@@ -302,11 +291,9 @@ def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -
 
 
 def test_a_finished_job_shows_the_shares_and_folds_the_other_numbers() -> None:
-    statistics = {**STATISTICS, "pairs": [{"agents": ["one", "two"], "jaccard": 0.2}]}
-    shown, _, folded = str(statistics_panel(job_view(state="done", statistics=statistics))).partition("<details>")
-    assert "hm-stack" in shown
-    assert "Jaccard" in folded
-    assert "<details>" not in str(statistics_panel(job_view(state="running", statistics=statistics)))
+    shown, _, folded = str(statistics_panel(job_view(state="done", statistics=STATISTICS))).partition("<details>")
+    assert ("hm-stack" in shown, "Jaccard" in folded) == (True, True)
+    assert "<details>" not in statistics_panel(job_view(state="running", statistics=STATISTICS))
 
 
 def test_a_job_draws_a_bar_for_each_layer_and_agent_once_all_is_counted() -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from pages_session import mcp_result
 from test_ui_demo import Demo, free_port
 
 from localhub.users import default_users
@@ -38,14 +39,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 
 
 def by_mcp(demo: Demo, token: str) -> Call:
-    headers = {"accept": "application/json, text/event-stream", "authorization": f"Bearer {token}"}
-
     def call(action: str, **arguments: Any) -> Any:
-        parameters = {"name": action, "arguments": arguments}
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": parameters}
-        answer = httpx.post(f"{demo.url}/gradio_api/mcp/", headers=headers, json=request, timeout=120)
-        told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
-        result = json.loads(told.removeprefix("data: "))["result"]
+        headers = {"authorization": f"Bearer {token}"}
+        result = mcp_result(demo.url, "tools/call", headers, name=action, arguments=arguments)
         assert not result["isError"], result
         return json.loads(result["content"][0]["text"])
 
@@ -67,8 +63,7 @@ def test_an_mcp_client_merges_sweeps_and_has_a_model_evaluated(demo: Demo) -> No
     call = by_mcp(demo, default_users().first_tokens()["ada"])
     checked = call("inspect_merge", recipe=MERGE)
     assert (checked["method"], len(checked["agents"])) == ("ram_plus", 3)
-    looked = call("preview_merge", recipe=MERGE)
-    assert looked["reason"]
+    assert call("preview_merge", recipe=MERGE)["reason"]
     target = "ada/by-mcp"
     started = call("start_merge", recipe=MERGE, target=target, private=False)
     assert started["id"] in {job["id"] for job in call("my_jobs")}
