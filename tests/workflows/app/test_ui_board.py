@@ -351,6 +351,12 @@ def test_the_filters_leave_what_they_say() -> None:
 )
 def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_shown(query: str, told: str) -> None:
     text = view_of(full_board(), query)
+def test_what_is_wrong_in_an_address_is_said_in_its_order() -> None:
+    names = ["zeta", "alpha", "mid", "beta", "omega"]
+    told = asked(full_board(), "&".join(f"{name}=1" for name in names)).wrong
+    assert [sentence[1:].partition("”")[0] for sentence in told] == names
+
+
     assert told in text
     assert "<table" in text
 
