@@ -15,7 +15,7 @@ import gradio as gr
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.calibration import CalibrationSpec
-from workflows.app.frame import choice_box, text_box
+from workflows.app.frame import choice_box, number_box, text_box
 
 EVERYONE = ""  # whose data counts for agents without data of their own
 _FIELDS = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
@@ -63,13 +63,11 @@ def build_calibration(method: str) -> CalibrationForm:
         with gr.Row():
             prompt = text_box("", "Question column", None, "question", 256, min_width=150)
             answer = text_box("", "Answer column", None, "answer", 256, min_width=150)
-            pairs = gr.Number(value=_DEFAULTS["max_pairs"], label="Rows", precision=0, min_width=110)
+            pairs = number_box("", "Rows", _DEFAULTS["max_pairs"], min_width=110)
         with gr.Accordion("More about the rows", open=False), gr.Row():
             revision = gr.Textbox(label="Revision", placeholder="main", max_length=255, min_width=120)
-            tokens = gr.Number(
-                value=_DEFAULTS["max_tokens"], label="Tokens per row at most", precision=0, min_width=140
-            )
-            seed = gr.Number(value=_DEFAULTS["seed"], label="Seed of the choice", precision=0, min_width=120)
+            tokens = number_box("", "Tokens per row at most", _DEFAULTS["max_tokens"], min_width=140)
+            seed = number_box("", "Seed of the choice", _DEFAULTS["seed"], min_width=120)
     return CalibrationForm(card, whose, specs, editing, (data, split, revision, prompt, answer, pairs, tokens, seed))
 
 

@@ -104,6 +104,16 @@ def choice_box(name: str, label: str, choices: Iterable[Any], value: Any, info: 
     return gr.Dropdown(choices=list(choices), value=value, label=label, info=info, elem_id=name, **more)
 
 
+def radio_box(name: str, label: str, choices: Iterable[Any], value: Any, info: str | None = None, **more: Any) -> Any:
+    """A choice of which all is in sight."""
+    return gr.Radio(choices=list(choices), value=value, label=label, info=info, elem_id=name, **more)
+
+
+def number_box(name: str, label: str, value: int, **more: Any) -> Any:
+    """A box for a whole number."""
+    return gr.Number(value=value, precision=0, label=label, elem_id=name or None, **more)
+
+
 def titled(names: Mapping[str, str]) -> list[tuple[str, str]]:
     """The choices of a list, of the titles by name."""
     return [(title, name) for name, title in names.items()]

@@ -79,8 +79,6 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
         return [named, *nothing, *_shown(view, visitor, service.endpoint, board)]
 
     def tick(visitor: Visitor | None, job: str) -> list[Any]:
-        if not job:
-            return [*[gr.skip()] * 5, gr.update(active=False)]
         try:
             return _shown(service.job(job, visitor), visitor, service.endpoint, board)
         except HubmergeError as error:

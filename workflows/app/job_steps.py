@@ -62,7 +62,8 @@ def stage_track(view: JobView) -> Markup:
     """The way of a job, from its place in the queue to the scores: passed, current (or where it stopped), to come."""
     titles = {"queued": "Wait", **_stages(view)}
     names = list(titles)
-    at = 0 if view.state == "queued" else max((names.index(n) for n in (stage_of(view),) if n in titles), default=0)
+    stage = "queued" if view.state == "queued" else stage_of(view)
+    at = names.index(stage) if stage in titles else 0
     items = []
     for k, name in enumerate(names):
         if view.state == "done" or k < at:

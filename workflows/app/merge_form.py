@@ -28,7 +28,7 @@ from workflows.app.calibration_form import (
     uses_calibration,
 )
 from workflows.app.forms import component_of, fields_of, parameters_of, values_of
-from workflows.app.frame import choice_box, html, text_box, titled
+from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
 
@@ -135,15 +135,8 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             namespace = choice_box("namespace", "Owner", (), None, about, interactive=True, scale=1, min_width=150)
             name = text_box("target-name", "Name", "The model is published under this name.", "my-merge", 96, scale=2)
         with gr.Row():
-            visibility = gr.Radio(
-                choices=list(VISIBILITIES),
-                value=VISIBILITIES[0],
-                label="Visibility",
-                info="Automatic: private if a parent is gated or private.",
-                scale=3,
-                min_width=250,
-                elem_id="visibility",
-            )
+            about, wide = "Automatic: private if a parent is gated or private.", {"scale": 3, "min_width": 250}
+            visibility = radio_box("visibility", "Visibility", VISIBILITIES, VISIBILITIES[0], about, **wide)
             about = "The parents leave it open, so it is yours to choose."
             sizes = {"scale": 2, "min_width": 200}
             license_choice = choice_box("license", "License", LICENSES, "", about, visible=False, **sizes)
@@ -154,7 +147,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         with gr.Row():
             dtype = choice_box("dtype", "Output dtype", DTYPES, "", min_width=150)
             rounding = choice_box("rounding", "Rounding", ROUNDINGS, "", min_width=150)
-            seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
+            seed = number_box("seed", "Seed", 0, min_width=120)
         about = "Tensors that are not merged, by name, with * for anything: left out of agents, kept from the base."
         ignore = text_box("ignore", "Ignore", about, "v_head.*, *.rotary_emb.inv_freq", 9000)
         about = "What has no field here: a tokenizer, or what differs between layers or agents."
@@ -172,12 +165,7 @@ def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
     groups, parameters = [], []
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
-        pick = gr.Radio(
-            choices=[(words, name) for name, words in PICKED.items()],
-            value=picked(first),
-            label="How the agents are combined",
-            elem_id="pick",
-        )
+        pick = radio_box("pick", "How the agents are combined", titled(PICKED), picked(first))
         seen = True if picked(first) == OTHER else "hidden"  # unmounted it would not tell of its changes
         method = choice_box("method", "Method", method_choices(), first, visible=seen)
         with gr.Accordion("How it works, and its settings", open=False, elem_id="settings"):

@@ -26,7 +26,7 @@ from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el
-from workflows.app.frame import choice_box, html, text_box, titled
+from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
 from workflows.app.merge_form import DEFAULT_METHOD
@@ -71,26 +71,18 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
         base = model_box("watch-base", "Base", about)
     with gr.Group(elem_classes="hm-card"):
         title("2 · Agents")
-        which = gr.Radio(choices=list(_WHICH), value=ALL, label="Which agents join a merge", elem_id="watch-which")
+        which = radio_box("watch-which", "Which agents join a merge", _WHICH, ALL)
         about = "Two or more. They are merged again whenever the weights of one of them change."
         named = model_box("watch-named", "Agents by name", about, several=True, visible=False)
-        best = gr.Number(
-            value=3, precision=0, minimum=2, maximum=MAX_AGENTS, visible=False, label="How many", elem_id="watch-best"
-        )
+        best = number_box("watch-best", "How many", 3, minimum=2, maximum=MAX_AGENTS, visible=False)
         with gr.Row():
             about = "Users or organisations whose agents it takes. Anybody can claim a base, so name whom you trust."
             authors = text_box("watch-authors", "Authors", about, "org, ada", 2000, min_width=220)
             about = "An agent's card must have all of them."
             tags = text_box("watch-tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
         with gr.Row():
-            lineage = gr.Radio(
-                choices=list(_LINEAGE),
-                value="finetune",
-                label="Trained from the base",
-                info="As the agents' cards say.",
-                min_width=220,
-                elem_id="watch-lineage",
-            )
+            about = "As the agents' cards say."
+            lineage = radio_box("watch-lineage", "Trained from the base", _LINEAGE, "finetune", about, min_width=220)
             about = "An agent must have one of them. Empty: any that allows a merge."
             more = {"multiselect": True, "allow_custom_value": True, "min_width": 220}
             licenses = choice_box("watch-licenses", "Licenses", KNOWN, [], about, **more)
@@ -111,16 +103,9 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
             suite = choice_box("watch-suite", "Evaluate with", suites, "", about, min_width=200, **more)
         with gr.Row():
             kinds = ["public", "private"]
-            visibility = gr.Radio(kinds, value="public", label="Visibility", min_width=200, elem_id="watch-visibility")
-            budget = gr.Number(
-                value=_PER_DAY,
-                precision=0,
-                minimum=1,
-                maximum=100,
-                label="Merges a day, at most",
-                min_width=200,
-                elem_id="watch-budget",
-            )
+            visibility = radio_box("watch-visibility", "Visibility", kinds, "public", min_width=200)
+            most = {"minimum": 1, "maximum": 100, "min_width": 200}
+            budget = number_box("watch-budget", "Merges a day, at most", _PER_DAY, **most)
     with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
         about = "What has no field here; docs/watchers.md lists everything."
         more = text_box("watch-more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)

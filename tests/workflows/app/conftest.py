@@ -13,7 +13,7 @@ import gradio.oauth
 import pytest
 from gradio_client import Client
 from pages_fake import FakeService
-from pages_session import CLIENT, Pages, session_cookie
+from pages_session import CLIENT, Pages, browser_cookie, session_cookie
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
@@ -91,8 +91,7 @@ def open_page(chromium: Any) -> Iterator[Any]:
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)
         if user:
-            cookie = {"name": "session", "value": session_cookie(user), "domain": "127.0.0.1", "path": "/"}
-            context.add_cookies([{**cookie, "secure": True, "sameSite": "None", "httpOnly": True}])
+            context.add_cookies([browser_cookie(user)])
         page = context.new_page()
         page.goto(url, wait_until="domcontentloaded")
         return page

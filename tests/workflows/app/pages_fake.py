@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from threading import Event
 from typing import Any
+
+import plan_helpers
 
 from hubmerge.engine.preview import Preview, Tell, untold
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, QuotaError, SourceNotFoundError
 from hubmerge.hub.client import RepoSummary
-from hubmerge.hub.names import FileInfo
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.plan.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.header import TensorEntry
+from hubmerge.sources.base import Model
 from workflows.app.service import (
     Comparison,
     EvaluationAnswer,
@@ -55,18 +54,10 @@ STATISTICS: dict[str, Any] = {
 
 def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | None = None, **facts: Any) -> Model:
     """A model of two tensors whose header says so; no weights exist."""
-    begin, tensors = 64, {}
-    for name, shape in (shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}).items():
-        size = 2 * prod(shape)
-        tensors[name] = StoredTensor("model.safetensors", TensorEntry(name, "BF16", shape, begin, begin + size))
-        begin += size
-    return Model(
-        ref=ModelRef("hub", repo_id, sha * 40),
-        config={"architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 64},
-        files={"model.safetensors": FileInfo("model.safetensors", begin, sha * 64)},
-        tensors=tensors,
-        **facts,
-    )
+    tensors = shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
+    config = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 64}
+    made = plan_helpers.model(repo_id, tensors, config=config, sha256=sha * 64)
+    return replace(made, ref=ModelRef("hub", repo_id, sha * 40), **facts)
 
 
 def models() -> dict[str, Model]:

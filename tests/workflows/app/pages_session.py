@@ -41,6 +41,12 @@ def session_cookie(
     return itsdangerous.TimestampSigner(key).sign(payload).decode()
 
 
+def browser_cookie(user: str) -> Any:
+    """The session as a browser keeps it."""
+    place = {"name": "session", "domain": "127.0.0.1", "path": "/"}
+    return {**place, "value": session_cookie(user), "secure": True, "sameSite": "None", "httpOnly": True}
+
+
 @dataclass(frozen=True)
 class Pages:
     service: FakeService
@@ -66,6 +72,14 @@ def shown(page: Any, selector: str, text: str) -> Any:
     found = page.locator(selector).filter(has_text=text)
     found.first.wait_for()
     return found.first
+
+
+def untouched(*pages: Any) -> None:
+    """No text of a stranger became a script, an element or a link on these pages."""
+    for page in pages:
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img[src=x]").count() == 0
+        assert page.locator("a[href^=javascript]").count() == 0
 
 
 def errors_of(page: Any) -> list[str]:

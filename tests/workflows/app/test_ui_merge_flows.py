@@ -1,13 +1,14 @@
-"""The merge page in a real browser: it checks by itself, understands what is pasted, and gives the form away."""
+"""The merge page in a real browser: it checks by itself, understands what is pasted, and comes to rest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pages_fake import CATALOGUE, job_view
+from pages_fake import CATALOGUE, FakeService, job_view
 from pages_session import TARGET_NAME, Pages, errors_of, shown
 
 pytestmark = pytest.mark.browser
@@ -54,26 +55,6 @@ def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change
     page.get_by_label("RAM+ (recommended)").check()
     page.wait_for_timeout(2500)
     assert 1 <= len(inspected) <= 4  # at most one for the form and for each change
-
-
-def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge", "ada")
-    errors = errors_of(page)
-    page.wait_for_function("window.hm?.opened")
-    page.locator("#base input").wait_for()  # what is not seen yet takes no focus
-    page.locator("#base input").focus()
-    page.keyboard.insert_text(f"https://huggingface.co/{BASE}/tree/main")
-    page.keyboard.press("Enter")
-    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
-    page.keyboard.press("Escape")
-    page.locator("#agents input").focus()
-    page.keyboard.insert_text(f"{MATH}, https://hf.co/{TOOL}  {pages.service.endpoint}/{MEM}")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.querySelectorAll('#agents .token').length === 3")
-    assert tokens(page) == [MATH, TOOL, MEM]
-    page.keyboard.press("Escape")
-    shown(page, "#verdict", "These models fit")
-    assert errors == []
 
 
 def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
@@ -150,24 +131,6 @@ def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboa
     page.locator("#copy-YAML").click()
     page.locator("#copied textarea").wait_for()
     page.locator("#uncopied .hm-notice").wait_for(state="detached")
-
-
-def test_what_is_copied_is_in_the_clipboard(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&density=0.3")
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    shown(page, "#verdict", "These models fit")
-    for kind, words in (
-        ("link", "/merge?base="),
-        ("YAML", "density: 0.3"),
-        ("Python", "hubmerge"),
-        ("command", "ties"),
-    ):
-        page.locator(f"#copy-{kind}").click()
-        box = page.locator("#copied textarea")
-        page.wait_for_function(
-            "(words) => document.querySelector('#copied textarea')?.value.includes(words)", arg=words
-        )
-        assert page.evaluate("navigator.clipboard.readText()") == box.input_value()
 
 
 def test_a_start_is_shut_with_the_reason_beside_it_and_no_late_answer_about_another_form_opens_it(
@@ -269,20 +232,26 @@ def test_agents_of_the_base_are_offered_to_tick(pages: Pages, open_page: Any) ->
     assert tokens(page) == [TOOL]
 
 
-def test_a_link_that_was_copied_opens_the_same_form(pages: Pages, open_page: Any) -> None:
+def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown(page, "#verdict", "These models fit")
-    page.locator("#copy-link").click()
-    box = page.locator("#copied textarea")
-    page.wait_for_function("document.querySelector('#copied textarea')?.value.startsWith('http')")
-    link = box.input_value()
-    assert urlsplit(link).path == "/merge"
-    assert {"weight=0.5", "r=0.25", "seed=3", "name=mine"} <= set(urlsplit(link).query.split("&"))
-    again = open_page(link)
+    copies = {}
+    for kind, words in (("link", "http"), ("YAML", "r: 0.25"), ("Python", "hubmerge"), ("command", "hubmerge run")):
+        page.locator(f"#copy-{kind}").click()
+        filled = "(words) => document.querySelector('#copied textarea')?.value.includes(words)"
+        page.wait_for_function(filled, arg=words)
+        copies[kind] = page.locator("#copied textarea").input_value()
+        assert page.evaluate("navigator.clipboard.readText()") == copies[kind]
+    assert "weight: 0.5" in copies["YAML"]
+    link = urlsplit(copies["link"])
+    assert link.path == "/merge"
+    assert {"weight=0.5", "r=0.25", "seed=3", "name=mine"} <= set(link.query.split("&"))
+    again = open_page(copies["link"])
     shown(again, "#verdict", "These models fit")
     again.locator("#copy-YAML").click()
-    again.wait_for_function("document.querySelector('#copied textarea')?.value.includes('r: 0.25')")
-    assert "weight: 0.5" in again.locator("#copied textarea").input_value()
+    again.wait_for_function(filled, arg="r: 0.25")
+    assert again.locator("#copied textarea").input_value() == copies["YAML"]
 
 
 def test_what_is_wrong_in_a_link_stays_in_sight_after_the_check(pages: Pages, open_page: Any) -> None:
@@ -331,38 +300,99 @@ def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages
     assert 0 <= page.locator("#start").bounding_box()["y"] < 300
 
 
-def test_a_look_into_a_few_layers_recommends_a_method_with_its_reason(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=linear")
+def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_models_that_it_was_about(
+    pages: Pages, open_page: Any
+) -> None:
+    def change_the_models() -> None:
+        page.locator("#agents .token-remove").first.click()
+        page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
+
+    page = open_page(f"{pages.url}{FILLED}&agent={MEM}&method=linear")
     errors = errors_of(page)
     page.locator("#look:not([disabled])").wait_for()
     pages.service.go_on.clear()
     page.locator("#look").click()
     shown(page, "#preview", "Read 2 MB of about 8.26 MB of the models")
+    change_the_models()
     pages.service.go_on.set()
+    shown(page, "#verdict", "These models fit")
+    page.wait_for_timeout(1500)  # the answer would have come, and is gone when it has ended
+    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
+    page.locator("#look:not([disabled])").click()
     told = shown(page, "#preview", "Recommended: RAM+")
     assert "71% of what changed was changed by one agent alone" in told.inner_text()
     assert page.locator("#preview .hm-stack .hm-part").count() == 4
     page.get_by_role("button", name="Take RAM+").click()
     page.wait_for_function("location.search.includes('method=ram_plus')")
     page.locator("#take").wait_for(state="hidden")
-    page.locator("#agents .token-remove").first.click()
-    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")  # it was about other models
+    change_the_models()
     assert errors == []
 
 
-def test_a_look_that_ends_after_the_models_were_changed_is_not_shown(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&agent={CATALOGUE[3]}&method=linear")
-    errors = errors_of(page)
-    page.locator("#look:not([disabled])").wait_for()
-    pages.service.go_on.clear()
-    page.locator("#look").click()
-    shown(page, "#preview", "Read 2 MB")
-    page.locator("#agents .token-remove").first.click()
-    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
-    pages.service.go_on.set()
-    shown(page, "#verdict", "These models fit")
-    page.wait_for_timeout(1500)  # the answer would have come, and is gone when it has ended
-    page.wait_for_function("document.querySelector('#preview').innerText.trim() === ''")
-    page.locator("#look:not([disabled])").click()
-    shown(page, "#preview", "Recommended: RAM+")
-    assert errors == []
+# --- however a form was filled, the page comes to rest ----------------------------------------------------
+
+QUIET_MS = 3_000
+
+
+def by_search(page: Any) -> None:
+    for box, name in (("#base", BASE), ("#agents", MATH), ("#agents", TOOL)):
+        page.locator(f"{box} input").first.click()
+        page.keyboard.type(name, delay=20)
+        page.get_by_role("option").filter(has_text=name).first.click()
+    page.keyboard.press("Escape")
+
+
+def pasted(page: Any) -> None:
+    """Addresses and a list become the models that they name, with the keyboard alone."""
+    agents = f"{MATH}, https://hf.co/{TOOL}  {FakeService().endpoint}/{MEM}"
+    for box, text in (("#base", f"https://huggingface.co/{BASE}/tree/main"), ("#agents", agents)):
+        page.locator(f"{box} input").first.focus()
+        page.keyboard.insert_text(text)
+        page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.querySelectorAll('#agents .token').length === 3")
+    assert tokens(page) == [MATH, TOOL, MEM]
+    assert page.locator("#base input").input_value() == BASE
+
+
+def as_it_is(page: Any) -> None:
+    """The address has filled the form."""
+
+
+def with_a_text_that_is_no_name(page: Any) -> None:
+    page.locator("#base input").first.focus()
+    page.keyboard.insert_text("no such thing!")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize(
+    ("query", "fill", "told"),
+    [
+        ("/merge", by_search, "These models fit"),
+        ("/merge", pasted, "These models fit"),
+        (FILLED, as_it_is, "These models fit"),
+        (f"{FILLED}&method=ties&also=ram&vary=density:0.2,0.5", as_it_is, "These models fit"),
+        (f"{FILLED}&method=sar", as_it_is, ""),
+        (FILLED, with_a_text_that_is_no_name, "cannot be merged"),
+    ],
+    ids=["search", "pasted", "address", "variants", "calibration", "no name"],
+)
+def test_a_merge_page_at_rest_asks_the_server_for_nothing(
+    pages: Pages, open_page: Any, query: str, fill: Callable[[Any], None], told: str
+) -> None:
+    page = open_page(f"{pages.url}{query}", "ada")
+    errors, asked = errors_of(page), list[str]()
+    page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)
+    page.wait_for_function("window.hm?.opened")
+    page.locator("#base input").wait_for()  # what is not seen yet takes no focus
+    fill(page)
+    page.locator(".hm-verdict-good, .hm-verdict-bad, .hm-verdict-warn").filter(has_text=told).first.wait_for()
+    if "vary=" in query:
+        page.locator("#sweep-told").filter(has_text="3 variants").wait_for()
+    for _ in range(10):  # a busy machine takes its time for what the last answer set off
+        asked.clear()
+        page.wait_for_timeout(QUIET_MS)
+        if not asked:
+            break
+    assert (asked, errors) == ([], [])

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from board_helpers import HOSTILE, family
+from board_helpers import HOSTILE, family, rows
 from pages_fake import FakeService, job_view
 from pages_session import Pages
 from report_helpers import report_data
@@ -288,7 +288,7 @@ def test_the_verdict_names_the_skills_kept_and_what_is_below_the_best_parent_bey
 
 @pytest.fixture
 def merged() -> Row:
-    return next(r for s in build_board(family()).suites for r in s.rows if r.model == "org/merge")
+    return rows(build_board(family()))["org/merge"]
 
 
 def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged: Row) -> None:

@@ -122,9 +122,11 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespa
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_action_works_with_a_token_and_is_authorised_by_the_server(app: SimpleNamespace, name: str) -> None:
-    own = app.client(oauth_token="token-of-ada")
-    own.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
+def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authorised_by_the_server(
+    app: SimpleNamespace, name: str
+) -> None:
+    """The schema names every key of an answer, except where docs/api.md says what it holds."""
+    answer = app.client(oauth_token="token-of-ada").predict(**ENDPOINTS[name][1], api_name=f"/{name}")
     for how in ({}, {"oauth_token": "stolen"}, {"token": "token-of-ada"}):  # the last one is no leave to act
         other = app.client(**how)
         if name in NEEDS_SOMEBODY or "oauth_token" in how:
@@ -132,23 +134,7 @@ def test_an_action_works_with_a_token_and_is_authorised_by_the_server(app: Simpl
                 other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
         else:
             other.predict(**ENDPOINTS[name][1], api_name=f"/{name}")
-
-
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
-    own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
-    assert not own["isError"], own
-    anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1])
-    assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
-    if anonymous["isError"]:
-        assert "E_LOGIN" in anonymous["content"][0]["text"]
-
-
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_answer_is_what_its_schema_says(app: SimpleNamespace, name: str) -> None:
-    """The schema names every key of an answer, except where docs/api.md says what it holds."""
     [told] = app.info["named_endpoints"][f"/{name}"]["returns"]
-    answer = app.client(oauth_token="token-of-ada").predict(**ENDPOINTS[name][1], api_name=f"/{name}")
     jsonschema.validate(answer, told["type"])
     held, answers = told["type"], answer
     if held.get("type") == "array":
@@ -160,6 +146,16 @@ def test_an_answer_is_what_its_schema_says(app: SimpleNamespace, name: str) -> N
         assert name != "inspect_merge" or all(f"`{key}`" in page for key in answer)
     else:
         assert set(held["properties"]) == set(answers or held["properties"])
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
+    own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
+    assert not own["isError"], own
+    anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1])
+    assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
+    if anonymous["isError"]:
+        assert "E_LOGIN" in anonymous["content"][0]["text"]
 
 
 def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:

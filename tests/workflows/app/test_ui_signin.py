@@ -13,6 +13,7 @@ import pytest
 import yaml
 from huggingface_hub.utils import get_session
 from pages_fake import FakeService
+from starlette.responses import RedirectResponse
 from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
@@ -228,32 +229,11 @@ def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
         assert done.headers["location"] == "/jobs"
 
 
-def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:
-    declared = b"https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
-    app = AskedScopes(answering({b"location": declared}))
-    [start, _] = answers(app, "/login/huggingface", b"with=read-repos")
-    assert dict(start["headers"])[b"location"] == declared
-    [other, _] = answers(app, "/login/callback", b"with=read-repos")
-    assert dict(other["headers"])[b"location"] == declared
-
-
-def answering(headers: dict[bytes, bytes]) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 302, "headers": list(headers.items())})
-        await send({"type": "http.response.body", "body": b""})
-
-    return app
-
-
-def answers(app: Any, path: str, query: bytes) -> list[Any]:
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    with pytest.raises(StopIteration):  # nothing waits, so one step runs it to its end
-        app({"type": "http", "path": path, "query_string": query}, None, send).send(None)
-    return sent
+@pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
+def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare(path: str) -> None:
+    declared = "https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
+    site = TestClient(AskedScopes(RedirectResponse(declared)), follow_redirects=False)
+    assert site.get(f"{path}?with=read-repos").headers["location"] == declared
 
 
 def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue() -> None:

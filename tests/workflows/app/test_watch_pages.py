@@ -145,20 +145,13 @@ def test_reasons_are_counted_in_words_and_codes_stand_in_the_fold() -> None:
     assert ZOO.rule in folded
 
 
-def test_a_paused_rule_says_so_and_when_it_goes_on() -> None:
-    text = str(watchers_panel([replace(ZOO, paused=True, next_look=None)], ENDPOINT))
-    assert "Paused" in text
-    assert "when it is resumed" in text
-    assert "Watching" not in text
-
-
-def test_a_pause_that_a_restart_ends_says_so_and_how_to_stop_for_good() -> None:
-    paused = replace(ZOO, paused=True, next_look=None)
-    said = "when it restarts, the pause is forgotten"
-    text = str(watchers_panel([replace(paused, forgets=True)], ENDPOINT))
-    assert said in text
-    assert "take its file away" in text
-    assert said not in str(watchers_panel([paused, replace(ZOO, forgets=True)], ENDPOINT))
+def test_a_paused_rule_says_when_it_goes_on_and_where_a_restart_ends_the_pause_how_to_stop_for_good() -> None:
+    paused, said = replace(ZOO, paused=True, next_look=None), "when it restarts, the pause is forgotten"
+    text = str(watchers_panel([paused], ENDPOINT))
+    assert [told in text for told in ("Paused", "when it is resumed", "Watching", said)] == [True, True, False, False]
+    forgotten = watchers_panel([replace(paused, forgets=True)], ENDPOINT)
+    assert (said in forgotten, "take its file away" in forgotten) == (True, True)
+    assert said not in watchers_panel([replace(ZOO, forgets=True)], ENDPOINT)
 
 
 def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
