@@ -246,7 +246,8 @@ def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> Non
     page = open_page(f"{pages.url}/job?id={JOB}")
     shown(page, "#job", "2 jobs are ahead of it")
     pages.service.put([job_view(JOB, **RUNNING)])
-    shown(page, "#job", "41 MB/s · about 16 s left")
+    shown(page, "#job .hm-amount", "31.6%")
+    shown(page, "#job", "312 MB of 988 MB · 41 MB/s · about 16 s left")  # 676 / 41 = 16.49
     shown(page, "#job [aria-current=step]", "Merge")
     shown(page, "#statistics", "21.4%")
     result = {"repo": "ada/three-in-one", "commit": "c" * 40}

@@ -144,13 +144,6 @@ def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> 
     assert "Check 25.0%" in job_list([view])
 
 
-def test_progress_tells_throughput_and_remaining_time() -> None:
-    progress = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6}
-    head = head_of("running", stage="merge", progress=progress)
-    assert "31.6%" in head
-    assert "312 MB of 988 MB · 41 MB/s · about 16 s left" in head  # 676 / 41 = 16.49
-
-
 def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction() -> None:
     progress = {"stage": "compile", "done": 1, "total": 3, "unit": "parts", "per_second": 0.034}
     head = head_of("running", stage="compile", progress=progress)
