@@ -189,14 +189,12 @@ def job_header(view: JobView) -> Markup:
 
 
 def _subject(view: JobView) -> list[tuple[str, str]]:
+    visibility = ("Visibility", "private" if view.private else "public")
     if view.kind == "evaluate":
         return [("What", "Evaluation"), ("Suite", view.suite)]
     if view.kind == "diff":
-        return [("What", "Comparison"), ("Visibility", "private" if view.private else "public")]
-    return [
-        ("Method", method_title(str(view.recipe.get("method", "unknown")))),
-        ("Visibility", "private" if view.private else "public"),
-    ]
+        return [("What", "Comparison"), visibility]
+    return [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
 
 
 def _elapsed(view: JobView) -> float | None:
@@ -231,12 +229,8 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
         return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
     if view.state == "cancelled":
-        return notice(
-            "info",
-            "Cancelled",
-            el("p", "Nothing was published. A repo that was made for it is empty."),
-            el("p", again) if again else None,
-        )
+        told = el("p", "Nothing was published. A repo that was made for it is empty.")
+        return notice("info", "Cancelled", told, el("p", again) if again else None)
     return None
 
 

@@ -80,12 +80,9 @@ def scores_picture(row: Row) -> Markup | None:
         lines += [_line(p.id, "agent", p.domains.get(line.domain)) for p in agents]
         lines += [_line(p.id, "base", p.domains.get(line.domain)) for p in bases]
         groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
-    told = el(
-        "figcaption",
-        "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last.",
-        cls="hm-dim",
-    )
-    return section("Beside its parents", el("figure", *groups, told, cls="hm-picture"))
+    told = "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last."
+    caption = el("figcaption", told, cls="hm-dim")
+    return section("Beside its parents", el("figure", *groups, caption, cls="hm-picture"))
 
 
 def _line(name: str, role: str, score: Estimate | None) -> Markup:

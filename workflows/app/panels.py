@@ -96,10 +96,8 @@ def method_panel(method: Method) -> Markup:
         for paper in method.papers
     ]
     probes = method.overlap_scope(method.parse_parameters({})) == "model"
-    tags = [
-        *(["reads the models twice: it needs statistics of the whole model"] if probes else []),
-        *([] if method.permutation_invariant else ["the order of the agents matters"]),
-    ]
+    tags = ["reads the models twice: it needs statistics of the whole model"] if probes else []
+    tags += [] if method.permutation_invariant else ["the order of the agents matters"]
     return el(
         "div",
         el("p", method.summary),

@@ -222,16 +222,12 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
     """How many variants there are, their names, and how long they take one after the other."""
     if len(names) == 1:
         return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
-    time = duration_text(max(1, seconds))
+    count = f"{len(names)} variants, about {duration_text(max(1, seconds))} one after the other."
     shown = [el("li", _in_words(name)) for name in names[:_NAMED]]
     if len(names) > _NAMED:
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
-        el(
-            "p",
-            el("strong", f"{len(names)} variants, about {time} one after the other."),
-            f" At most {MAX_VARIANTS} variants at once.",
-        ),
+        el("p", el("strong", count), f" At most {MAX_VARIANTS} variants at once."),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),

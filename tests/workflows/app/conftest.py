@@ -45,10 +45,10 @@ def latency() -> Iterator[None]:
 def gradio_oauth() -> Iterator[None]:
     """gradio.oauth as it was, once these tests are over."""
     names = ("OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET", "OAUTH_SCOPES", "OPENID_PROVIDER_URL", "get_space")
-    before = {name: getattr(gradio.oauth, name) for name in names}
-    yield
-    for name, value in before.items():
-        setattr(gradio.oauth, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(gradio.oauth, name, getattr(gradio.oauth, name))
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -24,18 +24,11 @@ def session_cookie(
     user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600, token: str | None = None
 ) -> str:
     """The signed session that gradio would have set after a sign-in."""
-    info = {
-        "access_token": token or f"token-of-{user}",
-        "scope": "openid",
-        "expires_at": int(time.time()) + expires_in_s,
-        "userinfo": {
-            "name": user,
-            "preferred_username": user,
-            "profile": "",
-            "picture": "",
-            "orgs": [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}],
-        },
-    }
+    ends = int(time.time()) + expires_in_s
+    given = {"access_token": token or f"token-of-{user}", "scope": "openid", "expires_at": ends}
+    orgs = [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}]
+    person = {"name": user, "preferred_username": user, "profile": "", "picture": "", "orgs": orgs}
+    info = {**given, "userinfo": person}
     key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
     payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
     return itsdangerous.TimestampSigner(key).sign(payload).decode()
