@@ -111,12 +111,8 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
         more = text_box("watch-more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
     suggest_models(base, service, lanes)
     suggest_models(named, service, lanes, base=base)
-    return WatcherForm(
-        (
-            *(base, which, named, best, authors, tags, lineage, licenses),
-            *(method, owner, name, target, suite, visibility, budget, more),
-        )
-    )
+    agents = (base, which, named, best, authors, tags, lineage, licenses)
+    return WatcherForm((*agents, method, owner, name, target, suite, visibility, budget, more))
 
 
 def rule_of(values: Sequence[Any]) -> dict[str, Any]:

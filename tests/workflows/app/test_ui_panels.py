@@ -25,7 +25,7 @@ from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring, Visitor
-from workflows.app.style import CSS, theme
+from workflows.app.style import CSS
 from workflows.app.web_words import _OF_A_TERMINAL, on_the_web
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -157,27 +157,6 @@ def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction()
 def test_how_many_agents_changed_a_parameter_is_said_in_the_columns_themselves_for_phones_show_no_title() -> None:
     panel = job_panel(job_view(state="running", statistics=STATISTICS), "")[2]
     assert re.findall(r'data-label="([^"]* agents?)"', panel) == ["no agent", "1 agent", "2 agents", "3 agents"]
-
-
-def luminance(colour: str) -> float:
-    """WCAG 2.2, relative luminance of #rrggbb."""
-    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_subdued_text_and_links_can_be_read_on_their_backgrounds_in_both_schemes() -> None:
-    made = theme()
-
-    def colour(name: str) -> str:
-        value = str(getattr(made, name))
-        return colour(value[1:]) if value.startswith("*") else "#ffffff" if value == "white" else value
-
-    for dark in ("", "_dark"):
-        for text in ("body_text_color_subdued", "link_text_color"):
-            for behind in ("body_background_fill", "block_background_fill"):
-                lighter, darker = sorted((luminance(colour(n + dark)) for n in (text, behind)), reverse=True)
-                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (text + dark, behind + dark)
 
 
 def test_statistics_are_shown_as_soon_as_they_are_known() -> None:

@@ -224,9 +224,8 @@ def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any) -> None
     assert "E_INCOMPATIBLE" not in shown
     page.locator("#watchers article[data-rule='zoo-watch'] summary").first.click()
     assert "E_INCOMPATIBLE" in page.locator("#watchers").inner_text()
-    assert page.locator("#watchers a").filter(has_text="ada/zoo-watch-282948d5ec").get_attribute("href") == (
-        f"job?id={'a' * 64}"
-    )
+    merge = page.locator("#watchers a").filter(has_text="ada/zoo-watch-282948d5ec")
+    assert merge.get_attribute("href") == f"job?id={'a' * 64}"
     assert HOSTILE in shown
     untouched(page)
     assert page.locator("#watchers button").count() == 0  # for its owner alone
