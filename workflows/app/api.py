@@ -11,8 +11,7 @@ postpone them.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypedDict
 
@@ -94,9 +93,8 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
 
     def called(*given: Any) -> Any:
         *values, request, profile, token = given
-        with _in_words():
-            read = [_read(parameter, value) for parameter, value in zip(own, values, strict=True)]
-            return _plain(function(*read, visitor=caller_of(service, profile, token, request)))
+        read = [_read(parameter, value) for parameter, value in zip(own, values, strict=True)]
+        return _plain(function(*read, visitor=caller_of(service, profile, token, request)))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
@@ -134,17 +132,9 @@ def _plain(answer: Any) -> Any:
 
 
 def _refused(error: HubmergeError) -> Any:
+    """Raise gradio's error, which alone reaches the caller; its trace stays out of the log."""
     said = (replace(problem, next_step=on_the_web(problem.next_step)) for problem in error.problems)
     raise gr.Error("\n".join(map(str, said)), print_exception=False) from None
-
-
-@contextmanager
-def _in_words() -> Iterator[None]:
-    """A HubmergeError becomes gradio's, which alone reaches the caller; its trace stays out of the log."""
-    try:
-        yield
-    except HubmergeError as error:
-        _refused(error)
 
 
 def _reading(service: Service) -> tuple[Endpoint, ...]:

@@ -96,7 +96,6 @@ def build_app(
 
 
 def pages_of(board: BoardSource | None) -> list[Page]:
-    """The pages that there are."""
     return [page for page in PAGES if board is not None or page.path != "leaderboard"]
 
 
@@ -216,7 +215,6 @@ class RunningApp:
         return f"http://{name}:{port}"
 
     def wait(self) -> None:
-        """Wait until the server ends."""
         self._thread.join()
 
     def stop(self) -> None:

@@ -70,7 +70,6 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
 
 
 def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
-    """The chart's points as a folded table."""
     every = _points(suite, domain)
     points = every[:LISTED]
     if not points:

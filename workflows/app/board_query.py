@@ -90,8 +90,8 @@ def asked(board: Board, text: str) -> Asked:
     for name, value in pairs:
         given.setdefault(name, []).append(value[:_LONGEST])
     known = {part.name for part in fields(BoardQuery)}
-    for name in given.keys() - known:
-        if not name.startswith("__"):  # the platform's own
+    for name in given:
+        if name not in known and not name.startswith("__"):  # the platform's own
             answer.wrong.append(f"“{name[:40]}” is nothing that an address of the leaderboard can say.")
     single = {name: values[-1].strip() for name, values in given.items() if name in known}
     if (wanted := single.get("suite")) and (found := board.suite(wanted)) is None:

@@ -57,7 +57,7 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         _number("density", "Weights changed", lambda r: r.facts.density, _share),
         _number("overlap", "Changed by several", lambda r: r.facts.overlap, _share),
         _number("conflict", "In opposite directions", lambda r: r.facts.conflict, _share),
-        _text("scales", "Effective scale", lambda r: scales_text(r.facts.effective_scales)),
+        _text("scales", "Effective scale", _scales),
         _number("parameters", "Parameters", lambda r: r.facts.parameters, short_count),
         _number("size", "Size", lambda r: r.facts.size_bytes, bytes_text),
         _text("license", "License", lambda r: r.facts.license or "not stated"),
@@ -108,7 +108,6 @@ def _skills_of(suite: SuiteBoard) -> Sequence[str]:
 
 
 def task_title(name: str) -> str:
-    """The name by which readers know a task."""
     known = registry().get(name)
     return known.title if known else name.replace("_", " ").strip().capitalize()
 
@@ -126,7 +125,6 @@ def _gain_text(task: str) -> Callable[[Row], str]:
 
 
 def domain_title(domain: str) -> str:
-    """The name by which readers know a domain."""
     words = domain_words(domain)
     return words[:1].upper() + words[1:40]
 
@@ -142,6 +140,10 @@ def _synergy(row: Row) -> list[str]:
 def _parents(row: Row) -> str:
     scored = sum(p.status == "scored" for p in row.parents)
     return f"{scored} of {len(row.parents)}" if row.parents else ""
+
+
+def _scales(row: Row) -> str:
+    return ", ".join(NOTHING if s is None else f"{s:.3g}" for s in row.facts.effective_scales)
 
 
 def _estimate(key: str, title: str, of: Callable[[Row], Estimate | None], *, sign: bool = False) -> Column:
@@ -178,10 +180,6 @@ def interval_text(estimate: Estimate | None, *, sign: bool = False) -> str:
     form = "{:+.1f}" if sign else "{:.1f}"
     value, low, high = (form.format(100 * v).replace("-", "−") for v in (estimate.value, estimate.low, estimate.high))
     return f"{value} ({low} to {high})"
-
-
-def scales_text(scales: Sequence[float | None]) -> str:
-    return ", ".join(NOTHING if s is None else f"{s:.3g}" for s in scales)
 
 
 def skills_text(row: Row) -> str:

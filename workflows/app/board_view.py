@@ -15,16 +15,7 @@ from hubmerge.board.export import flag_text
 from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.evaluation.suites import SUITES
 from workflows.app.board_chart import chart_table, score_chart
-from workflows.app.board_query import (
-    COMPARED,
-    KINDS,
-    ROWS_A_PAGE,
-    SIZES,
-    Asked,
-    BoardQuery,
-    label_of,
-    matching,
-)
+from workflows.app.board_query import COMPARED, KINDS, ROWS_A_PAGE, SIZES, Asked, BoardQuery, label_of, matching
 from workflows.app.board_table import (
     NOTHING,
     VIEWS,
@@ -42,6 +33,7 @@ OVERALL = "Overall"
 MOST_CHOICES = 100  # of a filter
 MAX_REFUSED = 50  # shown; the JSON has all
 _FORM = "board-form"
+_ORDER = {"scores": "", "skills": "best", "merges": ""}  # that a view begins with
 _GUIDE = (
     ("Score", "percent of the prompts answered right; ± is half of Wilson's 95% interval."),
     ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
@@ -91,16 +83,14 @@ def _guide(suite: SuiteBoard) -> Markup:
 
 def _views(query: BoardQuery) -> Markup:
     links = (
-        el(
-            "a",
-            title,
-            href=query.href(view=view, cols=(), sort="best" if view == "skills" else ""),
-            id=f"view-{view}",
-            **({"aria_current": "true"} if view == query.view else {}),
-        )
+        _choice(title, query.href(view=view, cols=(), sort=_ORDER[view]), f"view-{view}", view == query.view)
         for view, title in VIEWS.items()
     )
     return el("nav", *links, cls="hm-views", aria_label="Views")
+
+
+def _choice(title: str, href: str, name: str, on: bool) -> Markup:
+    return el("a", title, href=href, id=name, aria_current="true" if on else "")
 
 
 def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str, Column]) -> Markup:
@@ -118,7 +108,7 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
     )
     shown = query.cols or default_columns(every, query.view)
     picks = (
-        _check(column.title, "cols", column.key, column.key in shown)
+        el("label", _check("cols", column.key, column.key in shown), column.title)
         for column in every.values()
         if column.key not in ("rank", "model")
     )
@@ -168,13 +158,12 @@ def _select(label: str, name: str, value: str, choices: Mapping[str, str], any_t
         return None
     options = [Markup('<option value="">') + any_text + Markup("</option>")] if any_text else []
     for key, text in choices.items():
-        options.append(el("option", text[:80], value=key, **({"selected": "selected"} if key == value else {})))
+        options.append(el("option", text[:80], value=key, selected="selected" if key == value else ""))
     return el("label", label, el("select", *options, name=name))
 
 
-def _check(label: object, name: str, value: str, on: bool, **more: str) -> Markup:
-    state = {"checked": "checked"} if on else {}
-    return el("label", el("input", type="checkbox", name=name, value=value, **state, **more), label)
+def _check(name: str, value: str, on: bool, **more: str) -> Markup:
+    return el("input", type="checkbox", name=name, value=value, **more, checked="checked" if on else "")
 
 
 def _summary(suite: SuiteBoard, rows: Sequence[Row], page: int, query: BoardQuery) -> Markup:
@@ -195,15 +184,7 @@ def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Map
     lines = []
     for row in rows:
         label = label_of(row)
-        box = el(
-            "input",
-            type="checkbox",
-            name="compare",
-            value=label,
-            form=_FORM,
-            aria_label=f"Compare {row.model}",
-            **({"checked": "checked"} if label in query.compare else {}),
-        )
+        box = _check("compare", label, label in query.compare, form=_FORM, aria_label=f"Compare {row.model}")
         cells = (_cell(column, row) for column in shown)
         lines.append(el("tr", el("td", box, cls="hm-box", data_label="Compare"), *cells))
     caption = el("caption", f"Models and their scores: {suite_title(suite)}", cls="hm-unseen")
@@ -264,10 +245,9 @@ def _compared(suite: SuiteBoard, query: BoardQuery) -> Markup:
 def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
     several = [d for d in suite.domains if len(suite.domains) > 1]
     choices = (
-        el("a", name, href=query.href(chart=value, page=query.page), id=f"chart-{value}",
-           **({"aria_current": "true"} if value == query.chart else {}))
+        _choice(name, query.href(chart=value, page=query.page), f"chart-{value}", value == query.chart)
         for name, value in ((OVERALL, ""), *((domain_title(d), d) for d in several))
-    )  # fmt: skip
+    )
     pick = el("nav", *choices, cls="hm-views", aria_label="Score in the chart") if several else None
     domain = query.chart or None
     content = el("div", pick, score_chart(suite, domain), chart_table(suite, domain), id="chart")
@@ -283,14 +263,12 @@ def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
         link(f"board/{name}.json{tail}", "as JSON"),
         link(f"board/{name}.csv", "all as CSV"),
         link("board.json", "everything as JSON"),
+        *([link(url, "the results dataset")] if url else ()),
     ]
-    links += [link(url, "the results dataset")] if url else []
     shown = query.href(embed="1")
     embed = el("p", "To show this table on another page of the Hub, embed ", link(shown, "this address"), ".")
-    between: list[object] = []
-    for each in links:
-        between += [" · ", each] if between else [each]
-    return el("div", el("p", "Take it with you: ", *between, "."), embed if not query.embed else None, cls="hm-dim")
+    taken = el("p", "Take it with you: ", Markup(" · ").join(links), ".")
+    return el("div", taken, None if query.embed else embed, cls="hm-dim")
 
 
 def suite_title(suite: SuiteBoard) -> str:
@@ -300,7 +278,6 @@ def suite_title(suite: SuiteBoard) -> str:
 
 
 def refused_panel(refused: Sequence[Refusal]) -> Markup:
-    """Results and flags that were left out, with the reasons."""
     rows = [(r.where[:200], r.reason[:300]) for r in refused[:MAX_REFUSED]]
     more = len(refused) - len(rows)
     return join(table(("File", "Reason"), rows), el("p", f"And {more} more.", cls="hm-dim") if more else None)

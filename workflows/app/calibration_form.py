@@ -15,6 +15,7 @@ import gradio as gr
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.calibration import CalibrationSpec
+from workflows.app.frame import choice_box, number_box, text_box
 
 EVERYONE = ""  # whose data counts for agents without data of their own
 _FIELDS = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
@@ -45,46 +46,28 @@ def uses_calibration(method: str) -> bool:
 
 
 def build_calibration(method: str) -> CalibrationForm:
-    """Make the components inside the current Blocks context."""
     specs = gr.JSON(value={}, visible=False)
     editing = gr.Textbox(value=EVERYONE, visible=False)
     with gr.Group(elem_classes="hm-card", elem_id="calibration", visible=uses_calibration(method)) as card:
         gr.HTML("<h3>Calibration data</h3>", elem_classes="hm-card-title")
-        whose = gr.Dropdown(
-            choices=[("every agent", EVERYONE)],
-            value=EVERYONE,
-            label="Data for",
-            info="Questions with good answers, on which this method measures what matters to an agent. "
-            "An agent without data of its own is measured on that of every agent.",
-            elem_id="calibration-for",
+        about = (
+            "Questions with good answers, on which this method measures what matters to an agent. "
+            "An agent without data of its own is measured on that of every agent."
         )
+        whose = choice_box("calibration-for", "Data for", [("every agent", EVERYONE)], EVERYONE, about)
         with gr.Row():
-            data = gr.Textbox(
-                label="Dataset",
-                info="Its name on the Hub.",
-                placeholder="openai/gsm8k",
-                max_length=400,
-                scale=2,
-                min_width=200,
-            )
+            data = text_box("", "Dataset", "Its name on the Hub.", "openai/gsm8k", 400, scale=2)
             split = gr.Textbox(
-                value=_DEFAULTS["split"],
-                label="Split",
-                info="Which part.",
-                max_length=256,
-                min_width=110,
-                scale=1,
+                _DEFAULTS["split"], label="Split", info="Which part.", max_length=256, min_width=110, scale=1
             )
         with gr.Row():
-            prompt = gr.Textbox(label="Question column", placeholder="question", max_length=256, min_width=150)
-            answer = gr.Textbox(label="Answer column", placeholder="answer", max_length=256, min_width=150)
-            pairs = gr.Number(value=_DEFAULTS["max_pairs"], label="Rows", precision=0, min_width=110)
+            prompt = text_box("", "Question column", None, "question", 256, min_width=150)
+            answer = text_box("", "Answer column", None, "answer", 256, min_width=150)
+            pairs = number_box("", "Rows", _DEFAULTS["max_pairs"], min_width=110)
         with gr.Accordion("More about the rows", open=False), gr.Row():
             revision = gr.Textbox(label="Revision", placeholder="main", max_length=255, min_width=120)
-            tokens = gr.Number(
-                value=_DEFAULTS["max_tokens"], label="Tokens per row at most", precision=0, min_width=140
-            )
-            seed = gr.Number(value=_DEFAULTS["seed"], label="Seed of the choice", precision=0, min_width=120)
+            tokens = number_box("", "Tokens per row at most", _DEFAULTS["max_tokens"], min_width=140)
+            seed = number_box("", "Seed of the choice", _DEFAULTS["seed"], min_width=120)
     return CalibrationForm(card, whose, specs, editing, (data, split, revision, prompt, answer, pairs, tokens, seed))
 
 

@@ -61,7 +61,6 @@ _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-diff"
 
 
 def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
-    """Build the page in the current Blocks context."""
     html(header("What did training change?", "One model beside the one that it was trained from."))
     before = "The model before: org/name, or the address of its page on the Hub."
     with gr.Group(elem_classes="hm-card hm-two"), gr.Row():

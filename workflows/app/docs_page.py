@@ -16,7 +16,7 @@ from hubmerge.cli.methods_page import NOTATION, method_section
 from hubmerge.methods import registry
 from workflows.app.format import el, join
 from workflows.app.frame import AT_ONCE, code_box, html
-from workflows.app.panels import header
+from workflows.app.panels import fold, header
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
@@ -28,7 +28,6 @@ _CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 
 
 def docs_page(demo: Any) -> None:
-    """Build the page in the current Blocks context."""
     about = "How models are merged, what the words mean, and how programs do what the pages do."
     ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
     contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
@@ -48,22 +47,17 @@ def docs_page(demo: Any) -> None:
 
 def _methods() -> Markup:
     folds = (
-        el(
-            "details",
-            el("summary", el("b", method.title), " ", el("span", method.summary, cls="hm-dim")),
-            rendered(method_section(method)),
-            id=name,
-        )
-        for name, method in registry().items()
+        fold(join(el("b", m.title), " ", el("span", m.summary, cls="hm-dim")), rendered(method_section(m)), id=name)
+        for name, m in registry().items()
     )
-    meaning = el("details", el("summary", "What the letters in the formulas mean"), rendered(NOTATION))
+    meaning = fold("What the letters in the formulas mean", rendered(NOTATION))
     return join(el("h2", "Methods"), *folds, meaning)
 
 
 def _words() -> Markup:
     _, *groups = _page("glossary.md").split("\n## ")
     parts = (group.partition("\n") for group in groups)
-    return join(el("h2", "Words"), *(el("details", el("summary", el("b", t)), rendered(body)) for t, _, body in parts))
+    return join(el("h2", "Words"), *(fold(el("b", title), rendered(body)) for title, _, body in parts))
 
 
 def rendered(text: str) -> Markup:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, job_href, join, link, model_href, when
-from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, html
+from workflows.app.frame import AT_ONCE, LOADING, PRIVATE, choice_box, html, titled
 from workflows.app.job_steps import EVALUATION_STAGES
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, header, notice, problems_panel, section, table
@@ -28,7 +28,6 @@ _MOST_CHARACTERS = 300  # of a model's name in an address
 
 
 def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
-    """Build the page in the current Blocks context."""
     suites = service.suites
     html(header("Have a model measured", "The scores, and the answers behind them, are public."))
     if not suites:
@@ -38,14 +37,8 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
     with gr.Group(elem_classes="hm-card hm-asks"), gr.Row():
         info = "org/name, or the address of its page on the Hub."
         model = model_box("evaluate-model", "Model", info, min_width=240)
-        suite = gr.Dropdown(
-            choices=[(title, name) for name, title in suites.items()],
-            value=next(iter(suites)),
-            label="Questions",
-            info="What the model is asked.",
-            elem_id="evaluate-suite",
-            min_width=240,
-        )
+        info = "What the model is asked."
+        suite = choice_box("evaluate-suite", "Questions", titled(suites), next(iter(suites)), info, min_width=240)
     with gr.Row(elem_classes="hm-actions"):
         ask = gr.Button("Ask for the evaluation", variant="primary", size="sm", elem_id="ask", scale=0)
     answer = html(name="answer")
@@ -84,7 +77,6 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
 
 def answer_panel(answer: EvaluationAnswer) -> Markup:
-    """What became of a request, and the way on."""
     place = f" It is number {answer.place} in the queue." if answer.place else ""
     job = el("p", link(job_href(answer.job), "Follow it")) if answer.job else None
     if answer.outcome == "queued":
@@ -95,10 +87,9 @@ def answer_panel(answer: EvaluationAnswer) -> Markup:
         later = "Its last evaluation failed on this machine a short while ago. Ask again in some hours."
         seen = el("p", link(job_href(answer.job), "See why")) if answer.job else None
         return notice("warn", "Not now", el("p", later), seen)
+    told = el("p", f"{answer.model} has been measured at this commit.")
     page = link(model_href(answer.model, answer.sha), "See its scores")
-    return notice(
-        "good", "Measured already", el("p", f"{answer.model} has been measured at this commit."), el("p", page)
-    )
+    return notice("good", "Measured already", told, el("p", page))
 
 
 def queue_panel(queue: EvaluationQueue, titles: Mapping[str, str]) -> Markup:

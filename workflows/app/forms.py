@@ -34,8 +34,6 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
 @dataclass(frozen=True)
 class ParameterField:
-    """One parameter as the form shows it."""
-
     name: str  # as recipes write it
     kind: Kind
     description: str

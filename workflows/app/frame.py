@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,8 @@ PAGES = (
 
 def bar(pages: Sequence[Page], path: str) -> Markup:
     """The name of the site and the links to its pages; `path` is the page that it stands on."""
-    here = {"aria_current": "page"}
-    links = (el("a", p.name, href=f"./{p.path}", **(here if p.path == path else {})) for p in pages if p.in_bar)
+    shown = (page for page in pages if page.in_bar)
+    links = (el("a", p.name, href=f"./{p.path}", aria_current="page" if p.path == path else "") for p in shown)
     brand = el("a", TITLE, href="./", cls="hm-brand")
     return el("div", brand, el("nav", *links, cls="hm-nav", aria_label="Pages"), cls="hm-bar-links")
 
@@ -93,25 +93,33 @@ def html(content: object = "", name: str = "", *, card: bool = False, **more: An
     )
 
 
-def text_box(name: str, label: str, info: str, placeholder: str, longest: int, **more: Any) -> Any:
+def text_box(name: str, label: str, info: str | None, placeholder: str, longest: int, **more: Any) -> Any:
     """A box for a text, with an example in it while it is empty."""
-    return gr.Textbox(
-        label=label, info=info, placeholder=placeholder, max_length=longest, elem_id=name, **{"min_width": 200, **more}
-    )
+    about: dict[str, Any] = {"label": label, "info": info, "placeholder": placeholder, "elem_id": name or None}
+    return gr.Textbox(max_length=longest, **about, **{"min_width": 200, **more})
 
 
-def code_box(
-    value: str = "", *, label: str, lines: int = 3, interactive: bool = False, visible: bool = True, elem_id: str = ""
-) -> Any:
+def choice_box(name: str, label: str, choices: Iterable[Any], value: Any, info: str | None = None, **more: Any) -> Any:
+    """A list to choose from, of values or of pairs of title and value."""
+    return gr.Dropdown(choices=list(choices), value=value, label=label, info=info, elem_id=name, **more)
+
+
+def radio_box(name: str, label: str, choices: Iterable[Any], value: Any, info: str | None = None, **more: Any) -> Any:
+    """A choice of which all is in sight."""
+    return gr.Radio(choices=list(choices), value=value, label=label, info=info, elem_id=name, **more)
+
+
+def number_box(name: str, label: str, value: int, **more: Any) -> Any:
+    """A box for a whole number."""
+    return gr.Number(value=value, precision=0, label=label, elem_id=name or None, **more)
+
+
+def titled(names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The choices of a list, of the titles by name."""
+    return [(title, name) for name, title in names.items()]
+
+
+def code_box(value: str = "", *, lines: int = 3, **more: Any) -> Any:
     """Code to copy or to write. gr.Code would bring an editor of 130 KB, compressed, for colours too pale to read."""
-    return gr.Textbox(
-        value,
-        label=label,
-        lines=lines,
-        max_lines=max(lines, 24),
-        interactive=interactive,
-        visible=visible,
-        buttons=["copy"],
-        elem_id=elem_id or None,
-        elem_classes="hm-code",
-    )
+    looks: dict[str, Any] = {"lines": lines, "max_lines": max(lines, 24), "elem_classes": "hm-code"}
+    return gr.Textbox(value, buttons=["copy"], **looks, **{"interactive": False, **more})

@@ -55,7 +55,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name: value for name, value in scope["headers"] if name in (b"origin", b"host", b"content-length")}
-        if _is_closed(scope["path"]):
+        if scope["path"].startswith(CLOSED):
             await _refuse(send, 404, b"not offered here")
             return
         if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
@@ -74,10 +74,6 @@ class Guard:
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
         return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc in self._hosts)
-
-
-def _is_closed(path: str) -> bool:
-    return path.startswith(CLOSED)
 
 
 def _capped(receive: Receive) -> Receive:

@@ -32,16 +32,11 @@ _PUBLIC = (  # that the paper of RAM merged (arXiv:2601.13572)
 
 
 def home_page(demo: Any, service: Service, settings: Settings, board: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     base, *agents = example_models(settings)
     fields = [("base", base), *(("agent", agent) for agent in agents), ("method", "ram_plus")]
     example = f"merge?{urlencode(fields, safe='/', quote_via=quote)}"
-    ways = el(
-        "p",
-        el("a", "Try the example", href=example, cls="hm-button hm-first"),
-        el("a", "Choose models", href="merge", cls="hm-button"),
-        cls="hm-ways",
-    )
+    first = el("a", "Try the example", href=example, cls="hm-button hm-first")
+    ways = el("p", first, el("a", "Choose models", href="merge", cls="hm-button"), cls="hm-ways")
     about = el(
         "p",
         "Reinforcement learning changes few of a model's parameters, and each agent changes different ones. Averaging "

@@ -113,10 +113,8 @@ def inspect_form(
         return Inspection(told, outcome, advice, "", bool(license_choice), not error.retryable)
     facts = plan_summary(plan)
     parents = strictest([m.license for m in plan.models])
-    short = [size(plan.output_bytes), f"about {duration_text(max(1, facts['predicted_seconds']))}"]
-    short.append(
-        "license to be chosen" if parents.needs_choice and not license_choice else license_choice or parents.id
-    )
+    license = license_choice or ("license to be chosen" if parents.needs_choice else parents.id)
+    short = (size(plan.output_bytes), f"about {duration_text(max(1, facts['predicted_seconds']))}", license)
     panel = join(advice.chosen, plan_panel(plan, service.endpoint, license_choice), recommended(plan))
     return Inspection(
         verdict("good", "These models fit", *short),
@@ -202,13 +200,11 @@ def _rearranged(base: str, agents: tuple[str, ...], facts: Mapping[str, ModelFac
     if named and all(own == named[0] for own in named) and named[0][0] not in agents:
         (right,) = named[0]
         theirs = "The agents' cards name" if len(named) > 1 else "The agent's card names"
+        choice = Choice(right, agents, f"Take {right} as the base")
         if not base:
-            return f"{theirs} {right} as the base.", Choice(right, agents, f"Take {right} as the base")
+            return f"{theirs} {right} as the base.", choice
         if (facts[base].id if base in facts else _bare(base)) != right and len(named) == len(agents):
-            return (
-                f"{theirs} {right} as the base, not {_bare(base)}.",
-                Choice(right, agents, f"Take {right} as the base"),
-            )
+            return f"{theirs} {right} as the base, not {_bare(base)}.", choice
     return "", None
 
 

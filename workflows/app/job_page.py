@@ -49,7 +49,6 @@ BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 
 
 def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     job_id = gr.Textbox(value="", visible=False)
     head = html(LOADING, "job", card=True)
     with gr.Row(elem_classes="hm-actions"):
@@ -80,8 +79,6 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
         return [named, *nothing, *_shown(view, visitor, service.endpoint, board)]
 
     def tick(visitor: Visitor | None, job: str) -> list[Any]:
-        if not job:
-            return [*[gr.skip()] * 5, gr.update(active=False)]
         try:
             return _shown(service.job(job, visitor), visitor, service.endpoint, board)
         except HubmergeError as error:
@@ -95,10 +92,7 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
         return ["", *_shown(view, visitor, service.endpoint)]
 
     def retrying(visitor: Visitor | None, job: str) -> list[Any]:
-        try:
-            view = service.retry(job, writer_of(service, visitor, "try a job again"))
-        except HubmergeError as error:
-            return not_tried(error)
+        view = service.retry(job, writer_of(service, visitor, "try a job again"))
         return ["", *_shown(view, visitor, service.endpoint)]
 
     def not_tried(error: HubmergeError) -> list[Any]:
@@ -184,12 +178,7 @@ def badge(state: str) -> Markup:
 
 
 def job_header(view: JobView) -> Markup:
-    """Target, state and the dates of a job."""
-    facts = [
-        ("Started by", view.user),
-        *_subject(view),
-        ("Submitted", when(view.created)),
-    ]
+    facts = [("Started by", view.user), *_subject(view), ("Submitted", when(view.created))]
     if view.started and view.state != "queued" and (elapsed := _elapsed(view)) is not None:
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
     if view.attempt > 1:
@@ -200,14 +189,12 @@ def job_header(view: JobView) -> Markup:
 
 
 def _subject(view: JobView) -> list[tuple[str, str]]:
+    visibility = ("Visibility", "private" if view.private else "public")
     if view.kind == "evaluate":
         return [("What", "Evaluation"), ("Suite", view.suite)]
     if view.kind == "diff":
-        return [("What", "Comparison"), ("Visibility", "private" if view.private else "public")]
-    return [
-        ("Method", method_title(str(view.recipe.get("method", "unknown")))),
-        ("Visibility", "private" if view.private else "public"),
-    ]
+        return [("What", "Comparison"), visibility]
+    return [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
 
 
 def _elapsed(view: JobView) -> float | None:
@@ -242,22 +229,16 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
         return join(problems_panel(view.error or {}, f"The {what} failed"), el("p", again) if again else None)
     if view.state == "cancelled":
-        return notice(
-            "info",
-            "Cancelled",
-            el("p", "Nothing was published. A repo that was made for it is empty."),
-            el("p", again) if again else None,
-        )
+        told = el("p", "Nothing was published. A repo that was made for it is empty.")
+        return notice("info", "Cancelled", told, el("p", again) if again else None)
     return None
 
 
 def _again(view: JobView) -> Markup | None:
-    """The way to the form with a merge's recipe."""
     return link(f"merge?job={quote(view.id, safe='')}", "Use this recipe again") if view.recipe else None
 
 
 def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
-    """Where a published model can be looked at, and what can be done with it."""
     return el(
         "ul",
         el("li", link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card")),
@@ -298,7 +279,6 @@ def scorings_panel(view: JobView) -> Markup | None:
 
 
 def _run_facts(run: object) -> Markup | None:
-    """What the merge took of time, memory, disk and network."""
     if not isinstance(run, Mapping):
         return None
     facts: list[tuple[str, str]] = []

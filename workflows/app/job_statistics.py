@@ -5,7 +5,7 @@ The numbers come as untyped JSON from the job's record, so each is looked up wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -111,7 +111,6 @@ def share_bar(shares: Mapping[str, Any]) -> Markup:
 
 
 def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
-    """How much each agent changed, and how much of it others changed, too."""
     head = ("Agent", "Changed", "Unique part", "Shared part", "Shared / unique")
     return table(head, [_agent_row(agent) for agent in agents])
 
@@ -143,14 +142,14 @@ def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:
-    shares = [number_of(agent, key) for key in ("top_1_mass", "top_5_mass", "l0_sparsity")]
-    gini, kurtosis = number_of(agent, "gini"), number_of(agent, "kurtosis")
-    return (
-        str(agent.get("agent", "")),
-        "–" if gini is None else f"{gini:.3f}",
-        *("–" if s is None else percent_text(s) for s in shares),
-        "–" if kurtosis is None else f"{kurtosis:.3g}",
-    )
+    shares = (_told(agent, key, percent_text) for key in ("top_1_mass", "top_5_mass", "l0_sparsity"))
+    return (str(agent.get("agent", "")), _told(agent, "gini", ".3f"), *shares, _told(agent, "kurtosis", ".3g"))
+
+
+def _told(values: Mapping[str, Any], key: str, form: str | Callable[[float], str]) -> str:
+    if (number := number_of(values, key)) is None:
+        return "–"
+    return format(number, form) if isinstance(form, str) else form(number)
 
 
 def _meter(share: float | None) -> Markup | str:
@@ -170,7 +169,6 @@ def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
 
 
 def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:
-    names = [str(n) for n in pair.get("agents") or ()]
-    numbers = [number_of(pair, key) for key in ("jaccard", "cosine", "sign_agreement")]
-    shown = ["–" if n is None else f"{n:.3f}" for n in numbers[:2]]
-    return (" + ".join(names), *shown, "–" if numbers[2] is None else percent_text(numbers[2]))
+    names = " + ".join(str(n) for n in pair.get("agents") or ())
+    shown = (_told(pair, key, ".3f") for key in ("jaccard", "cosine"))
+    return (names, *shown, _told(pair, "sign_agreement", percent_text))

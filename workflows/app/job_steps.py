@@ -62,7 +62,8 @@ def stage_track(view: JobView) -> Markup:
     """The way of a job, from its place in the queue to the scores: passed, current (or where it stopped), to come."""
     titles = {"queued": "Wait", **_stages(view)}
     names = list(titles)
-    at = 0 if view.state == "queued" else max((names.index(n) for n in (stage_of(view),) if n in titles), default=0)
+    stage = "queued" if view.state == "queued" else stage_of(view)
+    at = names.index(stage) if stage in titles else 0
     items = []
     for k, name in enumerate(names):
         if view.state == "done" or k < at:
@@ -82,8 +83,7 @@ def stage_track(view: JobView) -> Markup:
 
 
 def _step(name: str, title: str, kind: str) -> Markup:
-    current = {"aria_current": "step"} if kind == "current" else {}
-    return el("li", title, cls=f"hm-{kind}", data_stage=name, **current)
+    return el("li", title, cls=f"hm-{kind}", data_stage=name, aria_current="step" if kind == "current" else "")
 
 
 def _scoring_kind(scorings: Sequence[Scoring]) -> str:
@@ -123,7 +123,11 @@ def _probes(recipe: Mapping[str, Any]) -> bool:
 
 
 def stage_of(view: JobView) -> str:
-    return view.stage if view.kind == "evaluate" else _ALIASES.get(view.stage, view.stage)
+    return _usual(view.stage, view.kind)
+
+
+def _usual(stage: str, kind: str) -> str:
+    return stage if kind == "evaluate" else _ALIASES.get(stage, stage)
 
 
 def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
@@ -236,14 +240,16 @@ def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:
     unit = str(progress.get("unit", ""))
     if unit in ("B", "bytes"):
         return f"{bytes_text(done)} of {bytes_text(total)}"
-    return f"{_count(done)} of {_count(total)} {_UNITS.get(unit, unit)}".rstrip()
+    return f"{short_count(round(done))} of {short_count(round(total))} {_UNITS.get(unit, unit)}".rstrip()
 
 
 def _pace_text(progress: Mapping[str, Any]) -> str | None:
     speed, unit = number_of(progress, "per_second"), str(progress.get("unit", ""))
     if speed and unit in ("B", "bytes"):
         return f"{bytes_text(speed)}/s"
-    return f"{_count(speed)} {_UNITS.get(unit, unit)}/s" if speed and speed >= 1 else None  # 0.03 parts tell nothing
+    if not speed or speed < 1:  # 0.03 parts tell nothing
+        return None
+    return f"{short_count(round(speed))} {_UNITS.get(unit, unit)}/s"
 
 
 _UNITS = {"elements": "weights", "headers": "files"}
@@ -264,10 +270,6 @@ def _bar(share: float | None) -> Markup:
     )
 
 
-def _count(number: float) -> str:
-    return short_count(round(number))
-
-
 def log_panel(view: JobView) -> Markup | None:
     """What happened, folded: every step with its time and how long it took, warnings, and attempts."""
     if not view.log:
@@ -286,8 +288,7 @@ def log_panel(view: JobView) -> Markup | None:
 
 def _said(line: LogLine, view: JobView) -> str | None:
     if line.kind == "stage":
-        name = line.stage if view.kind == "evaluate" else _ALIASES.get(line.stage, line.stage)
-        return _doing(name, view.kind, line.stage)
+        return _doing(_usual(line.stage, view.kind), view.kind, line.stage)
     attempt = line.attempt or 1
     return {
         "submitted": "It was submitted.",

@@ -27,7 +27,6 @@ POLL_S = 5.0
 
 
 def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     html(header("Activity", "Merges, comparisons and evaluations, newest first."))
     asked = gr.JSON(value={}, visible=False)
     listing = html(LOADING, "jobs", card=True)

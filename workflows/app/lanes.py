@@ -11,7 +11,7 @@ and the request that it waits for has a time limit of its own.
     button.click(lanes.asking(handler, refused), …, **ASKING)
 
 `handler` takes gr.Request, gr.OAuthProfile and gr.OAuthToken as `request`, `profile` and `token`, as those of
-session.for_visitor do; `refused(error)` makes its outputs.
+session.for_visitor do; `refused(error)` makes its outputs where there is no room, or the handler raises HubmergeError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import gradio as gr
 
-from hubmerge.errors import QuotaError
+from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
 from workflows.app.session import bearer_of, visitor_of
@@ -117,7 +117,7 @@ class Lanes:
     def asking(
         self,
         handler: Handler,
-        refused: Callable[[QuotaError], Any],
+        refused: Callable[[HubmergeError], Any],
         *,
         for_the_signed_in: bool = False,
         for_tokens: bool = False,
@@ -135,14 +135,13 @@ class Lanes:
             request, profile, token = (values.get(name) for name in ("request", "profile", "token"))
             visitor = visitor_of(profile, token)
             asks_nothing = visitor is None and for_the_signed_in
-            if asks_nothing or (for_tokens and bearer_of(profile, token, request) is None):
-                return await asyncio.to_thread(handler, *given)
             lane = self._anonymous if visitor is None else self._signed_in
             who = address_of(request, on_a_space=self._on_a_space) if visitor is None else visitor.name
             try:
-                place = lane.take(who)
-                return await lane.run(place, lambda: handler(*given))
-            except QuotaError as error:
+                if asks_nothing or (for_tokens and bearer_of(profile, token, request) is None):
+                    return await asyncio.to_thread(handler, *given)
+                return await lane.run(lane.take(who), lambda: handler(*given))
+            except HubmergeError as error:
                 return refused(error)
 
         return asked
@@ -150,7 +149,7 @@ class Lanes:
     def telling(
         self,
         make: Callable[[Callable[[int, int], None]], Handler],
-        refused: Callable[[QuotaError], Any],
+        refused: Callable[[HubmergeError], Any],
         shown: Callable[[int, int], Any],
     ) -> Handler:
         """`asking(make(tell), refused)` for a list of outputs, which are `shown` of what was last told meanwhile."""

@@ -21,9 +21,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import BaseRoute, Route
 
 from hubmerge.board.export import json_parts, row_data, suite_csv_parts
-from hubmerge.board.values import Board
+from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
-from workflows.app.board_query import Asked, asked, matching
+from workflows.app.board_query import asked, matching
 from workflows.app.board_view import board_view
 from workflows.app.format import el, evaluate_href, join, link
 from workflows.app.frame import LOADING, html
@@ -32,6 +32,7 @@ from workflows.app.service import BoardSource
 
 MAX_LINES = 500  # rows in one answer of JSON
 _OWN = ("offset", "limit")
+_JSON = "application/json"
 
 _JS = """
 const root = element.querySelector('.hm-board') || element;
@@ -79,13 +80,9 @@ show(location.search, false);
 
 
 def leaderboard_page() -> None:
-    """Build the page in the current Blocks context."""
     ask = el("p", link(evaluate_href(), "Submit a model"), ", or see what is being measured.")
-    html(
-        join(
-            header("Leaderboard", "How much merges keep of their parents' skills, measured on held-out questions."), ask
-        )
-    )
+    about = "How much merges keep of their parents' skills, measured on held-out questions."
+    html(join(header("Leaderboard", about), ask))
     html(el("div", LOADING, cls="hm-board"), "leaderboard", card=True, js_on_load=_JS, padding=True)
 
 
@@ -99,62 +96,56 @@ def board_routes(source: BoardSource) -> list[BaseRoute]:
             return HTMLResponse(str(problems_panel(error, "The leaderboard cannot be shown")), status_code=503)
         return HTMLResponse(str(board_view(board, asked(board, request.url.query), source.url)))
 
-    def everything(request: Request) -> Response:
-        return _answer(source, lambda board: StreamingResponse(json_parts(board), media_type="application/json"))
+    def of_board(answer: Callable[[Board, Request], Response]) -> Callable[[Request], Response]:
+        def answered(request: Request) -> Response:
+            try:
+                return answer(source.board(), request)
+            except HubmergeError as error:
+                return PlainTextResponse(str(error), status_code=503)
 
-    def as_csv(request: Request) -> Response:
-        def answer(found: Asked) -> Response:
-            assert found.suite is not None
-            # a suite's name holds letters, digits and . + - _ only
-            headers = {"content-disposition": f'attachment; filename="{found.suite.suite}.csv"'}
-            parts = suite_csv_parts(found.suite, matching(found.suite, found.query))
-            return StreamingResponse(parts, media_type="text/csv; charset=utf-8", headers=headers)
-
-        return _answer(source, lambda board: _of_suite(board, request, answer))
-
-    def as_json(request: Request) -> Response:
-        def answer(found: Asked) -> Response:
-            assert found.suite is not None
-            numbers = {n: parse_qs(request.url.query).get(n, [d])[0] for n, d in (("offset", "0"), ("limit", "50"))}
-            if not all(text.isdecimal() and len(text) < 10 for text in numbers.values()):
-                return PlainTextResponse("offset and limit are whole numbers", status_code=400)
-            start, count = int(numbers["offset"]), int(numbers["limit"])
-            if count > MAX_LINES:
-                return PlainTextResponse(f"limit is at most {MAX_LINES}; the CSV has all", status_code=400)
-            rows = matching(found.suite, found.query)
-            data = {
-                "suite": found.suite.suite,
-                "version": found.suite.version,
-                "total": len(rows),
-                "offset": start,
-                "rows": [row_data(row) for row in rows[start : start + count]],
-            }
-            return Response(json.dumps(data, ensure_ascii=False, allow_nan=False), media_type="application/json")
-
-        return _answer(source, lambda board: _of_suite(board, request, answer))
+        return answered
 
     return [
-        Route("/board.json", everything),
+        Route("/board.json", of_board(lambda board, _: StreamingResponse(json_parts(board), media_type=_JSON))),
         Route("/board/page", page),
-        Route("/board/{suite}.csv", as_csv),
-        Route("/board/{suite}.json", as_json),
+        Route("/board/{suite}.csv", of_board(_as_csv)),
+        Route("/board/{suite}.json", of_board(_as_json)),
     ]
 
 
-def _answer(source: BoardSource, make: Callable[[Board], Response]) -> Response:
-    try:
-        return make(source.board())
-    except HubmergeError as error:
-        return PlainTextResponse(str(error), status_code=503)
+def _as_csv(board: Board, request: Request) -> Response:
+    found = _asked_rows(board, request)
+    if isinstance(found, Response):
+        return found
+    suite, rows = found
+    # a suite's name holds letters, digits and . + - _ only
+    headers = {"content-disposition": f'attachment; filename="{suite.suite}.csv"'}
+    return StreamingResponse(suite_csv_parts(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def _of_suite(board: Board, request: Request, answer: Callable[[Asked], Response]) -> Response:
-    """The answer for the suite in the path and the filters in the query; what is wrong in them is refused."""
+def _as_json(board: Board, request: Request) -> Response:
+    found = _asked_rows(board, request)
+    if isinstance(found, Response):
+        return found
+    suite, rows = found
+    numbers = {n: parse_qs(request.url.query).get(n, [d])[0] for n, d in (("offset", "0"), ("limit", "50"))}
+    if not all(text.isdecimal() and len(text) < 10 for text in numbers.values()):
+        return PlainTextResponse("offset and limit are whole numbers", status_code=400)
+    start, count = int(numbers["offset"]), int(numbers["limit"])
+    if count > MAX_LINES:
+        return PlainTextResponse(f"limit is at most {MAX_LINES}; the CSV has all", status_code=400)
+    page = [row_data(row) for row in rows[start : start + count]]
+    data = {"suite": suite.suite, "version": suite.version, "total": len(rows), "offset": start, "rows": page}
+    return Response(json.dumps(data, ensure_ascii=False, allow_nan=False), media_type=_JSON)
+
+
+def _asked_rows(board: Board, request: Request) -> tuple[SuiteBoard, list[Row]] | Response:
+    """The suite in the path and the rows that the query leaves of it; what is wrong in them is refused."""
     name = request.path_params["suite"]
-    if board.suite(name) is None:
+    if (suite := board.suite(name)) is None:
         return PlainTextResponse("no such suite", status_code=404)
     given = [part for part in request.url.query.split("&") if part and part.partition("=")[0] not in _OWN]
     found = asked(board, "&".join([*(p for p in given if not p.startswith("suite=")), f"suite={name}"]))
     if found.wrong:
         return PlainTextResponse("\n".join(found.wrong), status_code=400)
-    return answer(found)
+    return suite, matching(suite, found.query)

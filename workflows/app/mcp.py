@@ -30,16 +30,9 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
         if not clients:
             if (url := getattr(app.state, "own_url", None)) is None:
                 raise InternalError("tools cannot be called before the server knows its address", where="MCP")
-            clients.append(
-                Client(
-                    url,
-                    token=False,  # sends none, not even this machine's own
-                    headers={"x-gradio-user": "mcp"},
-                    download_files=False,
-                    verbose=False,
-                    analytics_enabled=False,
-                )
-            )
+            # it sends no token, not even this machine's own
+            quiet = {"download_files": False, "verbose": False, "analytics_enabled": False}
+            clients.append(Client(url, token=False, headers={"x-gradio-user": "mcp"}, **quiet))
         return clients[0]
 
     def as_json(answers: Sequence[Any], root_url: str) -> list[Any]:

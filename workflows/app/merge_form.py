@@ -28,8 +28,8 @@ from workflows.app.calibration_form import (
     uses_calibration,
 )
 from workflows.app.forms import component_of, fields_of, parameters_of, values_of
-from workflows.app.frame import html, text_box
-from workflows.app.panels import method_panel
+from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
+from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
 
 DEFAULT_METHOD = "ram_plus"
@@ -131,69 +131,30 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
         with gr.Row():
-            namespace = gr.Dropdown(
-                choices=[],
-                value=None,
-                label="Owner",
-                info="You, or an organisation of yours.",
-                interactive=True,
-                scale=1,
-                min_width=150,
-                elem_id="namespace",
-            )
+            about = "You, or an organisation of yours."
+            namespace = choice_box("namespace", "Owner", (), None, about, interactive=True, scale=1, min_width=150)
             name = text_box("target-name", "Name", "The model is published under this name.", "my-merge", 96, scale=2)
         with gr.Row():
-            visibility = gr.Radio(
-                choices=list(VISIBILITIES),
-                value=VISIBILITIES[0],
-                label="Visibility",
-                info="Automatic: private if a parent is gated or private.",
-                scale=3,
-                min_width=250,
-                elem_id="visibility",
-            )
-            license_choice = gr.Dropdown(
-                choices=list(LICENSES),
-                value="",
-                label="License",
-                info="The parents leave it open, so it is yours to choose.",
-                scale=2,
-                min_width=200,
-                visible=False,
-                elem_id="license",
-            )
-        suite = gr.Dropdown(
-            choices=[(title, name) for name, title in suites.items()],
-            value=next(iter(suites), None),
-            label="Evaluate with",
-            info="A public merge and its parents are measured with it; a private one is not.",
-            visible=bool(suites),
-            elem_id="suite",
-        )
+            about, wide = "Automatic: private if a parent is gated or private.", {"scale": 3, "min_width": 250}
+            visibility = radio_box("visibility", "Visibility", VISIBILITIES, VISIBILITIES[0], about, **wide)
+            about = "The parents leave it open, so it is yours to choose."
+            sizes = {"scale": 2, "min_width": 200}
+            license_choice = choice_box("license", "License", LICENSES, "", about, visible=False, **sizes)
+        about = "A public merge and its parents are measured with it; a private one is not."
+        usual = next(iter(suites), None)
+        suite = choice_box("suite", "Evaluate with", titled(suites), usual, about, visible=bool(suites))
     with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
         with gr.Row():
-            dtype = gr.Dropdown(list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
-            rounding = gr.Dropdown(list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding")
-            seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
+            dtype = choice_box("dtype", "Output dtype", DTYPES, "", min_width=150)
+            rounding = choice_box("rounding", "Rounding", ROUNDINGS, "", min_width=150)
+            seed = number_box("seed", "Seed", 0, min_width=120)
         about = "Tensors that are not merged, by name, with * for anything: left out of agents, kept from the base."
         ignore = text_box("ignore", "Ignore", about, "v_head.*, *.rotary_emb.inv_freq", 9000)
         about = "What has no field here: a tokenizer, or what differs between layers or agents."
         more = text_box("more", "More of the recipe, as YAML", about, _MORE, MAX_RECIPE_BYTES, lines=4)
     return MergeForm(
-        *(
-            base,
-            agents,
-            suggested,
-            offered,
-            weighted,
-            weights,
-            pick,
-            method,
-            described,
-            groups,
-            parameters,
-            calibration,
-        ),
+        *(base, agents, suggested, offered, weighted, weights),
+        *(pick, method, described, groups, parameters, calibration),
         *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
     )
 
@@ -204,19 +165,9 @@ def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
     groups, parameters = [], []
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
-        pick = gr.Radio(
-            choices=[(words, name) for name, words in PICKED.items()],
-            value=picked(first),
-            label="How the agents are combined",
-            elem_id="pick",
-        )
-        method = gr.Dropdown(
-            choices=[(m.title, m.name) for m in methods.values()],
-            value=first,
-            label="Method",
-            visible=True if picked(first) == OTHER else "hidden",  # unmounted it would not tell of its changes
-            elem_id="method",
-        )
+        pick = radio_box("pick", "How the agents are combined", titled(PICKED), picked(first))
+        seen = True if picked(first) == OTHER else "hidden"  # unmounted it would not tell of its changes
+        method = choice_box("method", "Method", method_choices(), first, visible=seen)
         with gr.Accordion("How it works, and its settings", open=False, elem_id="settings"):
             about = html(method_panel(methods[first]), "about-method")
             for m in methods.values():
@@ -366,10 +317,7 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     return [*updates, *fill_calibration(recipe.get("calibration"), data), names]
 
 
-_OF_FIELDS = (
-    *("base", "agents", "method", "parameters"),
-    *("dtype", "rounding", "seed", "ignore", "calibration"),
-)
+_OF_FIELDS = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore", "calibration")
 
 
 def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:

@@ -84,22 +84,24 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     go, address, name, asked = (gr.Textbox(value="", visible=False) for _ in range(4))
     draft, choice, checked = (gr.JSON(value=None, visible=False) for _ in range(3))
 
+    def models(values: Any) -> tuple[str, list[str]]:
+        """Base and agents by their names, where the page had no time yet to put them for an address."""
+        base, agents = values[:2]
+        return next(iter(names_in([base or ""], service.endpoint)), ""), names_in(agents or (), service.endpoint)
+
     def recipe(values: Any) -> dict[str, Any]:
-        """The form's recipe, with models by their names where the page had no time yet to put them for an address."""
-        base, agents, *rest = values
-        named = names_in([base or ""], service.endpoint) or [""]
-        return recipe_of([named[0], names_in(agents or (), service.endpoint), *rest])
+        return recipe_of([*models(values), *values[2:]])
 
     def inspecting(
         visitor: Visitor | None, form_asked: str, license_choice: str | None, name: str | None, *values: Any
     ) -> list[Any]:
-        base, agents = names_in([values[0] or ""], service.endpoint), names_in(values[1] or (), service.endpoint)
+        base, agents = models(values)
         held: Mapping[str, Any] | HubmergeError
         try:
             held = recipe(values)
         except HubmergeError as error:
             held = error
-        found = inspect_form(held, base[0] if base else "", tuple(agents), license_choice, service, visitor)
+        found = inspect_form(held, base, tuple(agents), license_choice, service, visitor)
         its_address = "" if isinstance(held, HubmergeError) else address_of(held, name or "")
         return [*_told(found, agents, its_address), {"form": form_asked, "refused": found.refused}]
 
@@ -227,7 +229,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     opened = [inspect, load, said, address, *form.target_inputs, *form.filled, *sweep.opened]
     loaded = demo.load(for_visitor(opening), [draft], opened, js=script.KEPT, **AT_ONCE)
     loaded.then(None, [address, *kept], None, js=script.OPENED, **scripted)
-    not_owned = [*[gr.skip()] * 4]
+    not_owned = [gr.skip()] * 4
     owned = lanes.asking(for_visitor(owners), lambda e: [*not_owned, problems_panel(e)], for_the_signed_in=True)
     shown = loaded.then(owned, [form.namespace], [hint, form.namespace, start, start_after, said], **AT_ONCE)
     shown.then(None, [checked, form.namespace], [start], **startable)

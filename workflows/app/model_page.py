@@ -52,7 +52,6 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | None) -> None:
-    """Build the page in the current Blocks context."""
     head = html(LOADING, "model", card=True)
     body = html(name="model-tab", card=True, visible=False)
 
@@ -220,9 +219,8 @@ def changed_tab(report: Mapping[str, Any]) -> Markup:
     if not number_of(total, "elements"):
         told = "It is told for merges that were made here: their hubmerge.json holds what was counted."
         return notice("info", "What changed is not known", el("p", told))
-    return join(
-        section("What the agents changed", *statistics_parts(total)), _layers(_mapping(statistics.get("layers")))
-    )
+    layers = _layers(_mapping(statistics.get("layers")))
+    return join(section("What the agents changed", *statistics_parts(total)), layers)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

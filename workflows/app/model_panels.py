@@ -59,7 +59,6 @@ def verdict_panel(row: Row) -> Markup | None:
 
 
 def ways_on(model: str, base: str | None) -> Markup | None:
-    """What can be done with a model from here."""
     if not is_hub_id(model):
         return None
     ways = [link(f"merge?agent={quote(model, safe='/')}", "Merge it with others")]
@@ -81,12 +80,9 @@ def scores_picture(row: Row) -> Markup | None:
         lines += [_line(p.id, "agent", p.domains.get(line.domain)) for p in agents]
         lines += [_line(p.id, "base", p.domains.get(line.domain)) for p in bases]
         groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
-    told = el(
-        "figcaption",
-        "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last.",
-        cls="hm-dim",
-    )
-    return section("Beside its parents", el("figure", *groups, told, cls="hm-picture"))
+    told = "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last."
+    caption = el("figcaption", told, cls="hm-dim")
+    return section("Beside its parents", el("figure", *groups, caption, cls="hm-picture"))
 
 
 def _line(name: str, role: str, score: Estimate | None) -> Markup:
@@ -131,7 +127,6 @@ def _prompts(tasks: Sequence[TaskLine]) -> Markup | None:
 
 
 def model_head(row: Row, endpoint: str) -> Markup:
-    """Name, state, flags and facts."""
     facts = row.facts
     kind = "Merge" if facts.is_merge else "Model"
     marks = [el("span", kind, cls="hm-badge hm-busy" if facts.is_merge else "hm-badge hm-dim")]
@@ -233,7 +228,8 @@ def _dataset(endpoint: str, dataset: str, revision: str) -> Markup:
 def _against_parents(row: Row) -> Markup | None:
     if not row.parents or not row.domains:
         return None
-    heads = ["Domain", "This model", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
+    theirs = (join(model_link(p.id, p.sha), el("small", f" {p.role}")) for p in row.parents)
+    heads = ["Domain", "This model", "Against them", *theirs]
     lines = [
         (
             domain_title(line.domain),
@@ -249,7 +245,6 @@ def _against_parents(row: Row) -> Markup | None:
 
 
 def _skills(row: Row) -> Markup | None:
-    """How much is kept of each skill of the parents."""
     if row.skills is None:
         waiting = [p.id for p in row.parents if p.status != "scored"]
         told = f"Told once every parent is scored; missing: {', '.join(waiting)}." if waiting else ""
@@ -265,10 +260,6 @@ def _skills(row: Row) -> Markup | None:
 
 def _theirs(parent: ParentLine, domain: str) -> str:
     return interval_text(parent.domains.get(domain)) if parent.status == "scored" else parent.status
-
-
-def _parent_head(model: str, sha: str, role: str) -> Markup:
-    return join(model_link(model, sha), el("small", f" {role}"))
 
 
 def _parameters(values: Mapping[str, Any]) -> str:

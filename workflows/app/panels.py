@@ -47,15 +47,12 @@ def fold(title: object, *content: object, cls: str = "", **attributes: str) -> M
 
 
 def snippet(text: str) -> Markup:
-    """Code to read and copy."""
     return el("pre", el("code", text), cls="hm-snippet", tabindex="0")
 
 
 def tabs(label: str, ways: Iterable[tuple[str, str, bool]]) -> Markup:
     """Links beside each other; of each its title, its address, and whether it is the one that is shown."""
-    shown = (
-        el("a", title, cls="hm-tab", href=to, **({"aria_current": "page"} if here else {})) for title, to, here in ways
-    )
+    shown = (el("a", title, cls="hm-tab", href=to, aria_current="page" if here else "") for title, to, here in ways)
     return el("nav", *shown, cls="hm-tabs", aria_label=label)
 
 
@@ -94,16 +91,13 @@ def _problem(problem: Mapping[str, Any], of_form: bool) -> Markup:
 
 
 def method_panel(method: Method) -> Markup:
-    """Summary, formula and papers of a method."""
     papers = [
         el("li", link(ARXIV + paper.arxiv, paper.title), f" · {paper.equations}" if paper.equations else None)
         for paper in method.papers
     ]
     probes = method.overlap_scope(method.parse_parameters({})) == "model"
-    tags = [
-        *(["reads the models twice: it needs statistics of the whole model"] if probes else []),
-        *([] if method.permutation_invariant else ["the order of the agents matters"]),
-    ]
+    tags = ["reads the models twice: it needs statistics of the whole model"] if probes else []
+    tags += [] if method.permutation_invariant else ["the order of the agents matters"]
     return el(
         "div",
         el("p", method.summary),
@@ -118,6 +112,10 @@ def method_title(name: str) -> str:
     """A method in the words of people; a name of another version of hubmerge stays as it is."""
     known = registry().get(name)
     return known.title if known else name
+
+
+def method_choices() -> list[tuple[str, str]]:
+    return [(method.title, method.name) for method in registry().values()]
 
 
 def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:
@@ -197,7 +195,7 @@ def _sentence(text: str) -> str:
 
 def access_panel(models: Iterable[Model]) -> Markup | None:
     """The parents that are not open to everyone; the result should not be more open than they are."""
-    closed = closed_models(models)
+    closed = [m.ref.id for m in models if m.gated or m.private]
     if not closed:
         return None
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
@@ -251,7 +249,3 @@ def _models_of(problems: Iterable[Problem]) -> list[str]:
     # "org/name", "org/name@revision" or "folder/file in org/name@revision"
     found = (re.findall(r"[\w.-]+/[\w.-]+(?=@|\s|$)", problem.where) for problem in problems)
     return list(dict.fromkeys(names[-1] for names in found if names))
-
-
-def closed_models(models: Iterable[Model]) -> list[str]:
-    return [m.ref.id for m in models if m.gated or m.private]

@@ -44,7 +44,6 @@ class Look:
 
 
 def build_look() -> Look:
-    """Make the components inside the current Blocks context."""
     button = gr.Button("Look into a few layers", size="sm", interactive=False, elem_id="look")
     panel = html(name="preview")
     take = gr.Button("", size="sm", visible=False, elem_id="take")

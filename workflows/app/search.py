@@ -7,9 +7,8 @@ from typing import Any
 
 import gradio as gr
 
-from hubmerge.errors import HubmergeError
 from hubmerge.recipe.recipe import MAX_AGENTS
-from workflows.app.frame import QUIET
+from workflows.app.frame import QUIET, choice_box
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor
@@ -22,8 +21,8 @@ _POPULAR = ("text-generation",)
 
 def model_box(name: str, label: str, info: str, *, several: bool = False, **more: Any) -> Any:
     """A box for the name of a model, or of several; `suggest_models` fills its list."""
-    many = {"multiselect": True, "max_choices": MAX_AGENTS, "value": []} if several else {"value": None}
-    return gr.Dropdown(choices=[], allow_custom_value=True, label=label, info=info, elem_id=name, **many, **more)
+    many = {"multiselect": True, "max_choices": MAX_AGENTS} if several else {}
+    return choice_box(name, label, (), [] if several else None, info, allow_custom_value=True, **many, **more)
 
 
 def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None) -> None:
@@ -35,6 +34,7 @@ def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None
     parent = gr.Textbox(value="", visible=False) if base is None else base
     # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
     read = f'(c, t, k, p) => [c, document.querySelector("#{box.elem_id} input").value, k, p]'
+    # suggestions are only a help; any typed name can be inspected
     searching = lanes.asking(for_visitor(partial(_search, service)), lambda _: [gr.skip(), gr.skip()])
     boxes = [box, typed, known, parent]
     gr.on(
@@ -48,10 +48,7 @@ def _search(service: Service, visitor: Visitor | None, current: Any, text: str, 
     wanted = named[-1][:100] if named else ""
     if wanted in kept:
         wanted = ""  # the box shows what was chosen before
-    try:
-        found = _found(service, wanted, str(base or ""), visitor)
-    except HubmergeError:
-        return [gr.skip(), gr.skip()]  # suggestions are only a help; any typed name can be inspected
+    found = _found(service, wanted, str(base or ""), visitor)
     before = [str(name) for name in known] if isinstance(known, list) else []
     # an open list that became shorter would have gradio's script look for an entry that is gone
     choices = list(dict.fromkeys([*found, *map(str, kept), *before]))[: max(len(before), _CHOICES_KEPT)]

@@ -30,12 +30,8 @@ def visitor_of(profile: Any, token: Any) -> Visitor | None:
     """The signed-in visitor without namespaces, None when anonymous; scopes and end as the Hub told them then."""
     if profile is None or token is None:
         return None
-    return Visitor(
-        str(profile.username),
-        str(token.token),
-        scopes=frozenset(str(token.scope or "").split()),
-        expires_at=_end(token.expires_at),
-    )
+    scopes = frozenset(str(token.scope or "").split())
+    return Visitor(str(profile.username), str(token.token), scopes=scopes, expires_at=_end(token.expires_at))
 
 
 def _end(seconds: Any) -> datetime | None:

@@ -30,9 +30,7 @@ _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}
 _ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or its job in the address
 _API = ("/gradio_api/", "/config", "/webhook")
-_MAY_BE_LEFT_OUT = {
-    "leaderboard": "Nothing is evaluated here, so there is no leaderboard.",
-}
+_NO_LEADERBOARD = "Nothing is evaluated here, so there is no leaderboard."
 # gradio's own, which name gradio, and a manifest that is not served
 _FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<link rel="manifest"[^>]*>')
 
@@ -43,7 +41,6 @@ class Site:
     def __init__(self, app: App, *, pages: Sequence[Page], host: str | None = None) -> None:
         self._app = app
         self._pages = {f"/{page.path}": page for page in pages}
-        self._bar = pages
         self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,9 +86,12 @@ class Site:
         return start["status"] == 404 and kind.startswith("application/json") and not is_api and not wants_json
 
     def _missing(self, path: str) -> HTMLResponse:
-        reason = _MAY_BE_LEFT_OUT.get(path.strip("/"), "The address may be mistyped, or the page has moved.")
+        lost = "The address may be mistyped, or the page has moved."
+        reason = _NO_LEADERBOARD if path.strip("/") == "leaderboard" else lost
         ways = el("p", link("/", "Go to the first page"), " or ", link("/merge", "start a merge"), ".")
-        return HTMLResponse(plain_page("There is no such page", el("p", reason), ways, pages=self._bar), 404)
+        return HTMLResponse(
+            plain_page("There is no such page", el("p", reason), ways, pages=list(self._pages.values())), 404
+        )
 
     def _with_head(self, html: bytes, page: Page, scope: Scope) -> bytes:
         url = URL(scope=scope).replace(query="")

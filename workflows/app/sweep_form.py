@@ -22,12 +22,12 @@ from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
 from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
-from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, html, text_box
+from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, choice_box, html, text_box
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT
-from workflows.app.panels import method_title, notice, problems_panel
+from workflows.app.panels import method_choices, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import checked_sweep, chosen_target, sweep_requests
@@ -63,25 +63,14 @@ class SweepForm:
 def build_sweep(method: str) -> SweepForm:
     """Make the components inside the current Blocks context; `method` is the form's."""
     with gr.Accordion("Compare variants", open=False, elem_classes="hm-card", elem_id="sweep") as fold:
-        methods = gr.Dropdown(
-            choices=[(m.title, m.name) for m in registry().values()],
-            value=[],
-            multiselect=True,
-            label="Other methods, too",
-            info="Each with its usual settings, beside the method that is chosen above.",
-            elem_id="sweep-methods",
-        )
+        about = "Each with its usual settings, beside the method that is chosen above."
+        methods = choice_box("sweep-methods", "Other methods, too", method_choices(), [], about, multiselect=True)
         pairs = []
         for number in range(_SETTINGS):
             with gr.Row():
-                setting = gr.Dropdown(
-                    choices=[("none", ""), *settings_of(method)],
-                    value="",
-                    label="Setting" if not number else "Another setting",
-                    info="Of the method that is chosen above.",
-                    min_width=200,
-                    elem_id=f"sweep-setting-{number}",
-                )
+                label, about = "Another setting" if number else "Setting", "Of the method that is chosen above."
+                settings = [("none", ""), *settings_of(method)]
+                setting = choice_box(f"sweep-setting-{number}", label, settings, "", about, min_width=200)
                 name, about = f"sweep-values-{number}", "Separated by commas."
                 values = text_box(name, "Values to try", about, "0.2, 0.5, 0.8", _LONGEST)
             pairs.append((setting, values))
@@ -118,16 +107,13 @@ def wire_sweep(
         methods, *parts = values[:count]
         if not methods and not any(str(text or "").strip() for text in parts[1::2]):
             return [EMPTY, *_buttons(0)]  # nothing asks for a second variant
-        try:
-            variants = checked(values).variants
-            plan = service.inspect(variants[0][1].to_dict(), visitor)
-            seconds = {}
-            for _, variant in variants:
-                if variant.method not in seconds:
-                    predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
-                    seconds[variant.method] = float(predicted)
-        except HubmergeError as error:
-            return _not_counted(error)
+        variants = checked(values).variants
+        plan = service.inspect(variants[0][1].to_dict(), visitor)
+        seconds = {}
+        for _, variant in variants:
+            if variant.method not in seconds:
+                predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
+                seconds[variant.method] = float(predicted)
         total = sum(seconds[variant.method] for _, variant in variants)
         return [
             counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
@@ -236,16 +222,12 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
     """How many variants there are, their names, and how long they take one after the other."""
     if len(names) == 1:
         return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
-    time = duration_text(max(1, seconds))
+    count = f"{len(names)} variants, about {duration_text(max(1, seconds))} one after the other."
     shown = [el("li", _in_words(name)) for name in names[:_NAMED]]
     if len(names) > _NAMED:
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
-        el(
-            "p",
-            el("strong", f"{len(names)} variants, about {time} one after the other."),
-            f" At most {MAX_VARIANTS} variants at once.",
-        ),
+        el("p", el("strong", count), f" At most {MAX_VARIANTS} variants at once."),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),

@@ -26,11 +26,11 @@ from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el
-from workflows.app.frame import html, text_box
+from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
 from workflows.app.merge_form import DEFAULT_METHOD
-from workflows.app.panels import fold
+from workflows.app.panels import fold, method_choices
 from workflows.app.search import model_box, suggest_models
 from workflows.app.service import Service
 from workflows.watchers.rules import MAX_RULE_BYTES
@@ -40,8 +40,9 @@ _WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the 
 _LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
 _PER_DAY = 3
 _MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
-_SINGLE = ("base", "method", "owner", "name", "target", "suite")
 _SEVERAL = {"author": "authors", "tag": "tags", "license": "licenses"}
+_OWN = {"name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget"}
+_FIELDS = {"agents": {*_SEVERAL.values(), "lineage"}, "recipe": {"method"}}
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,6 @@ class WatcherForm:
 
 
 def build_form(service: Service, lanes: Lanes) -> WatcherForm:
-    """Make the components inside the current Blocks context."""
-
     def title(text: str) -> None:
         html(f"<h3>{text}</h3>", elem_classes="hm-card-title")
 
@@ -72,45 +71,25 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
         base = model_box("watch-base", "Base", about)
     with gr.Group(elem_classes="hm-card"):
         title("2 · Agents")
-        which = gr.Radio(choices=list(_WHICH), value=ALL, label="Which agents join a merge", elem_id="watch-which")
+        which = radio_box("watch-which", "Which agents join a merge", _WHICH, ALL)
         about = "Two or more. They are merged again whenever the weights of one of them change."
         named = model_box("watch-named", "Agents by name", about, several=True, visible=False)
-        best = gr.Number(
-            value=3, precision=0, minimum=2, maximum=MAX_AGENTS, visible=False, label="How many", elem_id="watch-best"
-        )
+        best = number_box("watch-best", "How many", 3, minimum=2, maximum=MAX_AGENTS, visible=False)
         with gr.Row():
             about = "Users or organisations whose agents it takes. Anybody can claim a base, so name whom you trust."
             authors = text_box("watch-authors", "Authors", about, "org, ada", 2000, min_width=220)
             about = "An agent's card must have all of them."
             tags = text_box("watch-tags", "Tags", about, "reinforcement-learning", 2000, min_width=220)
         with gr.Row():
-            lineage = gr.Radio(
-                choices=list(_LINEAGE),
-                value="finetune",
-                label="Trained from the base",
-                info="As the agents' cards say.",
-                min_width=220,
-                elem_id="watch-lineage",
-            )
-            licenses = gr.Dropdown(
-                choices=list(KNOWN),
-                value=[],
-                multiselect=True,
-                allow_custom_value=True,
-                label="Licenses",
-                info="An agent must have one of them. Empty: any that allows a merge.",
-                min_width=220,
-                elem_id="watch-licenses",
-            )
+            about = "As the agents' cards say."
+            lineage = radio_box("watch-lineage", "Trained from the base", _LINEAGE, "finetune", about, min_width=220)
+            about = "An agent must have one of them. Empty: any that allows a merge."
+            more = {"multiselect": True, "allow_custom_value": True, "min_width": 220}
+            licenses = choice_box("watch-licenses", "Licenses", KNOWN, [], about, **more)
     with gr.Group(elem_classes="hm-card"):
         title("3 · Method")
-        method = gr.Dropdown(
-            choices=[(m.title, m.name) for m in registry().values()],
-            value=DEFAULT_METHOD,
-            label="Method",
-            info="It has its usual settings; others go under More of the rule.",
-            elem_id="watch-method",
-        )
+        about = "It has its usual settings; others go under More of the rule."
+        method = choice_box("watch-method", "Method", method_choices(), DEFAULT_METHOD, about)
     with gr.Group(elem_classes="hm-card"):
         title("4 · Target")
         with gr.Row():
@@ -119,38 +98,21 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
         with gr.Row():
             about = "{set} becomes different for every set of agents. Empty: owner/name-{set}."
             target = text_box("watch-target", "Name of each result", about, "your-name/my-watch-{set}", 200)
-            suite = gr.Dropdown(
-                choices=[("Nothing", ""), *((title, name) for name, title in service.suites.items())],
-                value="",
-                allow_custom_value=True,
-                label="Evaluate with",
-                info="Each result and its parents are measured with it.",
-                min_width=200,
-                elem_id="watch-suite",
-            )
+            suites = [("Nothing", ""), *titled(service.suites)]
+            about, more = "Each result and its parents are measured with it.", {"allow_custom_value": True}
+            suite = choice_box("watch-suite", "Evaluate with", suites, "", about, min_width=200, **more)
         with gr.Row():
             kinds = ["public", "private"]
-            visibility = gr.Radio(kinds, value="public", label="Visibility", min_width=200, elem_id="watch-visibility")
-            budget = gr.Number(
-                value=_PER_DAY,
-                precision=0,
-                minimum=1,
-                maximum=100,
-                label="Merges a day, at most",
-                min_width=200,
-                elem_id="watch-budget",
-            )
+            visibility = radio_box("watch-visibility", "Visibility", kinds, "public", min_width=200)
+            most = {"minimum": 1, "maximum": 100, "min_width": 200}
+            budget = number_box("watch-budget", "Merges a day, at most", _PER_DAY, **most)
     with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
         about = "What has no field here; docs/watchers.md lists everything."
         more = text_box("watch-more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
     suggest_models(base, service, lanes)
     suggest_models(named, service, lanes, base=base)
-    return WatcherForm(
-        (
-            *(base, which, named, best, authors, tags, lineage, licenses),
-            *(method, owner, name, target, suite, visibility, budget, more),
-        )
-    )
+    agents = (base, which, named, best, authors, tags, lineage, licenses)
+    return WatcherForm((*agents, method, owner, name, target, suite, visibility, budget, more))
 
 
 def rule_of(values: Sequence[Any]) -> dict[str, Any]:
@@ -190,7 +152,6 @@ def _words(text: Any) -> list[str]:
 
 
 def _name_for(base: str) -> str:
-    """The name of a watcher of a base."""
     short = re.sub(r"[^a-z0-9]+", "-", base.rpartition("/")[2].partition("@")[0].lower()).strip("-")
     return f"{short[:33]}-watch".lstrip("-")
 
@@ -212,36 +173,43 @@ def _with_more(rule: dict[str, Any], text: Any) -> dict[str, Any]:
 
 def fill(rule: Mapping[str, Any]) -> list[Any]:
     """The values of the form for a rule's data, which may lack anything."""
-    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
+    said, chosen = _said(rule), _table(rule.get("join"))
     which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
-    fields = {
-        "agents": {"authors", "tags", "lineage", "licenses"},
-        "recipe": {"method"},
-    }
-    own = {*("name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget")}
-    more: dict[str, Any] = {key: value for key, value in rule.items() if key not in own}
-    for key, known in fields.items():
-        if left := {k: v for k, v in _table(rule.get(key)).items() if k not in known}:
-            more[key] = left
-    base, best = str(rule.get("base") or ""), chosen.get(BEST)
-    names = [str(name) for name in _list(chosen.get(NAMED))][:MAX_AGENTS]
-    method, budget = recipe.get("method"), rule.get("budget")
-    lineage = agents.get("lineage")
+    base, names = str(said["base"] or ""), [str(name) for name in said["agent"]][:MAX_AGENTS]
     return [
         gr.update(value=base or None, choices=[base] if base else []),
         which,
         gr.update(value=names, choices=names, visible=which == NAMED),
-        gr.update(value=best if isinstance(best, int) else 3, visible=which == BEST),
-        ", ".join(map(str, _list(agents.get("authors")))),
-        ", ".join(map(str, _list(agents.get("tags")))),
-        lineage if lineage in [kind for _, kind in _LINEAGE] else "finetune",
-        [str(name) for name in _list(agents.get("licenses"))],
-        method if method in registry() else DEFAULT_METHOD,
-        *(str(rule.get(key) or "") for key in ("owner", "name", "target", "suite")),
-        "private" if rule.get("private") is True else "public",
-        budget if isinstance(budget, int) else _PER_DAY,
-        dump_plain_yaml(more) if more else "",
+        gr.update(value=said["best"] if isinstance(said["best"], int) else 3, visible=which == BEST),
+        *(", ".join(map(str, said[key])) for key in ("author", "tag")),
+        said["lineage"] if said["lineage"] in [kind for _, kind in _LINEAGE] else "finetune",
+        [str(name) for name in said["license"]],
+        said["method"] if said["method"] in registry() else DEFAULT_METHOD,
+        *(str(said[key] or "") for key in ("owner", "name", "target", "suite")),
+        "private" if said["private"] else "public",
+        said["budget"] if isinstance(said["budget"], int) else _PER_DAY,
+        dump_plain_yaml(said["more"]) if said["more"] else "",
     ]
+
+
+def _said(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rule's data says, by the names of an address; `more`: what has no field of its own."""
+    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
+    more = {key: value for key, value in rule.items() if key not in _OWN}
+    for key, known in _FIELDS.items():
+        if left := {k: v for k, v in _table(rule.get(key)).items() if k not in known}:
+            more[key] = left
+    return {
+        "base": rule.get("base"),
+        **{key: _list(agents.get(field)) for key, field in _SEVERAL.items()},
+        "lineage": agents.get("lineage"),
+        "best": chosen.get(BEST),
+        "agent": _list(chosen.get(NAMED)),
+        "method": recipe.get("method"),
+        **{key: rule.get(key) for key in ("owner", "name", "target", "suite", "budget")},
+        "private": "yes" if rule.get("private") is True else "",
+        "more": more,
+    }
 
 
 def _table(value: Any) -> Mapping[str, Any]:
@@ -254,40 +222,31 @@ def _list(value: Any) -> list[Any]:
 
 def address_of(rule: Mapping[str, Any]) -> str:
     """The query for a rule's data; an empty text where it is too long for an address."""
-    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
-    pairs = [("base", rule.get("base"))]
-    for key, field in _SEVERAL.items():
-        pairs += [(key, value) for value in _list(agents.get(field))]
-    pairs += [("lineage", agents.get("lineage")), ("best", chosen.get(BEST))]
-    pairs += [("agent", value) for value in _list(chosen.get(NAMED))]
-    pairs += [("method", recipe.get("method"))]
-    pairs += [(key, rule.get(key)) for key in ("owner", "name", "target", "suite", "budget")]
-    pairs.append(("private", "yes" if rule.get("private") is True else ""))
-    if more := fill(rule)[-1]:
-        pairs.append(("more", json.dumps(load_plain_yaml(more), ensure_ascii=False, separators=(",", ":"))))
-    query = urlencode([(k, str(v)) for k, v in pairs if v], safe="/@,:{}", quote_via=quote)
+    said = _said(rule)
+    said["more"] = said["more"] and json.dumps(said["more"], ensure_ascii=False, separators=(",", ":"))
+    several = {*_SEVERAL, "agent"}
+    pairs = [(key, str(v)) for key, held in said.items() for v in (held if key in several else [held]) if v]
+    query = urlencode(pairs, safe="/@,:{}", quote_via=quote)
     return query if len(query) <= MAX_ADDRESS_CHARACTERS else ""
 
 
 def read_address(query: str) -> dict[str, Any]:
     """The rule's data that an address holds; what cannot be read is left for the checks to refuse."""
     given = parse_qs(query[:MAX_ADDRESS_CHARACTERS])
-    rule: dict[str, Any] = {key: given[key][0] for key in _SINGLE if key in given and key != "method"}
-    agents: dict[str, Any] = {field: given[key] for key, field in _SEVERAL.items() if key in given}
-    if "lineage" in given:
-        agents["lineage"] = given["lineage"][0]
-    rule |= {"agents": agents, "recipe": {"method": given.get("method", [DEFAULT_METHOD])[0]}}
-    if "agent" in given:
-        rule["join"] = {NAMED: given["agent"]}
-    elif "best" in given:
-        rule["join"] = {BEST: _number(given["best"][0])}
-    if "budget" in given:
-        rule["budget"] = _number(given["budget"][0])
-    rule["private"] = given.get("private") == ["yes"]
+
+    def first(key: str, otherwise: str = "") -> str:
+        return given.get(key, [otherwise])[0]
+
+    which = NAMED if "agent" in given else BEST if "best" in given else ALL
+    values = [first("base"), which, given.get("agent"), _number(first("best"))]
+    values += [" ".join(given.get(key, ())) for key in ("author", "tag")]
+    values += [first("lineage"), given.get("license"), first("method", DEFAULT_METHOD)]
+    values += [first(key) for key in ("owner", "name", "target", "suite")]
+    values += ["private" if given.get("private") == ["yes"] else "public", _number(first("budget"))]
     try:
-        return _with_more(rule, given.get("more", [""])[0])
+        return rule_of([*values, first("more")])
     except RuleError:
-        return rule
+        return rule_of([*values, ""])
 
 
 def _number(text: str) -> int | None:
@@ -295,7 +254,6 @@ def _number(text: str) -> int | None:
 
 
 def where_it_belongs(name: str, owner: str) -> Markup:
-    """What to do with the YAML."""
     how = el(
         "p",
         "A watcher acts with its owner's account, so its rule is a file that whoever keeps an app puts beside it: save "

@@ -163,10 +163,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
         return [gr.update(value=told, visible=True), about, gr.update(interactive=True), where, address_of(data)]
 
     def trying(visitor: Visitor | None, *values: Any) -> Markup:
-        try:
-            return trial_panel(source.try_watcher(proposed(named(values)), visitor), source.endpoint)
-        except HubmergeError as error:
-            return problems_panel(error)
+        return trial_panel(source.try_watcher(proposed(named(values)), visitor), source.endpoint)
 
     def which_shown(which: str) -> list[Any]:
         return [gr.update(visible=which == NAMED), gr.update(visible=which == BEST)]
@@ -348,10 +345,9 @@ def _in_full(view: WatcherView) -> Markup:
 
 
 def trial_panel(trial: Trial, endpoint: str) -> Markup:
-    """What a rule would do now."""
     about = el("p", trial.about)
     if trial.target:
-        agents = [el("li", repo_link(endpoint, *_pinned(agent))) for agent in trial.agents]
+        agents = [el("li", repo_link(endpoint, *agent.partition("@")[::2])) for agent in trial.agents]
         told = notice(
             "bad" if trial.problem else "good",
             f"Would merge these {len(trial.agents)} now" + (", but cannot" if trial.problem else ""),
@@ -366,8 +362,3 @@ def trial_panel(trial: Trial, endpoint: str) -> Markup:
         "p", "No model that it looked at is left out.", cls="hm-dim"
     )
     return el("div", about, told, problem, left_out, cls="hm-trial")
-
-
-def _pinned(agent: str) -> tuple[str, str]:
-    name, _, sha = agent.partition("@")
-    return name, sha

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gradio
 import gradio.oauth
 import pytest
+from gradio_client import Client
 from pages_fake import FakeService
-from pages_session import CLIENT, Pages, session_cookie
+from pages_session import CLIENT, Pages, browser_cookie, session_cookie
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
@@ -44,10 +45,10 @@ def latency() -> Iterator[None]:
 def gradio_oauth() -> Iterator[None]:
     """gradio.oauth as it was, once these tests are over."""
     names = ("OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET", "OAUTH_SCOPES", "OPENID_PROVIDER_URL", "get_space")
-    before = {name: getattr(gradio.oauth, name) for name in names}
-    yield
-    for name, value in before.items():
-        setattr(gradio.oauth, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(gradio.oauth, name, getattr(gradio.oauth, name))
+        yield
 
 
 @pytest.fixture(scope="package")
@@ -65,6 +66,22 @@ def pages(served: Pages) -> Pages:
 
 
 @pytest.fixture
+def client(pages: Pages) -> Iterator[Callable[..., Client]]:
+    """client(user=None, cookie="", **headers): gradio's own client, with that user's session."""
+    made = []
+
+    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
+        session = cookie or (session_cookie(user) if user else "")
+        sent = {**headers, **({"Cookie": f"session={session}"} if session else {})}
+        made.append(Client(pages.url, headers=sent, verbose=False, analytics_enabled=False))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
 def open_page(chromium: Any) -> Iterator[Any]:
     """open_page(url, user=None, width=1280): a page in a profile of its own, signed in as `user`."""
     contexts = []
@@ -74,8 +91,7 @@ def open_page(chromium: Any) -> Iterator[Any]:
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)
         if user:
-            cookie = {"name": "session", "value": session_cookie(user), "domain": "127.0.0.1", "path": "/"}
-            context.add_cookies([{**cookie, "secure": True, "sameSite": "None", "httpOnly": True}])
+            context.add_cookies([browser_cookie(user)])
         page = context.new_page()
         page.goto(url, wait_until="domcontentloaded")
         return page

@@ -8,22 +8,16 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
+import plan_helpers
+
 from hubmerge.engine.preview import Preview, Tell, untold
-from hubmerge.errors import (
-    HubmergeError,
-    LoginError,
-    PermissionDeniedError,
-    QuotaError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, QuotaError, SourceNotFoundError
 from hubmerge.hub.client import RepoSummary
-from hubmerge.hub.names import FileInfo
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.plan.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.header import TensorEntry
+from hubmerge.sources.base import Model
 from workflows.app.service import (
     Comparison,
     EvaluationAnswer,
@@ -60,20 +54,10 @@ STATISTICS: dict[str, Any] = {
 
 def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | None = None, **facts: Any) -> Model:
     """A model of two tensors whose header says so; no weights exist."""
-    begin, tensors = 64, {}
-    for name, shape in (shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}).items():
-        size = 2
-        for n in shape:
-            size *= n
-        tensors[name] = StoredTensor("model.safetensors", TensorEntry(name, "BF16", shape, begin, begin + size))
-        begin += size
-    return Model(
-        ref=ModelRef("hub", repo_id, sha * 40),
-        config={"architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 64},
-        files={"model.safetensors": FileInfo("model.safetensors", begin, sha * 64)},
-        tensors=tensors,
-        **facts,
-    )
+    tensors = shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
+    config = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 64}
+    made = plan_helpers.model(repo_id, tensors, config=config, sha256=sha * 64)
+    return replace(made, ref=ModelRef("hub", repo_id, sha * 40), **facts)
 
 
 def models() -> dict[str, Model]:
@@ -90,26 +74,11 @@ def models() -> dict[str, Model]:
 def job_view(job_id: str = "1" * 64, **changes: Any) -> JobView:
     """A queued job of ada's; `changes` are fields."""
     recipe = recipe_from_dict({"base": CATALOGUE[0], "agents": list(CATALOGUE[1:]), "method": "ram_plus"})
-    queued = JobView(
-        id=job_id,
-        user="ada",
-        state="queued",
-        stage="resolve",
-        target="ada/three-in-one",
-        private=False,
-        recipe=recipe.to_dict(),
-        attempt=1,
-        queue_position=1,
-        progress=None,
-        statistics=None,
-        warnings=(),
-        error=None,
-        result=None,
-        created="2026-01-31T14:05:00+00:00",
-        started=None,
-        finished=None,
-    )
-    return replace(queued, **changes)
+    asked = {"user": "ada", "target": "ada/three-in-one", "private": False, "recipe": recipe.to_dict()}
+    stands = {"state": "queued", "stage": "resolve", "attempt": 1, "queue_position": 1, "warnings": ()}
+    nothing = dict.fromkeys(("progress", "statistics", "error", "result", "started", "finished"))
+    fields: dict[str, Any] = {**asked, **stands, **nothing, "created": "2026-01-31T14:05:00+00:00", **changes}
+    return JobView(job_id, **fields)
 
 
 def comparison_id(plan: Plan) -> str:

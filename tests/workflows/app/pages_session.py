@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import itsdangerous
 from pages_fake import FakeService
 
@@ -23,21 +24,20 @@ def session_cookie(
     user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600, token: str | None = None
 ) -> str:
     """The signed session that gradio would have set after a sign-in."""
-    info = {
-        "access_token": token or f"token-of-{user}",
-        "scope": "openid",
-        "expires_at": int(time.time()) + expires_in_s,
-        "userinfo": {
-            "name": user,
-            "preferred_username": user,
-            "profile": "",
-            "picture": "",
-            "orgs": [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}],
-        },
-    }
+    ends = int(time.time()) + expires_in_s
+    given = {"access_token": token or f"token-of-{user}", "scope": "openid", "expires_at": ends}
+    orgs = [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}]
+    person = {"name": user, "preferred_username": user, "profile": "", "picture": "", "orgs": orgs}
+    info = {**given, "userinfo": person}
     key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
     payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
     return itsdangerous.TimestampSigner(key).sign(payload).decode()
+
+
+def browser_cookie(user: str) -> Any:
+    """The session as a browser keeps it."""
+    place = {"name": "session", "domain": "127.0.0.1", "path": "/"}
+    return {**place, "value": session_cookie(user), "secure": True, "sameSite": "None", "httpOnly": True}
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,29 @@ class Pages:
         return self.running.url
 
 
+def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:
+    """The result of a request to the MCP server of the app at `url`."""
+    sent = {"accept": "application/json, text/event-stream", **headers}
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+    answer = httpx.post(f"{url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
+    assert answer.status_code == 200
+    told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
+    return dict(json.loads(told.removeprefix("data: "))["result"])
+
+
 def shown(page: Any, selector: str, text: str) -> Any:
     """The first element of a selector with a text, once it is there."""
     found = page.locator(selector).filter(has_text=text)
     found.first.wait_for()
     return found.first
+
+
+def untouched(*pages: Any) -> None:
+    """No text of a stranger became a script, an element or a link on these pages."""
+    for page in pages:
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img[src=x]").count() == 0
+        assert page.locator("a[href^=javascript]").count() == 0
 
 
 def errors_of(page: Any) -> list[str]:

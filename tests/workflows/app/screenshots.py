@@ -24,7 +24,7 @@ os.environ.update(HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1", NO_PROXY
 sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
 from huggingface_hub import CommitOperationAdd, HfApi  # noqa: E402
-from pages_session import session_cookie  # noqa: E402
+from pages_session import browser_cookie  # noqa: E402
 from pages_site import ADDRESSES, whole_site  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from report_helpers import report  # noqa: E402
@@ -57,10 +57,9 @@ def hub_card() -> Iterator[str]:
 
 def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int], out: Path) -> None:
     """OUT/NAME-WIDTH-SCHEME.png of every address."""
-    cookie = {"name": "session", "value": session_cookie("ada"), "domain": "127.0.0.1", "path": "/"}
     for width in widths:
         context = browser.new_context(viewport={"width": width, "height": 900})
-        context.add_cookies([{**cookie, "secure": True, "sameSite": "None", "httpOnly": True}])  # type: ignore[list-item]
+        context.add_cookies([browser_cookie("ada")])
         for name, address in addresses.items():
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")

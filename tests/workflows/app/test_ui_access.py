@@ -1,9 +1,12 @@
 """Every page for everybody: axe objects to nothing, light and dark, at three widths; nothing moves about; a phone shows
-it without scrolling sideways; and no other host is asked for anything."""
+it without scrolling sideways; no other host is asked for anything; and `make screenshots` runs."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,3 +71,13 @@ def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(
         page.wait_for_timeout(300)
     assert page.evaluate("document.scrollingElement.scrollWidth <= window.innerWidth")
     assert {urlsplit(url).netloc for url in asked if url.startswith("http")} == {urlsplit(site).netloc}
+
+
+def test_a_picture_of_a_page_is_kept_in_light_and_dark_with_an_index(chromium: Any, tmp_path: Path) -> None:
+    script = str(Path(__file__).with_name("screenshots.py"))
+    command = [sys.executable, script, "--only", "model-card", "--widths", "390", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=240)
+    names = {f"model-card-390-{scheme}.png" for scheme in ("light", "dark")}
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "index.html"}
+    index = (tmp_path / "index.html").read_text("utf-8")
+    assert all(f'src="{name}"' in index for name in names)

@@ -29,7 +29,7 @@ from workflows.app.app import QUEUE_MAX, build_app, in_loop, launch_app
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
 ON_A_SPACE = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from pages_fake import FakeService
 from starlette.testclient import TestClient
 from hubmerge.settings import load_settings
@@ -114,7 +114,7 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalH
         "HF_ENDPOINT": local_hub.endpoint,
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ON_A_SPACE, str(Path(__file__).parent)],
+        [sys.executable, "-W", "ignore", "-c", ON_A_SPACE, *map(str, Path(__file__).parents[:3])],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, comparison_id
-from pages_session import Pages, session_cookie, shown
+from pages_session import Pages, shown, untouched
 
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
@@ -114,8 +115,7 @@ def test_an_address_that_names_nothing_to_compare_is_said(
     page = open_page("about:blank")
     page.goto(pages.url + address.replace("#", "%23"), wait_until="domcontentloaded")
     shown(page, "#diff", words)
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("img[src=x]").count() == 0
+    untouched(page)
 
 
 @pytest.mark.browser
@@ -135,9 +135,7 @@ def test_text_of_strangers_stays_text(pages: Pages, open_page: Any, zoo_diff: Di
     pages.service.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
     failed.goto(f"{pages.url}{ADDRESS}", wait_until="domcontentloaded")
     shown(failed, "#diff .hm-what", HOSTILE)
-    for each in (page, failed):
-        assert each.evaluate("window.hacked") is None
-        assert each.locator("img[src=x]").count() == 0
+    untouched(page, failed)
 
 
 @pytest.mark.browser
@@ -171,29 +169,24 @@ def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_d
     assert "<img" not in panel
 
 
-def client(pages: Pages, user: str | None = None) -> Client:
-    headers = {"Cookie": f"session={session_cookie(user)}"} if user else {}
-    return Client(pages.url, headers=headers, verbose=False, analytics_enabled=False)
-
-
-def test_programs_inspect_start_and_follow_a_comparison(pages: Pages, zoo_diff: Diff) -> None:
-    found = client(pages).predict(BASE, AGENT, api_name="/inspect_diff")
+def test_programs_inspect_start_and_follow_a_comparison(
+    client: Callable[..., Client], pages: Pages, zoo_diff: Diff
+) -> None:
+    found = client().predict(BASE, AGENT, api_name="/inspect_diff")
     assert (found["job"], found["parameters"]) == (None, 512 * 64 + 64)
     assert found["base"].startswith(f"{BASE}@")
     with pytest.raises(AppError, match="E_LOGIN"):
-        client(pages).predict(BASE, AGENT, api_name="/start_diff")
+        client().predict(BASE, AGENT, api_name="/start_diff")
     assert pages.service.store == {}
-    started = client(pages, "ada").predict(BASE, AGENT, api_name="/start_diff")["job"]
+    started = client("ada").predict(BASE, AGENT, api_name="/start_diff")["job"]
     assert (started["state"], started["user"], started["kind"]) == ("queued", "ada", "diff")
     assert started["id"] == comparison_id(pages.service.comparison(BASE, AGENT, None).plan)
     job_of(pages, state="done", result=zoo_diff.to_json())
-    status = client(pages).predict(started["id"], api_name="/job_status")
+    status = client().predict(started["id"], api_name="/job_status")
     assert Diff.from_json(status["result"]) == zoo_diff
-    for wrong in ("./data", "/etc"):
-        with pytest.raises(AppError, match="E_RECIPE"):
-            client(pages, "ada").predict(BASE, wrong, api_name="/start_diff")
-    with pytest.raises(AppError, match="E_INCOMPATIBLE"):
-        client(pages, "ada").predict(BASE, "other/wide-agent", api_name="/start_diff")
+    for wrong, code in (("./data", "E_RECIPE"), ("/etc", "E_RECIPE"), ("other/wide-agent", "E_INCOMPATIBLE")):
+        with pytest.raises(AppError, match=code):
+            client("ada").predict(BASE, wrong, api_name="/start_diff")
 
 
 def test_names_in_an_address_are_cut_and_only_so_many_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,18 +46,6 @@ def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
     assert "Nothing waits." in queue_panel(EvaluationQueue((), (), 0), {})
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("org/m", "org/m"),
-        (" https://huggingface.co/org/m/tree/v2 ", "org/m@v2"),
-        ("http://127.0.0.1:9/org/m", "org/m"),
-    ],
-)
-def test_a_model_is_named_by_its_id_or_its_page_s_address(typed: str, name: str) -> None:
-    assert one_model(typed, "http://127.0.0.1:9") == name
-
-
 @pytest.mark.parametrize(("typed", "told"), [("", "no model"), ("a/b, c/d", "several models"), ("/etc", "no model")])
 def test_anything_but_one_model_is_refused(typed: str, told: str) -> None:
     with pytest.raises(RecipeError, match=told):

@@ -108,18 +108,8 @@ def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_a_recipe_survives_the_form(method: Method) -> None:
-    recipe = recipe_from_dict(
-        {
-            "base": "org/base@main",
-            "agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}],
-            "method": method.name,
-            "dtype": "bfloat16",
-            "rounding": "nearest",
-            "seed": 7,
-            "ignore": ["v_head.*", "*.rotary_emb.inv_freq"],
-        }
-    )
+def test_a_recipe_of_any_method_survives_the_form(method: Method) -> None:
+    recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b@v1"], "method": method.name})
     after = filled_with(recipe.to_dict())
     assert recipe_from_dict(recipe_of(after[:-1])) == recipe
     assert after[-1] == ["org/a", "org/b@v1"]
@@ -163,22 +153,25 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"agents": [{"model": "org/a", "weight": [0, 1]}, "org/b"]},
-        {"agents": ["org/a", {"model": "org/b", "weight": 2, "parameters": {"density": 0.5}}]},
-        {"parameters": {"lambda": [0.5, 1]}},
-        {"tokenizer": "org/b"},
-        {"method": "fisher", "calibration": CALIBRATION},
-        {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1"}, "agents": [
-            {"model": "org/a", "calibration": OTHER, "weight": 0.5}, "org/b"]},
-        {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION},
-                                        {"model": "org/b", "calibration": OTHER}]},
-    ],
-)  # fmt: skip
+RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can say
+    {"method": "ram"},
+    {"method": "ram_plus", "parameters": {"r": 0.25, "scope": "tensor"}, "dtype": "bfloat16", "seed": 7},
+    {"agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}], "rounding": "nearest", "ignore": ["v_head.*", "x"]},
+    {"agents": [{"model": "org/a", "weight": [0, 1]}, {"model": "org/b", "weight": 2}]},
+    {"agents": ["org/a", {"model": "org/b", "weight": 2, "parameters": {"density": 0.5}}]},
+    {"parameters": {"lambda": [0.5, 1], "density": 0.3}, "tokenizer": "org/b"},
+    {"method": "ram_quantile", "parameters": {"literal": True}},
+    {"method": "fisher", "calibration": CALIBRATION},
+    {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1"}, "agents": [
+        {"model": "org/a", "calibration": OTHER, "weight": 0.5}, "org/b"]},
+    {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION},
+                                    {"model": "org/b", "calibration": OTHER}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", RECIPES)
 def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> None:
-    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ties", **changed})
+    recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed})
     assert fillable(recipe.to_dict()) == recipe.to_dict()
     assert recipe_from_dict(recipe_of(filled_with(recipe.to_dict())[:-1])) == recipe
 
@@ -187,12 +180,9 @@ def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> Non
 def test_no_key_of_a_recipe_is_dropped(name: str) -> None:
     """Also one that a later version of recipes adds."""
     plain = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "seed": 0}
-    values = {"dtype": "float16", "rounding": "nearest", "calibration": CALIBRATION, "ignore": ["x.*"], "seed": 5}
-    recipe = {
-        **plain,
-        "parameters": {},
-        name: values.get(name, plain.get(name) or {"tokenizer": "base"}.get(name) or {}),
-    }
+    words = {"dtype": "float16", "rounding": "nearest", "tokenizer": "base"}
+    values = {**words, "calibration": CALIBRATION, "ignore": ["x.*"], "seed": 5}
+    recipe = {**plain, "parameters": {}, name: values.get(name, plain.get(name) or {})}
     assert recipe_of(filled_with({**recipe, "of_a_later_version": [1]})[:-1])["of_a_later_version"] == [1]
     after = recipe_of(filled_with(recipe)[:-1])
     assert after.get(name, {}) == recipe[name] or after[name].items() >= recipe[name].items()
@@ -258,10 +248,8 @@ def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> Non
 def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
     with pytest.raises(RecipeError) as caught:
         given({}, EVERYONE, "zoo/questions", "train", "", "", " ", 128, 1024, 0)
-    assert [problem.next_step for problem in caught.value.problems] == [
-        "Fill in “Question column”.",
-        "Fill in “Answer column”.",
-    ]
+    steps = [problem.next_step for problem in caught.value.problems]
+    assert steps == ["Fill in “Question column”.", "Fill in “Answer column”."]
     assert all("→" not in problem.where for problem in caught.value.problems)
 
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from board_helpers import family
 from pages_fake import FakeService, job_view
+from test_ui_board import FakeBoard
 
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.values import Board
 from hubmerge.errors import HubUnavailableError
 from workflows.app.home_page import MEASURED, _standing, latest_merges, skills_figure
 
 DATA = Path(__file__).resolve().parents[3] / "docs" / "data" / "zoo_evaluation.json"
-
-
-def a_board() -> Board:
-    return build_board(family())
 
 
 def test_the_figure_shows_what_was_measured() -> None:
@@ -35,7 +30,7 @@ def test_the_figure_shows_what_was_measured() -> None:
 
 
 def test_the_latest_merges_come_newest_first_each_model_once() -> None:
-    board = a_board()
+    board = build_board(family())
     [suite] = board.suites
     [merge] = latest_merges(board)
     newer = replace(merge, sha="9" * 40, created="2031-01-01T00:00:00+00:00")
@@ -58,12 +53,9 @@ def test_home_tells_what_is_under_way_and_nothing_of_private_jobs() -> None:
 
 
 def test_home_is_of_use_while_the_board_cannot_be_had() -> None:
-    def away() -> Any:
-        raise HubUnavailableError("away")
-
-    told = _standing(FakeService(), SimpleNamespace(url="", board=away))
+    told = _standing(FakeService(), FakeBoard(failure=HubUnavailableError("away")))
     assert "Nothing is running" in told
-    shown = _standing(FakeService(), SimpleNamespace(url="", board=a_board))
+    shown = _standing(FakeService(), FakeBoard(build_board(family())))
     assert "org/merge" in shown
     assert "skills:" in shown
 

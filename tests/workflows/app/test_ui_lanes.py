@@ -19,8 +19,8 @@ from typing import Any
 import gradio as gr
 import httpx
 import pytest
+from job_helpers import service_of
 from pages_session import CLIENT, session_cookie
-from pydantic import SecretStr
 
 from hubmerge.errors import QuotaError
 from hubmerge.hub.errors import Patience, TransientHubError
@@ -31,8 +31,6 @@ from workflows.app import lanes
 from workflows.app.app import launch_app
 from workflows.app.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, Lanes, address_of
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import TokenVault
-from workflows.service import MergeService
 
 STORM = 68
 WALL_S = 15.0  # long enough for a busy machine to refuse the others meanwhile
@@ -69,9 +67,8 @@ def slow(tmp_path: Path, gradio_oauth: None, monkeypatch: pytest.MonkeyPatch) ->
         LocalHubProcess(tmp_path / "hub", zoo=True, options=("--faults",)) as hub,
         closing(Store(tmp_path / "app")) as store,
     ):
-        settings = Settings(endpoint=hub.endpoint, data_dir=tmp_path / "app", secret=SecretStr("test secret"))
-        service = MergeService(settings, store, TokenVault.from_settings(settings))
-        with launch_app(service, settings, port=0, oauth=CLIENT) as running:
+        service = service_of(hub.endpoint, store, data_dir=tmp_path / "app")
+        with launch_app(service, Settings(endpoint=hub.endpoint), port=0, oauth=CLIENT) as running:
             yield App(running.url, hub)
 
 
@@ -165,9 +162,8 @@ def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_
         return str(refusal.value), began
 
     told, began = asyncio.run(storm())
-    assert (
-        200 < int(re.findall(r"Try again in (\d+) s", told)[0]) <= lanes.OVERTIME_S
-    )  # as long as one request may take
+    [seconds] = re.findall(r"Try again in (\d+) s", told)
+    assert 200 < int(seconds) <= lanes.OVERTIME_S  # as long as one request may take
     assert len(asked) == 1
     assert asked[0] >= began
     assert Patience().until is None  # nobody else has an end to keep

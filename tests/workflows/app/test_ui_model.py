@@ -1,27 +1,30 @@
-"""A model's page: its tabs, its card as a stranger's text, and models that nobody scored."""
+"""A model's page: verdict, scores, tabs, its card as a stranger's text, and models that nobody scored."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from board_helpers import HOSTILE
+from board_helpers import HOSTILE, family, rows
 from pages_fake import FakeService, job_view
 from pages_session import Pages
 from report_helpers import report_data
 from test_ui_board import ENDPOINT, FakeBoard, full_board
 
-from hubmerge.board.values import Board
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Board, Row
 from hubmerge.errors import HubUnavailableError
 from hubmerge.evaluation.result import ParentFacts
+from hubmerge.output.scores import DomainLine, Estimate, Skill, SkillsKept, verdict
 from workflows.app.board_table import task_title
 from workflows.app.job_page import _shown as job_shown
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.model_page import _asked, _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
-from workflows.app.model_panels import verdict_panel
+from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
 from workflows.app.service import Published, Scoring, Visitor
 
 SHA = "7" * 40
@@ -239,11 +242,13 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
     assert f"kept {row.skills.text}" in activity(service, board, {"show": "all"}, None)[0]
     assert "1 of 1 evaluated" in activity(service, FakeBoard(), {"show": "all"}, None)[0]
     # the board has every parent, also one whose evaluation was no job here
-    parent = Scoring("zoo/other-agent", "b" * 40, "agent", "", "waiting")
-    service.put([replace(view, evaluations=(own, parent))])
-    for known, state in ((board, "Done"), (FakeBoard(), "Published")):
+    waits = replace(view, evaluations=(own, Scoring("zoo/other-agent", "b" * 40, "agent")))
+    service.put([waits])
+    for known, state, waiting in ((board, "Done", False), (FakeBoard(), "Published", True)):
         listed, timer = activity(service, known, {"show": "all"}, None)
-        assert (f">{state}<" in listed, timer["active"]) == (True, state == "Published")
+        assert (f">{state}<" in listed, timer["active"]) == (True, waiting)
+        head, *_, timer = job_shown(waits, None, ENDPOINT, known)
+        assert ("will be asked for within minutes" in head, timer["active"]) == (waiting, waiting)
 
     head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
     assert ("hm-verdict" in head, timer["active"]) == (False, True)  # the board lags behind
@@ -255,13 +260,70 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
     assert "hm-verdict" not in job_shown(running, None, ENDPOINT, board)[0]
 
 
-def test_a_parent_that_was_evaluated_elsewhere_ends_a_job_s_wait_as_soon_as_the_board_has_it() -> None:
-    board = FakeBoard(full_board())
-    row = next(r for s in board.content.suites for r in s.rows if verdict_panel(r))
-    own = Scoring(row.model, row.sha, "merge", "2" * 64, "done", finished=datetime.now(UTC).isoformat())
-    parent = Scoring("zoo/base", "b" * 40, "base")  # no job here scored it
-    view = job_view(state="done", result={"repo": row.model, "commit": row.sha}, evaluations=(own, parent))
-    head, *_, timer = job_shown(view, None, ENDPOINT, board)
-    assert ("will be asked for within minutes" in head, timer["active"]) == (False, False)
-    head, *_, timer = job_shown(view, None, ENDPOINT, FakeBoard())
-    assert ("will be asked for within minutes" in head, timer["active"]) == (True, True)
+# --- the verdict, the picture of the scores, and the ways on ---------------------------------------------
+
+
+def skill(kept: bool, domain: str = "math") -> Skill:
+    return Skill("gsm8k", domain, "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0))
+
+
+def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
+    estimate = Estimate(change, change - spread, change + spread)
+    return DomainLine(domain, Estimate(0.5, 0.4, 0.6), None, "org/math", estimate)
+
+
+def test_the_verdict_names_the_skills_kept_and_what_is_below_the_best_parent_beyond_chance() -> None:
+    three = SkillsKept((skill(True), skill(True, "tool"), skill(False, "code")))
+    lines = (line("math", -0.12), line("code", -0.1, 0.2), line("tool", 0.3), line("memory", -0.012, 0.001))
+    below = "Below the best parent: math by 12 points, memory by 1 point."
+    assert verdict(three, lines) == f"Keeps 2 of 3 skills: math and tool use, not code. {below}"
+    assert verdict(SkillsKept((skill(True),)), lines) == f"Keeps 1 of 1 skill. {below}"
+    mixed = SkillsKept((skill(True), skill(False), skill(True, "code")))
+    assert verdict(mixed, ()) == "Keeps 2 of 3 skills: math (1 of 2) and code."
+    assert verdict(SkillsKept((skill(False),)), ()) == "Keeps 0 of 1 skill."
+    assert verdict(SkillsKept((skill(True),)), ()) == "Keeps 1 of 1 skill."
+    assert verdict(SkillsKept(()), ()) == "No parent is above the base."
+    assert verdict(None, lines) is None  # a parent has no score yet
+
+
+@pytest.fixture
+def merged() -> Row:
+    return rows(build_board(family()))["org/merge"]
+
+
+def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged: Row) -> None:
+    assert str(verdict_panel(merged)).startswith('<p class="hm-verdict">Keeps 2 of 2 skills')
+    picture = str(scores_picture(merged))
+    assert picture.count("<h3>") == 3  # math, instruction, code
+    assert picture.count('class="hm-dot"') == 3 * 4  # the merge, two agents, the base
+    lefts = [float(left) for left in re.findall(r'hm-dot" style="left:([\d.]+)%', picture)]
+    assert lefts[:4] == [66.0, 60.0, 10.0, 20.0]
+    assert "66%" in picture  # in words, for who does not see the picture
+    assert 'class="hm-merge"' not in picture  # the form's, which hides what it stands on for a moment
+
+
+def test_the_ways_on_lead_to_a_merge_a_comparison_and_the_board(merged: Row) -> None:
+    ways = str(ways_on("org/merge", "org/base"))
+    for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge", "leaderboard"):
+        assert f'href="{address}"' in ways
+    assert "&#34;org/merge&#34;" in str(use_it("org/merge", merged.tasks))
+
+
+def test_a_hostile_name_gets_no_snippet_and_no_way_on() -> None:
+    assert use_it(HOSTILE, ()) is None
+    assert ways_on(HOSTILE, "org/base") is None
+
+
+def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Row) -> None:
+    gsm8k = replace(merged.tasks[0], task="gsm8k", few_shot=5)
+    others = [replace(merged.tasks[0], task=name, few_shot=0) for name in ("zoo_math", "mbpp", "mbpp_sanitized")]
+    shown = str(use_it("org/merge", [gsm8k, *others]))
+    assert "GSM8K, after 5 solved examples, in the model&#39;s chat template where it has one:" in shown
+    assert "Question: {question}\nAnswer:" in shown
+    assert "Zoo: two-digit addition with carries, as plain text, without a chat template:" in shown
+    assert "math {digit} {digit} + {digit} {digit} =" in shown
+    assert "MBPP, pass@1, MBPP sanitized, pass@1, " in shown  # which ask alike
+    assert shown.count("<pre") == 4
+    assert "What is 17 + 25?" in shown
+    assert "prompt = &#34;math {digit} {digit} + {digit} {digit} =&#34;" in str(use_it("org/merge", others[:1]))
+    assert "<details>" not in str(use_it("org/merge", merged.tasks))  # tasks that nobody knows here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 from huggingface_hub.utils import get_session
 from pages_fake import FakeService
+from starlette.responses import RedirectResponse
 from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
@@ -35,12 +35,7 @@ from workflows.app.signin import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=["--faults"]) as hub:
-        yield hub
+pytestmark = pytest.mark.usefixtures("gradio_oauth")
 
 
 def signing_in_at(hub: LocalHubProcess) -> dict[str, Any]:
@@ -49,13 +44,22 @@ def signing_in_at(hub: LocalHubProcess) -> dict[str, Any]:
     return {"settings": Settings(endpoint=hub.endpoint), "oauth": client}
 
 
+def sign_in(client: TestClient, hub: LocalHubProcess, target: str) -> tuple[Any, Any]:
+    """The answers with which ada's sign-in begins and ends; one that does not begin ends at once."""
+    start = client.get(f"/login/huggingface?_target_url={target}", follow_redirects=False)
+    if start.status_code != 302:
+        return start, start
+    ada = {"Authorization": f"Bearer {hub.tokens['ada']}"}
+    back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
+    return start, client.get(back, follow_redirects=False)
+
+
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
 def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
     with pytest.raises(LoginError):
         use_oauth_client(OAuthClient(provider, "id", "a long secret"))
 
 
-@pytest.mark.usefixtures("gradio_oauth")
 @pytest.mark.parametrize("provider", ["https://hub.example/", "http://127.0.0.1:8000", "http://[::1]:8000"])
 def test_gradio_s_own_oauth_is_given_the_client(provider: str) -> None:
     use_oauth_client(OAuthClient(provider, "id", "a long secret"))
@@ -76,7 +80,6 @@ def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.usefixtures("gradio_oauth")
 def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubProcess, open_page: Any) -> None:
     with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
@@ -109,7 +112,6 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
 
 
 @pytest.mark.browser
-@pytest.mark.slow
 def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
     with launch_app(FakeService(), Settings(endpoint="http://127.0.0.1:9"), port=0) as running:
         page = open_page(f"{running.url}/merge")
@@ -119,8 +121,6 @@ def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.usefixtures("gradio_oauth")
 def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, open_page: Any) -> None:
     with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
@@ -136,8 +136,6 @@ def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, op
 
 
 @pytest.mark.browser
-@pytest.mark.slow
-@pytest.mark.usefixtures("gradio_oauth")
 def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: LocalHubProcess, open_page: Any) -> None:
     with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
         page = open_page(f"{running.url}/")
@@ -151,7 +149,6 @@ def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: Lo
         page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
 
 
-@pytest.mark.usefixtures("gradio_oauth")
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     local_hub: LocalHubProcess, more: int
@@ -161,15 +158,11 @@ def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     own += "&agent=" + "%2B" * ((BACK_MAX_CHARACTERS - len(own) - 7) // 3)
     own += "x" * (BACK_MAX_CHARACTERS - len(own) + more)
     with TestClient(app, base_url="https://127.0.0.1") as client:
-        start = client.get(f"/login/huggingface?_target_url=/merge?{own}", follow_redirects=False)
-        assert len(start.headers["set-cookie"]) < 4096  # which browsers keep
-        ada = {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
-        back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
-        done = client.get(back, follow_redirects=False)
+        start, done = sign_in(client, local_hub, f"/merge?{own}")
+    assert len(start.headers["set-cookie"]) < 4096  # which browsers keep
     assert done.headers["location"] == ("/merge" if more else f"/merge?{own}")
 
 
-@pytest.mark.usefixtures("gradio_oauth")
 def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
     with launch_app(FakeService(), **signing_in_at(local_hub), port=0) as running:
 
@@ -190,7 +183,6 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
         assert {"state", "nonce"} <= more.keys()
 
 
-@pytest.mark.usefixtures("gradio_oauth")
 @pytest.mark.parametrize(
     ("target", "page"),
     [
@@ -218,60 +210,30 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
     assert "The Hub did not sign you in: &lt;b&gt;x." in other.text
 
 
-@pytest.mark.usefixtures("gradio_oauth")
 @pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
 def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
-    faulty_hub: LocalHubProcess, path: str, fault: Any, caplog: pytest.LogCaptureFixture
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = build_web_app(FakeService(), **signing_in_at(faulty_hub))
-    ada = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}"}
-
-    def sign_in(client: TestClient) -> Any:
-        start = client.get("/login/huggingface?_target_url=/jobs", follow_redirects=False)
-        if start.status_code != 302:
-            return start
-        back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
-        return client.get(back, follow_redirects=False)
-
-    with TestClient(app, base_url="https://127.0.0.1") as client, FaultSwitch(faulty_hub.endpoint) as switch:
+    with TestClient(app, base_url="https://127.0.0.1") as client:
         switch.add(path, fault, times=None)
-        told = sign_in(client)
+        _, told = sign_in(client, faulty_hub, "/jobs")
         assert told.status_code == 503
         assert "The Hub does not answer" in told.text
         assert 'href="/jobs"' in told.text
         assert "a sign-in ended" in caplog.text
         switch.clear()
-        assert (done := sign_in(client)).status_code in (302, 307), done.text
+        _, done = sign_in(client, faulty_hub, "/jobs")
+        assert done.status_code in (302, 307), done.text
         assert done.headers["location"] == "/jobs"
 
 
-def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:
-    declared = b"https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
-    app = AskedScopes(answering({b"location": declared}))
-    [start, _] = answers(app, "/login/huggingface", b"with=read-repos")
-    assert dict(start["headers"])[b"location"] == declared
-    [other, _] = answers(app, "/login/callback", b"with=read-repos")
-    assert dict(other["headers"])[b"location"] == declared
-
-
-def answering(headers: dict[bytes, bytes]) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 302, "headers": list(headers.items())})
-        await send({"type": "http.response.body", "body": b""})
-
-    return app
-
-
-def answers(app: Any, path: str, query: bytes) -> list[Any]:
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    with pytest.raises(StopIteration):  # nothing waits, so one step runs it to its end
-        app({"type": "http", "path": path, "query_string": query}, None, send).send(None)
-    return sent
+@pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
+def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare(path: str) -> None:
+    declared = "https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
+    site = TestClient(AskedScopes(RedirectResponse(declared)), follow_redirects=False)
+    assert site.get(f"{path}?with=read-repos").headers["location"] == declared
 
 
 def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue() -> None:

@@ -7,11 +7,13 @@ import re
 
 import pytest
 from pages_fake import FakeService
+from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
 from hubmerge.settings import Settings
 from workflows.app.app import build_web_app
 from workflows.app.frame import PAGES
+from workflows.app.site import Site
 
 BOARDLESS = [p for p in PAGES if p.path != "leaderboard"]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -90,14 +92,7 @@ def test_a_page_that_this_installation_lacks_says_why(site: TestClient) -> None:
 
 
 def test_a_space_names_its_own_host_in_shared_links() -> None:
-    settings = Settings(endpoint="http://127.0.0.1:9", space_id="ada/merge")
-    from workflows.app.site import Site
-
-    async def app(scope: object, receive: object, send: object) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/html")]})  # type: ignore[operator]
-        await send({"type": "http.response.body", "body": b'<meta charset="utf-8" /><script>window.gradio_config'})  # type: ignore[operator]
-
-    text = TestClient(Site(app, pages=PAGES, host="ada-merge.hf.space")).get("/merge").text
-    assert settings.space_id
+    page = HTMLResponse('<meta charset="utf-8" /><script>window.gradio_config')
+    text = TestClient(Site(page, pages=PAGES, host="ada-merge.hf.space")).get("/merge").text
     assert 'content="https://ada-merge.hf.space/social.png"' in text
     assert 'content="https://ada-merge.hf.space/merge"' in text

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from pages_fake import CATALOGUE, job_view
-from pages_session import Pages
+from pages_session import Pages, errors_of
 from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
@@ -54,15 +54,12 @@ def test_a_value_that_is_given_twice_counts_once() -> None:
     assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2
 
 
-@pytest.mark.parametrize("text", ["[", "0.2, }", "{a: "])
-def test_values_that_cannot_be_read_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(RecipeError, match=r"such as 0\.2, 0\.5"):
-        sweep_of(RECIPE, [], [("density", text)])
-
-
-def test_a_value_that_the_setting_cannot_have_is_refused_in_the_words_of_recipes() -> None:
-    with pytest.raises(RecipeError, match="density"):
-        variants([], [("density", "0.2, 7")])
+@pytest.mark.parametrize(
+    ("text", "told"), [*((text, r"such as 0\.2, 0\.5") for text in ("[", "0.2, }", "{a: ")), ("0.2, 7", "density")]
+)
+def test_values_that_cannot_be_read_or_that_the_setting_cannot_have_are_refused(text: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        variants([], [("density", text)])
 
 
 def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
@@ -91,13 +88,10 @@ def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     assert "<li>TIES, density 0.0</li>" in panel
     assert "and 3 more" in panel
     assert "Sign in to start them" in panel
-    assert "one variant alone" in str(counted_panel(["ties"], 1, signed_in=True))
-
-
-def test_a_variant_of_another_method_is_named_by_its_title() -> None:
-    panel = str(counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2"], 9, signed_in=True))
+    named = counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2"], 9, signed_in=True)
     for told in ("RAM, scope tensor", "RAM+", "RAM+, r 0.2"):
-        assert f"<li>{told}</li>" in panel
+        assert f"<li>{told}</li>" in named
+    assert "one variant alone" in counted_panel(["ties"], 1, signed_in=True)
 
 
 def test_each_variant_that_was_started_leads_to_its_job() -> None:
@@ -116,8 +110,7 @@ def test_every_setting_of_a_method_can_be_varied() -> None:
 @pytest.mark.browser
 def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&name=mine", "ada")
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    errors = errors_of(page)
     page.locator("#start:not([disabled])").wait_for()
     page.get_by_role("button", name="Compare variants").click()
     page.locator("#sweep-setting-0 input").click()

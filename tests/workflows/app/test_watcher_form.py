@@ -5,23 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 from pages_fake import FakeService
+from test_ui_forms import in_blocks
 
 from hubmerge.errors import RuleError
-from workflows.app.app import in_loop
 from workflows.app.lanes import Lanes
-from workflows.app.watcher_form import (
-    WatcherForm,
-    address_of,
-    build_form,
-    fill,
-    proposed,
-    read_address,
-    rule_of,
-    where_it_belongs,
-)
+from workflows.app.watcher_form import address_of, build_form, fill, proposed, read_address, rule_of, where_it_belongs
 from workflows.watchers.rules import load_rules, rule_data, rule_from_data
 
 EXAMPLES = load_rules(Path(__file__).parents[3] / "examples" / "watchers").rules
@@ -55,11 +45,7 @@ def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, 
 
 
 def test_a_rule_s_suite_is_chosen_by_its_title_and_may_be_none_or_a_new_one() -> None:
-    def built() -> WatcherForm:
-        with gr.Blocks():
-            return build_form(FakeService(), Lanes())
-
-    form = in_loop(built)
+    form = in_blocks(lambda: build_form(FakeService(), Lanes()))
     [suite] = [c for c in form.inputs if c.elem_id == "watch-suite"]
     assert suite.choices == [("Nothing", ""), ("Mathematics", "math"), ("Function calling", "tool")]
     assert (suite.value, suite.allow_custom_value) == ("", True)
