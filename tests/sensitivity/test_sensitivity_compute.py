@@ -1,4 +1,4 @@
-"""Against the naive Fisher, bit for bit."""
+"""Against the naive Fisher, bit for bit; and what is alive while it is computed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import pytest
 import torch
 from builders import llama_config, llama_shapes, random_base, write_model
 from safetensors.torch import load_file
-from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
+from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, opened, save
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
+
+from hubmerge.errors import NonFiniteError
+from hubmerge.sensitivity.compute import SquareSums
+from hubmerge.sensitivity.network import Network
 
 
 def computed(folder: Path, out: Path, pairs=PAIRS, **options) -> dict[str, torch.Tensor]:
@@ -24,7 +29,8 @@ def test_a_random_llama_has_exactly_the_fisher_of_one_autograd_call_per_pair(tmp
     # the whole gradient of a tied embedding is squared, once
     assert (network.lm_head.weight is network.model.embed_tokens.weight) == kind.get("tied", False)
     expected = naive_fisher(network, tokenizer, PAIRS)
-    found = computed(folder, tmp_path / "s.safetensors")
+    with torch.no_grad():  # as some libraries leave it
+        found = computed(folder, tmp_path / "s.safetensors")
     assert found.keys() == expected.keys()
     for name, values in found.items():
         assert values.dtype == torch.float32
@@ -123,3 +129,47 @@ def test_a_checkpoint_of_the_bare_model_keeps_its_own_names(tmp_path):
     assert "h.0.attn.c_attn.weight" in found
     for name, values in found.items():
         assert torch.equal(values, expected[f"transformer.{name}"]), name
+
+
+def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row(tmp_path, monkeypatch):
+    tensors = random_base(0)
+    tensors["model.norm.weight"].raw[3] = 0x7F80  # infinite
+    monkeypatch.setattr(SquareSums, "add", lambda *_: pytest.fail("it was added"))
+    with pytest.raises(NonFiniteError, match="row 1"):
+        computed(write_model(tmp_path / "model", tensors), tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
+    module, tokenizer = load(llama(tmp_path / "model", tied=tied))
+    network = Network(module, opened(tmp_path / "model"))
+    assert ("lm_head.weight" in network.shapes) != tied
+    storages: dict[str, StorageWeakRef] = {}
+
+    def add(name, gradient):
+        # a gradient that was given out before has been freed, and no parameter keeps one
+        assert [n for n, storage in storages.items() if not storage.expired()] == []
+        assert [n for n, p in module.named_parameters() if p.grad is not None] == []
+        storages[name] = StorageWeakRef(gradient.untyped_storage())
+
+    network.give_gradients(add)
+    for pair in PAIRS:
+        storages.clear()
+        ids = tokenizer(pair.prompt + " " + pair.answer).input_ids
+        network.differentiate(tuple(ids), 2, "row")
+        assert storages.keys() == network.shapes.keys()
+        assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
+
+
+def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("hubmerge.sensitivity.file.CHUNK_ELEMENTS", 4)
+    sums = SquareSums(tmp_path, {"a": (3, 5)}, "identity")
+    gradient = torch.arange(15, dtype=torch.float32).reshape(3, 5)
+    sums.add("a", gradient)
+    sums.add("a", gradient)
+    assert torch.equal(sums.tensor("a"), 2 * gradient.square())
+    sums.save(2)
+    again = SquareSums(tmp_path, {"a": (3, 5)}, "identity")
+    assert again.tensor("a").count_nonzero() == 0
+    assert again.restore() == 2
+    assert torch.equal(again.tensor("a"), 2 * gradient.square())
