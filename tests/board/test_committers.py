@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import SEED, TRUSTED, family, own, result, rows
+from datasets_by_hand import publish
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from hubmerge.board import standing
@@ -60,9 +61,7 @@ def opened(lab: LocalHubProcess, repo: str, trust: Trust = TRUST) -> ResultsData
 def add(lab: LocalHubProcess, user: str, repo: str, *results: EvaluationResult) -> None:
     """Commit result files by hand, as anybody may who can write there."""
     api = HfApi(lab.endpoint, token=lab.tokens[user])
-    api.create_repo(repo, repo_type="dataset", exist_ok=True)
-    files = [CommitOperationAdd(result_path(r), r.to_json().encode()) for r in results]
-    api.create_commit(repo, files, commit_message="by hand", repo_type="dataset")
+    publish(api, repo, {result_path(r): r.to_json().encode() for r in results})
 
 
 def strange(name: str, letter: str = "f", value: float = 0.5) -> EvaluationResult:

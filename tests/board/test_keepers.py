@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
-from huggingface_hub import CommitOperationAdd, HfApi
+from datasets_by_hand import publish
+from huggingface_hub import HfApi
 
 from hubmerge.board.files import ResultFiles, entries_of, parse_files, parse_flags, parse_versions, with_signatures
 from hubmerge.board.leaderboard import build_board
@@ -209,8 +210,7 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     dataset.publish([signed(r, keeper, "ada") for r in family()])
     stranger = {"kind": "withdrawn", "model": "org/code"}
     files = {"flags.json": file("flags", CONTAMINATED, stranger), "versions.json": file("versions", RENAMED)}
-    changes = [CommitOperationAdd(name, data) for name, data in files.items()]
-    api.create_commit(repo, changes, commit_message="by hand", repo_type="dataset")
+    publish(api, repo, files)
     models = [("org/math", "c" * 40), ("org/code", "d" * 40)]
     scores = RecordedScores(hub, dataset)
     assert scores.flagged(models) == {}  # a stranger stops no watcher

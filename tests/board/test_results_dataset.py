@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import HOSTILE, SEED, family, result
-from huggingface_hub import CommitOperationAdd, HfApi
+from datasets_by_hand import publish
+from huggingface_hub import HfApi
 from processes import printed_by
 
 from hubmerge.board.leaderboard import build_board
@@ -61,10 +62,6 @@ def commits(ada: HfApi, repo: str) -> list[str]:
     return [c.title for c in ada.list_repo_commits(repo, repo_type="dataset")]
 
 
-def add(ada: HfApi, repo: str, path: str, data: bytes) -> None:
-    ada.create_commit(repo, [CommitOperationAdd(path, data)], commit_message="by hand", repo_type="dataset")
-
-
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths that are read one by one."""
@@ -102,7 +99,7 @@ def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(
 ) -> None:
     dataset.publish(family()[:2])
     dataset.publish(family()[2:])
-    add(ada, repo, "flags.json", b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}')
+    publish(ada, repo, {"flags.json": b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}'})
     loaded = opened(local_hub, repo).load()
     direct = build_board(family(), [Flag("contaminated", "org/math")])
     assert build_board(loaded.results, loaded.flags) == direct
@@ -141,8 +138,8 @@ def test_two_writers_lose_nothing(
     def overtaken(self: ResultsDataset, *arguments: Any) -> Any:
         if not moved:  # after the dataset was read, before the commit
             moved.append(1)
-            add(ada, repo, "notes/ours.txt", b"kept")
-            add(ada, repo, result_path(family()[3]), family()[3].to_json().encode())
+            theirs = family()[3]
+            publish(ada, repo, {"notes/ours.txt": b"kept", result_path(theirs): theirs.to_json().encode()})
         return build(self, *arguments)
 
     monkeypatch.setattr(ResultsDataset, "_files", overtaken)
@@ -188,9 +185,8 @@ def test_a_lost_answer_makes_no_second_commit(
 def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1])
     wrong = f"results/evil/x/{'9' * 40}/trio-1-test.json"
-    add(ada, repo, wrong, family()[1].to_json().encode())
-    add(ada, repo, "results/giant.json", b" " * (1024 * 1024 + 1))
-    add(ada, repo, "flags.json", b"{")
+    giant = b" " * (1024 * 1024 + 1)
+    publish(ada, repo, {wrong: family()[1].to_json().encode(), "results/giant.json": giant, "flags.json": b"{"})
     dataset.publish(family()[2:3])
     loaded = dataset.load()
     assert {r.where for r in loaded.refused} == {wrong, "results/giant.json", "flags.json"}
@@ -245,9 +241,9 @@ def test_a_table_that_lies_is_not_believed(
     lies = {
         result_path(b): (blob_id(m.to_json().encode()), b.to_json().encode()) for m, b in zip(many, better, strict=True)
     }
-    add(ada, repo, RESULTS_TABLE, results_parquet(lies))
+    publish(ada, repo, {RESULTS_TABLE: results_parquet(lies)})
     assert {t.value for r in opened(local_hub, repo).load().results for t in r.tasks} == {0.1}
-    add(ada, repo, RESULTS_TABLE, b"no parquet")
+    publish(ada, repo, {RESULTS_TABLE: b"no parquet"})
     assert len(opened(local_hub, repo).load().results) == 10
 
 
@@ -266,7 +262,7 @@ def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
 ) -> None:
     dataset.publish([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
     card = b"---\nlicense: mit\n---\n# Mine\n"
-    add(ada, repo, CARD, card)
+    publish(ada, repo, {CARD: card})
     monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
     monkeypatch.setattr("hubmerge.board.results_dataset._CARD_BYTES", 10)
     assert len(opened(local_hub, repo).load().results) == 10
@@ -283,7 +279,7 @@ def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_
 def test_a_card_that_somebody_edited_is_kept(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1])
     card = b"---\nlicense: mit\nconfigs:\n- config_name: mine\n  data_files: x.csv\n---\n# Mine\n"
-    add(ada, repo, CARD, card)
+    publish(ada, repo, {CARD: card})
     dataset.publish(family()[1:2])
     text = Path(ada.hf_hub_download(repo, CARD, repo_type="dataset")).read_text()
     assert text.endswith("---\n# Mine\n")
@@ -340,7 +336,7 @@ def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_publish
     reader = ResultsDataset(Hub(local_hub.endpoint, None), repo, trust=reader_trust(settings, repo))
     assert reader.load().trusted == {public_key(SEED)}
     other = public_key(bytes(32))
-    add(ada, repo, KEYS, keys_file([other]))
+    publish(ada, repo, {KEYS: keys_file([other])})
     loaded = reader.load()
     assert loaded.trusted == {public_key(SEED)}
     assert Refusal(KEYS, f"not believed here: {other}") in loaded.refused
@@ -348,8 +344,7 @@ def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_publish
 
 
 def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
-    ada.create_repo(repo, repo_type="dataset")
-    add(ada, repo, KEYS, b"{")
+    publish(ada, repo, {KEYS: b"{"})
     bot = trusting(local_hub, repo)
     assert [r.where for r in bot.load().refused] == [KEYS]
     bot.publish([signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")])
@@ -363,7 +358,7 @@ def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_publis
     old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
     dataset.publish([old])
     table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
-    add(ada, repo, "versions.json", json.dumps(table).encode())
+    publish(ada, repo, {"versions.json": json.dumps(table).encode()})
     found = dataset.find("org/one", old.sha, "trio", "2", "test")
     assert found.tasks == old.tasks
     dataset.publish([new])

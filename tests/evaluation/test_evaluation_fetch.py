@@ -13,15 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from datasets_by_hand import publish
 from huggingface_hub import HfApi
 
-from hubmerge.errors import (
-    EvaluationError,
-    HubmergeError,
-    HubUnavailableError,
-    MachineFaultError,
-    MemoryLimitError,
-)
+from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
@@ -63,16 +58,11 @@ def dataset(
     """Publish files as a dataset of ada's; its id and commit."""
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
 
-    def publish(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
+    def made(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
         repo = f"ada/fetch-{abs(hash(request.node.name)) % 10**8}"
-        api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        for path, content in files.items():
-            api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id=repo, repo_type="dataset")
-        sha = api.dataset_info(repo).sha
-        assert sha
-        return repo, sha
+        return repo, publish(api, repo, files, private=private)
 
-    return publish
+    return made
 
 
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import datasets_by_hand
 import pytest
 from huggingface_hub import HfApi
 from sensitivity_helpers import ZOO, zoo_recipe
@@ -32,9 +33,7 @@ def publish(local_hub: LocalHubProcess, request: pytest.FixtureRequest) -> Publi
 
     def made(files: Mapping[str, bytes], *, private: bool = False) -> str:
         repo = "ada/rows-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:10]
-        api.create_repo(repo, repo_type="dataset", private=private)
-        for path, content in files.items():
-            api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id=repo, repo_type="dataset")
+        datasets_by_hand.publish(api, repo, files, private=private)
         return repo
 
     return made

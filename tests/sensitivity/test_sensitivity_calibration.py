@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from pydantic import ValidationError
 from sensitivity_helpers import PAIRS, llama, write_rows
@@ -175,11 +176,7 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
     api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
     def upload(repo: str, rows: list[dict]) -> str:
-        api.create_repo(repo, repo_type="dataset", exist_ok=True)
-        content = write_rows(tmp_path / "train.jsonl", rows).read_bytes()
-        return api.upload_file(
-            path_or_fileobj=content, path_in_repo="train.jsonl", repo_id=repo, repo_type="dataset"
-        ).oid
+        return publish(api, repo, {"train.jsonl": write_rows(tmp_path / "train.jsonl", rows).read_bytes()})
 
     first = upload("ada/calibration", ROWS)
     upload("ada/calibration", ROWS[:20])

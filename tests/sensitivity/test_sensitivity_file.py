@@ -26,16 +26,6 @@ from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama(tmp_path_factory.mktemp("model") / "agent")
-
-
-@pytest.fixture(scope="module")
-def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SensitivityFile:
-    return compute(folder, tmp_path_factory.mktemp("made") / "s.safetensors")
-
-
 def rewritten(made: SensitivityFile, path: Path, change=lambda tensors: None, **metadata: str) -> SensitivityFile:
     """A copy with other tensors or metadata, by the reference writer."""
     tensors = load_file(made.path)

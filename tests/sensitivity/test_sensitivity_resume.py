@@ -11,21 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sensitivity_helpers import PAIRS, compute, llama
+from sensitivity_helpers import PAIRS, compute
 
 from hubmerge.errors import CancelledError, DiskError, NonFiniteError, SensitivityError, TargetExistsError
 from hubmerge.sensitivity.compute import SquareSums
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return llama(tmp_path_factory.mktemp("model") / "agent")
-
-
-@pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory) -> bytes:
-    """The file of a computation that nothing interrupted."""
-    return compute(folder, tmp_path_factory.mktemp("whole") / "s.safetensors").path.read_bytes()
 
 
 @pytest.fixture
@@ -49,7 +38,7 @@ def begun_at(seen: list[int]):
 
 
 @pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
-def test_a_cancelled_computation_goes_on_where_it_was(whole, folder, tmp_path, cancelled_at):
+def test_a_cancelled_computation_goes_on_where_it_was(made, folder, tmp_path, cancelled_at):
     out = tmp_path / "s.safetensors"
     with pytest.raises(CancelledError):
         compute(folder, out, progress=cancel_at(cancelled_at))
@@ -57,7 +46,7 @@ def test_a_cancelled_computation_goes_on_where_it_was(whole, folder, tmp_path, c
     seen: list[int] = []
     compute(folder, out, progress=begun_at(seen))
     assert seen == list(range(cancelled_at, 6))
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == made.path.read_bytes()
     assert not out.with_name("s.safetensors.work").exists()
 
 
@@ -79,7 +68,7 @@ compute(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=2)
 """
 
 
-def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(whole, folder, tmp_path):
+def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(made, folder, tmp_path):
     out = tmp_path / "s.safetensors"
     here = Path(__file__).parent
     child = subprocess.run(  # 21 parameters per pair, so that the 55th gradient is of the third
@@ -92,7 +81,7 @@ def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(who
     seen: list[int] = []
     compute(folder, out, checkpoint_every=1, progress=begun_at(seen))
     assert seen[0] == 2
-    assert out.read_bytes() == whole
+    assert out.read_bytes() == made.path.read_bytes()
 
 
 def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
