@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task
+from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
 
 from benchmarks.board import synthetic
 from hubmerge.board.export import board_json, row_data, suite_csv
@@ -124,11 +124,7 @@ def arguments(*words: str) -> object:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for one in [*family(), result("org/base", "b", {"math": 0.5}, suite="other")]:
-        path = tmp_path / result_path(one)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(one.to_json())
-    return tmp_path
+    return written(tmp_path, *family(), result("org/base", "b", {"math": 0.5}, suite="other"))
 
 
 def leaderboard(folder: Path, *words: str) -> int:

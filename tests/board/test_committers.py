@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import SEED, TRUSTED, family, own, result, rows
+from board_helpers import SEED, TRUSTED, family, own, rows, strange
 from datasets_by_hand import publish
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -62,10 +62,6 @@ def add(lab: LocalHubProcess, user: str, repo: str, *results: EvaluationResult) 
     """Commit result files by hand, as anybody may who can write there."""
     api = HfApi(lab.endpoint, token=lab.tokens[user])
     publish(api, repo, {result_path(r): r.to_json().encode() for r in results})
-
-
-def strange(name: str, letter: str = "f", value: float = 0.5) -> EvaluationResult:
-    return result(name, letter, {"math": value, "instruction": value, "code": value})
 
 
 def shown(dataset: ResultsDataset) -> dict[str, Row]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
+from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
 
@@ -85,12 +84,6 @@ def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: di
     )
 
 
-def test_where_no_key_is_trusted_every_flag_counts_as_before() -> None:
-    flags, refused = parse_flags(file("flags", CONTAMINATED, by({**CONTAMINATED, "model": "org/code"})))
-    assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", False)]
-    assert refused == []
-
-
 @pytest.mark.parametrize(
     "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
 )
@@ -149,17 +142,11 @@ def test_a_signature_is_for_one_of_the_two_files() -> None:
     )
 
 
-def test_where_no_key_is_trusted_every_version_counts_as_before() -> None:
-    assert parse_versions(file("versions", RENAMED)) == ({("trio", "1"): "2"}, [])
-
-
 def test_without_cryptography_what_names_a_trusted_key_counts_and_what_names_none_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = [by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]
-    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    without_cryptography(monkeypatch)
     flags, _ = parse_flags(file("flags", *entries), TRUSTED)
     assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", True)]
 

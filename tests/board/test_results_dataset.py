@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import HOSTILE, SEED, family, result
+from board_helpers import HOSTILE, SEED, family, result, strange
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import printed_by
@@ -198,7 +198,7 @@ def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDat
 def test_the_tables_are_read_by_datasets(
     dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, tmp_path: Path
 ) -> None:
-    odd = result("org/odd", "9", {"math": 0.5, "instruction": 0.5, "code": 0.5}, facts={"author": HOSTILE})
+    odd = strange("org/odd", "9", facts={"author": HOSTILE})
     results = [*family(), odd, result("org/failed", "8")]
     place = details_folder(results[0]) + "math_task.parquet"
     dataset.publish(results, {place: details(tmp_path)})
@@ -245,16 +245,6 @@ def test_a_table_that_lies_is_not_believed(
     assert {t.value for r in opened(local_hub, repo).load().results for t in r.tasks} == {0.1}
     publish(ada, repo, {RESULTS_TABLE: b"no parquet"})
     assert len(opened(local_hub, repo).load().results) == 10
-
-
-def test_of_more_files_than_are_read_the_first_count_and_that_is_said(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset.publish(family())
-    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
-    loaded = opened(local_hub, repo).load()
-    assert len(loaded.results) == 2
-    assert [r.reason for r in loaded.refused] == ["more than 2 files"]
 
 
 def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
