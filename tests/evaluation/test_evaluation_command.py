@@ -85,22 +85,7 @@ def test_a_child_finds_what_pip_installed_for_the_user_alone(monkeypatch: pytest
 
 def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("site.ENABLE_USER_SITE", False)
-    environment = {
-        "PATH": "/bin",
-        "PYTHONPATH": "/lib",
-        "HF_TOKEN": "t",
-        "AWS_SECRET": "s",
-        "HTTPS_PROXY": "http://u:p@h",
-        "LANG": "C",
-    }
-    assert evaluation_environment(environment, network=False) == {
-        "PATH": "/bin",
-        "PYTHONPATH": "/lib",
-        "LANG": "C",
-    }
-    assert evaluation_environment(environment, network=True) == {
-        "PATH": "/bin",
-        "PYTHONPATH": "/lib",
-        "LANG": "C",
-        "HTTPS_PROXY": "http://u:p@h",
-    }
+    inherited, proxy = {"PATH": "/bin", "PYTHONPATH": "/lib", "LANG": "C"}, {"HTTPS_PROXY": "http://u:p@h"}
+    environment = {**inherited, **proxy, "HF_TOKEN": "t", "AWS_SECRET": "s"}
+    assert evaluation_environment(environment, network=False) == inherited
+    assert evaluation_environment(environment, network=True) == inherited | proxy

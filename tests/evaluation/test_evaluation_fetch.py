@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +20,10 @@ from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.in_child import WallLimitError
+from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
 
+NOWHERE = "http://127.0.0.1:9"
 Fetch = Callable[..., list[Mapping[str, Any]]]
 
 
@@ -132,28 +132,11 @@ def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
     assert not (tmp_path / "rows").exists()
 
 
-class Overloaded(BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        self.send_response(503)
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 @pytest.fixture(params=["nobody answers", "503"])
-def away(request: pytest.FixtureRequest) -> Iterator[str]:
+def away(request: pytest.FixtureRequest, faulty_hub: LocalHubProcess, switch: FaultSwitch) -> str:
     """The address of a Hub that is away."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
-        address = f"http://127.0.0.1:{server.server_port}"
-        if request.param == "503":
-            Thread(target=server.serve_forever, daemon=True).start()
-            yield address
-            server.shutdown()
-        else:
-            server.server_close()
-            yield address
+    switch.add("/", Status(status=503), times=None)
+    return faulty_hub.endpoint if request.param == "503" else NOWHERE
 
 
 def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetch, away: str) -> None:
