@@ -154,14 +154,5 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
 
     monkeypatch.setattr(fetch_module, "run_child", run)
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
-        fetch_module.fetch_rows(
-            pin("zoo", hub),
-            tmp_path,
-            token=None,
-            cache=tmp_path,
-            environment={},
-            log=tmp_path / "log",
-            wall_s=9.0,
-            on_event=lambda _: None,
-        )
+        fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable
