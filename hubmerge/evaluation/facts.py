@@ -23,7 +23,6 @@ _MAX_REPORT_BYTES = 32 * 1024 * 1024
 
 
 def model_facts(hub: Hub, model: Model) -> ModelFacts:
-    """The facts of an opened model."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
         "license": model.license,

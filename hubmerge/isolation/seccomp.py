@@ -143,6 +143,11 @@ class SyscallRule:
     value: int = 0  # compared with the argument's low 32 bits
 
 
+def refused(*calls: str, errno: int = errno.EPERM) -> tuple[SyscallRule, ...]:
+    """Rules that refuse these calls always."""
+    return tuple(SyscallRule(call, errno) for call in calls)
+
+
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 

@@ -191,13 +191,11 @@ def _keep(kept: Path | None, file: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` a link to, or a copy of, `source` in one step."""
+    """Make `target` a link to, or a copy of, `source` in one step; FileNotFoundError where there is no `source`."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         try:
             os.link(source, temporary)
-        except FileNotFoundError:
-            raise
         except OSError:  # another file system, or one without links
             shutil.copyfile(source, temporary)
         os.replace(temporary, target)
