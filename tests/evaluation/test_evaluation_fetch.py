@@ -52,15 +52,12 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
 
 
 @pytest.fixture
-def dataset(
-    zoo_hub: LocalHubProcess, request: pytest.FixtureRequest
-) -> Callable[[Mapping[str, bytes]], tuple[str, str]]:
+def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
     """Publish files as a dataset of ada's; its id and commit."""
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    api = HfApi(hub.endpoint, token=hub.token)
 
     def made(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
-        repo = f"ada/fetch-{abs(hash(request.node.name)) % 10**8}"
-        return repo, publish(api, repo, files, private=private)
+        return name, publish(api, name, files, private=private)
 
     return made
 

@@ -157,11 +157,10 @@ Put = Callable[[str, str], str]
 
 
 @pytest.fixture
-def put(hub: Hub, request: pytest.FixtureRequest) -> tuple[str, Put]:
+def put(hub: Hub, name: str) -> tuple[str, Put]:
     """A dataset of ada's, and what writes a file of it."""
-    repo = f"ada/suite-{abs(hash(request.node.name)) % 10**8}"
     api = HfApi(hub.endpoint, token=hub.token)
-    return repo, lambda path, content: publish(api, repo, {path: content.encode()})
+    return name, lambda path, content: publish(api, name, {path: content.encode()})
 
 
 def test_a_dataset_s_card_may_change_on_the_hub_without_another_version(hub: Hub, put: tuple[str, Put]) -> None:

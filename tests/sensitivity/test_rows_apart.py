@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,14 +26,12 @@ Publish = Callable[..., str]
 
 
 @pytest.fixture
-def publish(local_hub: LocalHubProcess, request: pytest.FixtureRequest) -> Publish:
+def publish(ada: HfApi, name: str) -> Publish:
     """Publish files as a dataset of ada's; its id."""
-    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
     def made(files: Mapping[str, bytes], *, private: bool = False) -> str:
-        repo = "ada/rows-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:10]
-        datasets_by_hand.publish(api, repo, files, private=private)
-        return repo
+        datasets_by_hand.publish(ada, name, files, private=private)
+        return name
 
     return made
 
@@ -112,7 +109,7 @@ def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outr
         done = prepare(asked, hub, Request(target=target, license="apache-2.0", allow_local=True, calibrate="apart"))
         return tuple(rows.as_dict()["private"] for rows in done.plan.calibration)
 
-    with pytest.raises(RecipeError, match=r"a public merge would tell what private models or data hold.*got ada/rows-"):
+    with pytest.raises(RecipeError, match=r"a public merge would tell what private models or data hold.*got ada/f-"):
         prepared(Target("ada/merged-by-private-rows", private=False))
     assert prepared(Target("ada/merged-by-private-rows", private=True)) == (True, True)
     assert prepared(Target("ada/merged-by-private-rows", private=False, expose=True)) == (True, True)
