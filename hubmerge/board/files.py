@@ -58,10 +58,6 @@ class ResultFiles:
     committed: Committed = UNKNOWN  # who committed the results that none of them signed
 
 
-def is_result_path(path: str) -> bool:
-    return path.startswith(RESULTS) and path.endswith(".json")
-
-
 def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = ()) -> ResultFiles:
     """Results and flags out of (path, bytes); a path below `results/`, `flags.json` or `versions.json`.
 
@@ -116,7 +112,7 @@ def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
     refused: list[Refusal] = []
     for path in sorted(sizes, key=lambda path: (path not in KEEPERS_FILES, path)):
         limit = MAX_FLAGS_BYTES if path in KEEPERS_FILES else MAX_RESULT_BYTES
-        if not (path in KEEPERS_FILES or is_result_path(path)):
+        if not (path in KEEPERS_FILES or (path.startswith(RESULTS) and path.endswith(".json"))):
             continue
         if sizes[path] > limit:
             refused.append(_refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))

@@ -303,20 +303,20 @@ def _rows(
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)
-    overall = _Ranking([s.overall for s in ranked if s.overall])
-    by_domain = {d: _Ranking([s.domains[d] for s in ranked if d in s.domains]) for d in domains}
+    lows = sorted(s.overall.low for s in ranked if s.overall)
+    lows_of = {d: sorted(s.domains[d].low for s in ranked if d in s.domains) for d in domains}
     rows = []
     for node in sorted(shown):
         own = scored[node]
         counts = node in counted
         credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
-        ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
+        ranks = {d: _rank(e.high, lows_of[d]) for d, e in own.domains.items()} if counts else {}
         rows.append(
             _row(
                 own,
                 [_parent(p, credible) for p in own.result.facts.parents],
                 ranks,
-                rank=overall.of(own.overall) if counts and own.overall else None,
+                rank=_rank(own.overall.high, lows) if counts and own.overall else None,
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
                 superseded=node != newest[node[0]],
@@ -332,19 +332,14 @@ def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
     orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
     known = sorted(order for order in orders if order is not None)
     return [
-        row if order is None else replace(row, skills_rank=1 + len(known) - bisect_right(known, order))
+        row if order is None else replace(row, skills_rank=_rank(order, known))
         for row, order in zip(rows, orders, strict=True)
     ]
 
 
-class _Ranking:
-    """Ranks among intervals: 1 + how many lie wholly above."""
-
-    def __init__(self, estimates: Sequence[Estimate]) -> None:
-        self._lows = sorted(e.low for e in estimates)
-
-    def of(self, estimate: Estimate) -> int:
-        return 1 + len(self._lows) - bisect_right(self._lows, estimate.high)
+def _rank(value: Any, others: Sequence[Any]) -> int:
+    """1 + how many of the others, which are sorted, lie above."""
+    return 1 + len(others) - bisect_right(others, value)
 
 
 def _newest(group: Sequence[EvaluationResult]) -> dict[str, Node]:
