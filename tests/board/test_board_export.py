@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
+from processes import printed_by
 
 from benchmarks.board import synthetic
 from hubmerge.board.export import board_json, row_data, suite_csv
@@ -153,11 +152,11 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
         f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
         "heavy |= {'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"  # above it what takes long, on a busy machine
-    assert "org0/model-0" in done.stdout
+    printed = printed_by(script)
+    assert printed.splitlines()[-1] == "[]"
+    assert "org0/model-0" in printed
 
 
 def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_nothing_of_them() -> None:

@@ -22,7 +22,6 @@ from hubmerge.output.card import render_card
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
 
-NAMES = iter(range(1000))
 MINE = b"---\nlicense: mit\n---\n# Mine\n"
 GSM8K = {"dataset": "openai/gsm8k", "few_shot": 5}
 
@@ -37,9 +36,8 @@ def merge_report(repo: str) -> Report:
 
 
 @pytest.fixture
-def repo(ada: HfApi, hub: Hub) -> str:
+def repo(ada: HfApi, hub: Hub, name: str) -> str:
     """A repo as a merge leaves it."""
-    name = f"ada/merged-{next(NAMES)}"
     ada.create_repo(name)
     own = merge_report(name)
     card = render_card(own, endpoint=hub.endpoint).encode()
@@ -117,8 +115,9 @@ def test_a_card_that_somebody_edited_stays(hub: Hub, ada: HfApi, repo: str) -> N
     "manifest",
     [None, b"{}", b"[" * 100_000, b'{"identity": "x"}', json.dumps(report(target="bob/other").to_json()).encode()],
 )
-def test_a_repo_that_is_no_merge_of_ours_is_not_touched(hub: Hub, ada: HfApi, manifest: bytes | None) -> None:
-    name = f"ada/foreign-{next(NAMES)}"
+def test_a_repo_that_is_no_merge_of_ours_is_not_touched(
+    hub: Hub, ada: HfApi, name: str, manifest: bytes | None
+) -> None:
     ada.create_repo(name)
     push(ada, name, {"README.md": MINE, **({"hubmerge.json": manifest} if manifest else {})})
     before = ada.model_info(name).sha

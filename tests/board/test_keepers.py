@@ -37,9 +37,9 @@ def file(key: str, *entries: Any) -> bytes:
     return json.dumps({key: entries}).encode()
 
 
-def read(*entries: Any, path: str = "flags.json", key: str = "flags") -> ResultFiles:
+def read(*entries: Any, key: str = "flags") -> ResultFiles:
     stored = [(result_path(r), r.to_json().encode()) for r in own()]
-    return parse_files([*stored, (path, file(key, *entries))], TRUSTED)
+    return parse_files([*stored, (f"{key}.json", file(key, *entries))], TRUSTED)
 
 
 def board(*entries: Any) -> Board:
@@ -125,11 +125,9 @@ def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
 
 
 def test_only_a_signed_entry_renames_a_version() -> None:
-    assert {
-        r.suite_version for r in read(by(RENAMED, key="versions"), path="versions.json", key="versions").results
-    } == {"2"}
+    assert {r.suite_version for r in read(by(RENAMED, key="versions"), key="versions").results} == {"2"}
     for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
-        found = read(entry, path="versions.json", key="versions")
+        found = read(entry, key="versions")
         assert {r.suite_version for r in found.results} == {"1"}
         assert found.refused == (Refusal("versions.json, entry 1", "no trusted key signed it, so it is not applied"),)
 

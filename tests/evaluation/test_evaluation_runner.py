@@ -59,6 +59,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def dies(pid: int) -> bool:
+    """Soon, though nobody waits for the child of a child."""
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
 def test_a_run_that_ends_well_gives_a_result_that_says_all_and_leaves_no_weights(
     scripted: Scripted, hub: Hub, workdir: Path, notes: Any
 ) -> None:
@@ -203,10 +211,7 @@ def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigt
         scripted("ignores SIGTERM with a grandchild", observer=Ending(CancelledError("x"), "generate", 2))
     assert not is_alive(int((workdir / "pid").read_text()))
     grandchild = int((workdir / "grandchild").read_text())
-    deadline = time.monotonic() + 30  # it was killed, but nobody waits for the child of a child
-    while is_alive(grandchild) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(grandchild)
+    assert dies(grandchild)
 
 
 def test_an_observer_that_raises_ends_the_run_while_it_fetches_and_while_it_generates(
@@ -237,9 +242,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     os.kill(parent, 9)
     os.waitpid(parent, 0)
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(pid)
+    assert dies(pid)
 
 
 def test_the_child_has_no_token_and_no_network(
