@@ -22,15 +22,8 @@ FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and be
 class DatasetBoard:
     """Implements workflows.app.service.BoardSource; safe to be asked by many threads at once."""
 
-    def __init__(
-        self,
-        dataset: ResultsDataset,
-        *,
-        refresh_s: float = REFRESH_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, dataset: ResultsDataset, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._dataset = dataset
-        self._refresh_s = refresh_s
         self._clock = clock
         self._lock = threading.Lock()
         self._asked_at: float | None = None
@@ -53,7 +46,7 @@ class DatasetBoard:
                 )
             return known
         try:
-            pause_s = min(self._refresh_s, FIRST_WAIT_S) if self._board is None else self._refresh_s
+            pause_s = FIRST_WAIT_S if self._board is None else REFRESH_S
             if self._asked_at is None or self._clock() - self._asked_at >= pause_s:
                 self._refresh()
                 self._asked_at = self._clock()

@@ -81,8 +81,7 @@ def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
 
 def _drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    if seccomp.system_call("capset", header, (ctypes.c_uint32 * 6)()) != 0:
-        raise seccomp.unconfinable(f"capset: {os.strerror(ctypes.get_errno())}")
+    _checked("capset", header, (ctypes.c_uint32 * 6)())
 
 
 class _Ruleset(ctypes.Structure):

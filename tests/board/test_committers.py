@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -131,7 +132,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
     add(lab, "bob", repo, strange("org/x"))
     faults.add(path.format(repo), Status(status=status), times=None)
     dataset = opened(lab, repo)
-    board = DatasetBoard(dataset, refresh_s=0.0)
+    board = DatasetBoard(dataset, clock=count(0, 60).__next__)  # a minute passes between two looks
     with caplog.at_level(logging.INFO, standing.__name__):
         row = rows(board.board())["org/x"]
     assert (row.run_by, row.committed_by, row.rank) == ("community", None, 1)

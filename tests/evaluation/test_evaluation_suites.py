@@ -50,13 +50,6 @@ def pinned(suite: str | Suite = "zoo", hub: CountingHub | None = None, **argumen
     return pin(suite, hub or CountingHub(), pins={}, **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("suite", SUITES.values(), ids=lambda s: s.name)
-def test_every_task_of_a_suite_exists_once(suite: Suite) -> None:
-    names = [t.task for t in suite.tasks]
-    assert len(set(names)) == len(names)
-    assert set(names) <= set(registry())
-
-
 def test_an_unknown_suite_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(EvaluationError, match=r"zoo, math, instruction.*moth"):
         pinned("moth")
