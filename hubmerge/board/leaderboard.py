@@ -188,19 +188,17 @@ def _with_equal_tasks(
 ) -> list[EvaluationResult]:
     """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
     tasks = {id(r): _tasks_of(r) for r in group}
-    if len({t for t in tasks.values() if t}) > 1:
-        first: dict[Any, tuple[datetime, str]] = {}
-        decisive = standing.signed_first(r for r in group if tasks[id(r)])
-        counts = Counter(tasks[id(r)] for r in decisive)
-        for r in decisive:
-            stamp = (_moment(r.created), repr(tasks[id(r)]))
-            first[tasks[id(r)]] = min(first.get(tasks[id(r)], stamp), stamp)
-        usual = min(counts, key=lambda t: (-counts[t], first[t]))
-        for r in group:
-            if tasks[id(r)] not in ((), usual):
-                out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
-        group = [r for r in group if tasks[id(r)] in ((), usual)]
-    return list(group)
+    decisive = standing.signed_first(r for r in group if tasks[id(r)])
+    decisive.sort(key=lambda r: (_moment(r.created), repr(tasks[id(r)])))
+    counts = Counter(tasks[id(r)] for r in decisive)  # in the order in which they were there
+    usual = counts.most_common(1)[0][0] if counts else ()
+    kept = []
+    for r in group:
+        if tasks[id(r)] in ((), usual):
+            kept.append(r)
+        else:
+            out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
+    return kept
 
 
 def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
