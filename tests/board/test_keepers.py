@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography
+from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography, written
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
 
@@ -212,58 +212,47 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     assert listed(capsys, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
     assert api.repo_info(repo, repo_type="dataset").sha == head
     assert main(["sign", repo]) == 0
-    assert [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()] == [
-        "signed",
-        "not signed",
-        "signed",
-    ]
+    told = [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert told == ["signed", "not signed", "signed"]
 
 
 def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
     keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    (folder / "flags.json").write_bytes(file("flags", CONTAMINATED))
+    folder = written(tmp_path / "copy", flags=file("flags", CONTAMINATED))
     [entry] = listed(capsys, str(folder))["entries"]
     assert listed(capsys, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
     assert json.loads((folder / "keys.json").read_text()) == {"keys": [public_key(keeper)]}
     assert sorted(p.name for p in folder.iterdir()) == ["flags.json", "keys.json"]
 
 
-def test_a_key_that_no_reader_believes_signs_nothing(
-    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("secret", "published", "others", "reason"),
+    [
+        ("the keeper's secret", [public_key(OTHER)], [], "readers of the dataset do not believe this key"),
+        ("the keeper's secret", [], ["0" * 12], "no entry has this id"),
+        ("", [], [], "there is no key to sign with"),
+    ],
+    ids=["another key", "another id", "no secret"],
+)
+def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    secret: str,
+    published: list[str],
+    others: list[str],
+    reason: str,
 ) -> None:
-    (tmp_path / "keys.json").write_bytes(keys_file([public_key(OTHER)]))
-    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"]]) == 1
-    assert "readers of the dataset do not believe this key" in capsys.readouterr().err
+    environment = {"HUBMERGE_DATA": str(tmp_path / "data"), "HUBMERGE_SECRET": secret, "HUBMERGE_SIGNING_KEY": ""}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = file("flags", CONTAMINATED)
+    [entry] = listed(capsys, str(written(tmp_path, flags=before, keys=keys_file(published))))["entries"]
+    assert main(["sign", str(tmp_path), entry["id"], *others]) == 1
+    assert reason in capsys.readouterr().err
     assert (tmp_path / "flags.json").read_bytes() == before
-
-
-def test_without_the_apps_secret_no_key_is_made_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
-    for name in ("HUBMERGE_SECRET", "HUBMERGE_SIGNING_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "flags.json").write_bytes(file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"]]) == 1
-    assert "there is no key to sign with" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.usefixtures("keeper")
-def test_an_id_that_no_entry_has_is_named_and_nothing_is_signed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"], "0" * 12]) == 1
-    assert "no entry has this id" in capsys.readouterr().err
-    assert (tmp_path / "flags.json").read_bytes() == before
 
 
 def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
