@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hubmerge.board.values import Board, Row
-from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.result import EvaluationResult, result_path
 from hubmerge.evaluation.signing import public_key, signed
 
 HOSTILE = '<img src=x onerror="window.hacked=1">=HYPERLINK("http://x")|`a`[x](javascript:alert(1))'
@@ -88,6 +92,11 @@ def result(*arguments: Any, **changes: Any) -> EvaluationResult:
     return EvaluationResult.model_validate(result_data(*arguments, **changes))
 
 
+def strange(model: str, letter: str = "f", value: float = 0.5, **changes: Any) -> EvaluationResult:
+    """A result of the family's tasks that nobody signed."""
+    return result(model, letter, {"math": value, "instruction": value, "code": value}, **changes)
+
+
 PARENTS = (parent("org/base", "b", "base"), parent("org/math", "c"), parent("org/code", "d"))
 
 
@@ -117,6 +126,22 @@ def family(**merged: Any) -> list[EvaluationResult]:
 def own(user: str = "bot") -> list[EvaluationResult]:
     """The family's results, signed with the trusted key for a user."""
     return [signed(r, SEED, user) for r in family()]
+
+
+def written(folder: Path, *results: EvaluationResult, **files: bytes) -> Path:
+    """The folder with results as a dataset holds them; `files`: the content of NAME.json beside them."""
+    contents = {result_path(each): each.to_json().encode() for each in results}
+    for path, data in (contents | {f"{name}.json": data for name, data in files.items()}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed."""
+    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
 
 
 def rows(board: Board, suite: str = "trio") -> dict[str, Row]:

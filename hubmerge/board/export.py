@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
@@ -129,6 +129,7 @@ def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
 
 def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
     data, skills = row_data(row), row.skills
+    parameters = data["method_parameters"]
 
     def as_told(*names: str) -> dict[str, Any]:
         return {name: data[name] for name in names}
@@ -151,7 +152,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "synergy": "; ".join(row.synergy),
         **_three("instruction_change", row.instruction_change),
         "method": data["method"],
-        "method_parameters": compact(row.facts.method_parameters),
+        "method_parameters": json.dumps(parameters, ensure_ascii=False, sort_keys=True) if parameters else "",
         **as_told("parameters", "agents", "density", "overlap", "conflict"),
         "effective_scales": "; ".join("" if s is None else f"{s:g}" for s in row.facts.effective_scales),
         **as_told("size_bytes", "license", "author", "committed", "evaluated", "dtype", "narrowed", "run_by"),
@@ -177,11 +178,6 @@ def flag_text(flag: RowFlag) -> str:
     notes += [f"inherited from {flag.inherited_from}"] if flag.inherited_from else []
     noted = f" ({', '.join(notes)})" if notes else ""
     return f"{flag.kind}{noted}" + (f": {flag.reason}" if flag.reason else "")
-
-
-def compact(values: Mapping[str, Any]) -> str:
-    """Parameters as one line of JSON; nothing for none."""
-    return json.dumps(dict(values), ensure_ascii=False, sort_keys=True) if values else ""
 
 
 def _cell(value: Any) -> Any:

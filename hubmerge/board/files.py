@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -56,10 +56,6 @@ class ResultFiles:
     paths: tuple[str, ...] = ()  # of the results' files, in the results' order
     trusted: frozenset[str] = frozenset()  # the public keys that are believed
     committed: Committed = UNKNOWN  # who committed the results that none of them signed
-
-
-def is_result_path(path: str) -> bool:
-    return path.startswith(RESULTS) and path.endswith(".json")
 
 
 def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = ()) -> ResultFiles:
@@ -116,7 +112,7 @@ def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
     refused: list[Refusal] = []
     for path in sorted(sizes, key=lambda path: (path not in KEEPERS_FILES, path)):
         limit = MAX_FLAGS_BYTES if path in KEEPERS_FILES else MAX_RESULT_BYTES
-        if not (path in KEEPERS_FILES or is_result_path(path)):
+        if not (path in KEEPERS_FILES or (path.startswith(RESULTS) and path.endswith(".json"))):
             continue
         if sizes[path] > limit:
             refused.append(_refusal(path, f"{sizes[path]} bytes, at most {limit} are read"))
@@ -155,54 +151,37 @@ class Entry:
 
 def parse_flags(data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Flag, ...], list[Refusal]]:
     """The flags of flags.json; a broken or forged one is refused by its place and takes no other with it."""
-    refused: list[Refusal] = []
-    flags = []
-    for entry in _entries(FLAGS, data, trusted, refused):
-        assert isinstance(entry.value, Flag)
-        flags.append(replace(entry.value, community=bool(trusted) and entry.provenance == "community"))
+    entries, refused = entries_of(FLAGS, data, trusted)
+    flags = tuple(
+        replace(entry.value, community=bool(trusted) and entry.provenance == "community")
+        for entry in entries
+        if isinstance(entry.value, Flag)
+    )
     if strange := sum(flag.community for flag in flags):
         refused.append(
             Refusal(FLAGS, f"entries that no trusted key signed: {strange}; they are shown and take no rank")
         )
-    return tuple(flags), refused
+    return flags, refused
 
 
 def parse_versions(data: bytes, trusted: Collection[str] = ()) -> tuple[Versions, list[Refusal]]:
     """The table of versions.json: one step, no chains; a broken, forged or unsigned entry is refused by its place."""
-    refused: list[Refusal] = []
+    entries, refused = entries_of(VERSIONS, data, trusted)
     found: dict[tuple[str, str], str] = {}
-    for entry in _entries(VERSIONS, data, trusted, refused):
-        assert isinstance(entry.value, tuple)
-        suite, version, same_as = entry.value
+    for entry in entries:
         if trusted and entry.provenance == "community":
             refused.append(_entry_refusal(VERSIONS, entry.place, _NOT_SIGNED))
-        else:
+        elif isinstance(entry.value, tuple):
+            suite, version, same_as = entry.value
             found[suite, version] = same_as
     return found, refused
 
 
-def entries_of(path: str, data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Entry, ...], list[Refusal]]:
-    """The entries of one of KEEPERS_FILES, with the refusals of broken and forged ones."""
-    refused: list[Refusal] = []
-    return tuple(_entries(path, data, trusted, refused)), refused
-
-
-def with_signatures(path: str, data: bytes, ids: Collection[str], seed: bytes) -> bytes:
-    """The file with those entries signed by the private key `seed`; the very bytes where none of them is in it."""
-    chosen = [entry for entry in entries_of(path, data)[0] if entry.id in ids]
-    if not chosen:
-        return data
-    document = json.loads(data)
-    for entry in chosen:
-        document[_LISTS[path]][entry.place] = signed_entry(_LISTS[path], entry.content, seed)
-    return (json.dumps(document, indent=1) + "\n").encode()
-
-
-def _entries(path: str, data: bytes, trusted: Collection[str], refused: list[Refusal]) -> Iterator[Entry]:
-    """The entries that can be read and are not forged."""
+def entries_of(path: str, data: bytes, trusted: Collection[str] = ()) -> tuple[list[Entry], list[Refusal]]:
+    """The entries of one of KEEPERS_FILES that can be read and are not forged, with the refusals of the others."""
     key = _LISTS[path]
-    listed, whole = _listed(path, key, data)
-    refused += whole
+    entries: list[Entry] = []
+    listed, refused = _listed(path, key, data)
     for place, raw in enumerate(listed):
         signature = raw.get("signature") if isinstance(raw, dict) else None
         content = {k: v for k, v in raw.items() if k != "signature"} if isinstance(raw, dict) else raw
@@ -214,8 +193,20 @@ def _entries(path: str, data: bytes, trusted: Collection[str], refused: list[Ref
         if provenance == "forged":
             refused.append(_entry_refusal(path, place, "its signature is not of this content"))
             continue
-        text = json.dumps([key, content], sort_keys=True)
-        yield Entry(hashlib.sha256(text.encode()).hexdigest()[:12], place, content, value, provenance)
+        id = hashlib.sha256(json.dumps([key, content], sort_keys=True).encode()).hexdigest()[:12]
+        entries.append(Entry(id, place, content, value, provenance))
+    return entries, refused
+
+
+def with_signatures(path: str, data: bytes, ids: Collection[str], seed: bytes) -> bytes:
+    """The file with those entries signed by the private key `seed`; the very bytes where none of them is in it."""
+    chosen = [entry for entry in entries_of(path, data)[0] if entry.id in ids]
+    if not chosen:
+        return data
+    document = json.loads(data)
+    for entry in chosen:
+        document[_LISTS[path]][entry.place] = signed_entry(_LISTS[path], entry.content, seed)
+    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def _listed(path: str, key: str, data: bytes) -> tuple[list[Any], list[Refusal]]:

@@ -188,19 +188,17 @@ def _with_equal_tasks(
 ) -> list[EvaluationResult]:
     """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
     tasks = {id(r): _tasks_of(r) for r in group}
-    if len({t for t in tasks.values() if t}) > 1:
-        first: dict[Any, tuple[datetime, str]] = {}
-        decisive = standing.signed_first(r for r in group if tasks[id(r)])
-        counts = Counter(tasks[id(r)] for r in decisive)
-        for r in decisive:
-            stamp = (_moment(r.created), repr(tasks[id(r)]))
-            first[tasks[id(r)]] = min(first.get(tasks[id(r)], stamp), stamp)
-        usual = min(counts, key=lambda t: (-counts[t], first[t]))
-        for r in group:
-            if tasks[id(r)] not in ((), usual):
-                out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
-        group = [r for r in group if tasks[id(r)] in ((), usual)]
-    return list(group)
+    decisive = standing.signed_first(r for r in group if tasks[id(r)])
+    decisive.sort(key=lambda r: (_moment(r.created), repr(tasks[id(r)])))
+    counts = Counter(tasks[id(r)] for r in decisive)  # in the order in which they were there
+    usual = counts.most_common(1)[0][0] if counts else ()
+    kept = []
+    for r in group:
+        if tasks[id(r)] in ((), usual):
+            kept.append(r)
+        else:
+            out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
+    return kept
 
 
 def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
@@ -303,20 +301,20 @@ def _rows(
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)
-    overall = _Ranking([s.overall for s in ranked if s.overall])
-    by_domain = {d: _Ranking([s.domains[d] for s in ranked if d in s.domains]) for d in domains}
+    lows = sorted(s.overall.low for s in ranked if s.overall)
+    lows_of = {d: sorted(s.domains[d].low for s in ranked if d in s.domains) for d in domains}
     rows = []
     for node in sorted(shown):
         own = scored[node]
         counts = node in counted
         credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
-        ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
+        ranks = {d: _rank(e.high, lows_of[d]) for d, e in own.domains.items()} if counts else {}
         rows.append(
             _row(
                 own,
                 [_parent(p, credible) for p in own.result.facts.parents],
                 ranks,
-                rank=overall.of(own.overall) if counts and own.overall else None,
+                rank=_rank(own.overall.high, lows) if counts and own.overall else None,
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
                 superseded=node != newest[node[0]],
@@ -332,19 +330,14 @@ def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
     orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
     known = sorted(order for order in orders if order is not None)
     return [
-        row if order is None else replace(row, skills_rank=1 + len(known) - bisect_right(known, order))
+        row if order is None else replace(row, skills_rank=_rank(order, known))
         for row, order in zip(rows, orders, strict=True)
     ]
 
 
-class _Ranking:
-    """Ranks among intervals: 1 + how many lie wholly above."""
-
-    def __init__(self, estimates: Sequence[Estimate]) -> None:
-        self._lows = sorted(e.low for e in estimates)
-
-    def of(self, estimate: Estimate) -> int:
-        return 1 + len(self._lows) - bisect_right(self._lows, estimate.high)
+def _rank(value: Any, others: Sequence[Any]) -> int:
+    """1 + how many of the others, which are sorted, lie above."""
+    return 1 + len(others) - bisect_right(others, value)
 
 
 def _newest(group: Sequence[EvaluationResult]) -> dict[str, Node]:

@@ -22,22 +22,14 @@ FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and be
 class DatasetBoard:
     """Implements workflows.app.service.BoardSource; safe to be asked by many threads at once."""
 
-    def __init__(
-        self,
-        dataset: ResultsDataset,
-        *,
-        refresh_s: float = REFRESH_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, dataset: ResultsDataset, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._dataset = dataset
-        self._refresh_s = refresh_s
         self._clock = clock
         self._lock = threading.Lock()
         self._asked_at: float | None = None
         self._loaded: LoadedResults | None = None
-        self._board = Board()
-        self._is_known = False
-        self._failure: HubmergeError | None = None  # the last one, while no board is known
+        self._board: Board | None = None
+        self._failure: HubmergeError | None = None  # the last one
 
     @property
     def url(self) -> str:
@@ -46,33 +38,33 @@ class DatasetBoard:
     def board(self) -> Board:
         """The board as it is known; HubmergeError while none is."""
         # a visitor who comes while another thread rebuilds the board gets the old one
-        if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
-            if not self._is_known:
+        known = self._board
+        if not self._lock.acquire(timeout=FIRST_WAIT_S if known is None else 0):
+            if known is None:
                 raise HubUnavailableError(
                     "the results are being read for the first time", next_step="Try again in some seconds."
                 )
-            return self._board
+            return known
         try:
-            pause_s = self._refresh_s if self._is_known else min(self._refresh_s, FIRST_WAIT_S)
+            pause_s = FIRST_WAIT_S if self._board is None else REFRESH_S
             if self._asked_at is None or self._clock() - self._asked_at >= pause_s:
                 self._refresh()
                 self._asked_at = self._clock()
-            if self._failure is not None:
+            if self._board is None:
+                assert self._failure is not None
                 raise self._failure.with_traceback(None)
             return self._board
         finally:
             self._lock.release()
 
     def _refresh(self) -> None:
-        """Read the dataset where it has moved; a failure is kept where there is nothing to show instead."""
+        """Read the dataset where it has moved; a failure is kept for those who ask before there is a board."""
         try:
             loaded = self._dataset.load()
-        except SourceNotFoundError:
-            loaded = None  # no result was ever recorded
+        except SourceNotFoundError:  # no result was ever recorded
+            self._loaded, self._board = None, Board()
         except HubmergeError as error:
-            self._failure = None if self._is_known else error
-            return
-        if loaded is not self._loaded:
-            self._board = Board() if loaded is None else board_of(loaded)
-            self._loaded = loaded
-        self._is_known, self._failure = True, None
+            self._failure = error
+        else:
+            if loaded is not self._loaded:
+                self._loaded, self._board = loaded, board_of(loaded)

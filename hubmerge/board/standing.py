@@ -118,14 +118,13 @@ class Standing:
         versions: dict[str, set[str]] = defaultdict(set)
         commits: dict[str, set[str]] = defaultdict(set)
         models = {(r.suite, r.model) for r in signed}
-        most: dict[tuple[str, str, str], int] = {}
+        most: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # prompts by task, of a suite's version
         for r in signed:
             versions[r.suite].add(r.suite_version)
             commits[r.model].add(r.sha)
             for t in r.tasks:
-                place = (r.suite, r.suite_version, t.task)
-                most[place] = max(most.get(place, 0), t.samples)
-        scored = {place[:2] for place in most}
+                limits = most[r.suite, r.suite_version]
+                limits[t.task] = max(limits.get(t.task, 0), t.samples)
 
         def doubt(r: EvaluationResult) -> str | None:
             if r.suite in versions and r.suite_version not in versions[r.suite]:
@@ -134,14 +133,14 @@ class Standing:
                 return "a community result of a model that has a signed one"
             if r.model in commits and r.sha not in commits[r.model]:
                 return "a community result of another commit than the signed ones of this model"
-            if (r.suite, r.suite_version) not in scored:
+            limits = most.get((r.suite, r.suite_version))
+            if limits is None:
                 return None
             for t in r.tasks:
-                limit = most.get((r.suite, r.suite_version, t.task))
-                if limit is None:
+                if t.task not in limits:
                     return "its tasks are others than the signed results'"
-                if t.samples > limit:
-                    return f"{t.samples} prompts of {t.task[:80]}, of which the suite has {limit}"
+                if t.samples > limits[t.task]:
+                    return f"{t.samples} prompts of {t.task[:80]}, of which the suite has {limits[t.task]}"
             return None
 
         kept = []

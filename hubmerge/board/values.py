@@ -47,8 +47,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """One task's score."""
-
     task: str
     domain: str
     metric: str

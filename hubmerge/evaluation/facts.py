@@ -23,14 +23,18 @@ _MAX_REPORT_BYTES = 32 * 1024 * 1024
 
 
 def model_facts(hub: Hub, model: Model) -> ModelFacts:
-    """The facts of an opened model."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
         "license": model.license,
         "parameters": sum(tensor.entry.elements for tensor in model.tensors.values()),
         "size_bytes": model.weight_bytes,
     }
-    return _without_malformed({**known, **_of_report(_report(hub, model))}, author)
+    kept: dict[str, Any] = {"author": author}
+    for name, value in {**known, **_of_report(_report(hub, model))}.items():
+        with suppress(ValidationError, RecursionError):  # a field that cannot be read is left out
+            ModelFacts.model_validate({**kept, name: value})
+            kept[name] = value
+    return ModelFacts.model_validate(kept)
 
 
 def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
@@ -94,16 +98,6 @@ def _overlap(shares: Mapping[str, Any]) -> dict[str, float]:
     if several:
         found["conflict"] = min(conflict / several, 1.0)
     return found
-
-
-def _without_malformed(values: Mapping[str, Any], author: str) -> ModelFacts:
-    """The facts of those fields that can be read."""
-    kept: dict[str, Any] = {"author": author}
-    for name, value in values.items():
-        with suppress(ValidationError, RecursionError):
-            ModelFacts.model_validate({**kept, name: value})
-            kept[name] = value
-    return ModelFacts.model_validate(kept)
 
 
 def _table(value: Any) -> Mapping[str, Any]:

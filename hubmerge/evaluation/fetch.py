@@ -19,7 +19,8 @@ from typing import Any
 
 from hubmerge.errors import EvaluationError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
-from hubmerge.isolation.child import ChildJob, Event, run_child
+from hubmerge.hub.client import Hub
+from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 from hubmerge.sources.dataset_rows import load_split
@@ -31,30 +32,23 @@ _MAX_FILE_BYTES = 64 * 10**9
 
 
 def fetch_rows(
-    suite: PinnedSuite,
-    store: Path,
-    *,
-    token: str | None,
-    cache: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    wall_s: float,
-    on_event: Callable[[Event], None],
+    suite: PinnedSuite, store: Path, hub: Hub, workdir: Path, wall_s: float, on_event: Callable[[Event], None]
 ) -> Mapping[str, Path]:
     """The folder below `store` with the rows of every task, fetched where it is not there yet.
 
-    EvaluationError when a dataset cannot be read, MachineFaultError where the fetching was killed or took too long;
-    `cache` is the library's own and is removed afterwards.
+    EvaluationError when a dataset cannot be read, MachineFaultError where the fetching was killed or took too long.
     """
     folders = {task.name: store / _folder_name(task) for task in suite.tasks}
     missing = [task for task in suite.tasks if not folders[task.name].is_dir()]
     if missing:
         store.mkdir(parents=True, exist_ok=True)
+        cache = workdir / "datasets"  # the library's own, which is removed afterwards
+        tasks = [task.spec(folders[task.name]) for task in missing]
         job = ChildJob(
             module=MODULE,
-            spec={"token": token, "cache": str(cache), "tasks": [task.spec(folders[task.name]) for task in missing]},
-            environment=environment,
-            log=log,
+            spec={"token": hub.token, "cache": str(cache), "tasks": tasks},
+            environment=fresh_environment(cache, hub.endpoint, network=True),
+            log=workdir / "fetch.log",
             wall_s=min(MAX_WALL_S, wall_s),
             what=f"the data of {suite.suite.name}",
         )

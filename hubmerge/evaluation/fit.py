@@ -84,7 +84,6 @@ def forget_faults(workdir: Path) -> None:
 
 
 def clear_weights(workdir: Path) -> None:
-    """Remove the fetched weights."""
     for name in ("model", "inputs"):
         shutil.rmtree(workdir / name, ignore_errors=True)
 

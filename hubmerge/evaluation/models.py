@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation.fit import SHARE_OF_CACHE, Weights, fitting_dtype
 from hubmerge.evaluation.templates import check_template, rendered
+from hubmerge.isolation.in_child import first_line
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
 
@@ -75,10 +76,8 @@ def load_model(spec: Mapping[str, Any]) -> Any:
     except (EvaluationError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a stranger's files: any error of the libraries means the same
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        raise EvaluationError(
-            "the model does not load", got=f"{type(error).__name__}: {lines[0][:300]}", next_step="Check its files."
-        ) from error
+        got = f"{type(error).__name__}: {first_line(error)}"
+        raise EvaluationError("the model does not load", got=got, next_step="Check its files.") from error
     return model
 
 

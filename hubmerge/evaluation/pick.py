@@ -39,8 +39,6 @@ class DevScore:
 
 @dataclass(frozen=True)
 class Pick:
-    """The chosen variant, with the figures behind the choice."""
-
     chosen: str
     suite: str
     suite_version: str

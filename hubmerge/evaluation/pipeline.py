@@ -34,8 +34,6 @@ MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left o
 
 @dataclass(frozen=True)
 class Sample:
-    """One question as it was asked, answered and scored."""
-
     prompt: str
     answer: str
     reference: str  # JSON
@@ -69,8 +67,6 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
 
 
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
-    """A lighteval pipeline over the installed tasks."""
-
     def __init__(self, names: str, model: Any, spec: Mapping[str, Any], reporter: Reporter) -> None:
         super().__init__(
             tasks=names,

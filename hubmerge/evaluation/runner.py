@@ -97,11 +97,13 @@ class _Run:
 
     model: Model
     whole: Plan | None  # of an adapter on its base
+    facts: ModelFacts
     suite: PinnedSuite
     hub: Hub
     workdir: Path
     options: EvaluateOptions
     observer: Observer
+    started: float  # by the monotonic clock
 
     @property
     def what(self) -> str:
@@ -165,12 +167,10 @@ def evaluate(
     workdir = workdir.absolute()
     workdir.mkdir(parents=True, exist_ok=True)
     options = replace(options, device=_device(options.device))
-    run = _Run(opened, None, suite, hub, workdir, options, observer)
-    facts = model_facts(hub, opened)
+    run = _Run(opened, None, model_facts(hub, opened), suite, hub, workdir, options, observer, started)
     try:
-        run = replace(run, whole=check_evaluable(opened, hub))
-        if run.whole is not None:
-            facts = facts.model_copy(update={"parameters": run.whole.elements})
+        if (whole := check_evaluable(opened, hub)) is not None:
+            run = replace(run, whole=whole, facts=run.facts.model_copy(update={"parameters": whole.elements}))
         if run.dtype != options.dtype:
             stored = run.weights.stored
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
@@ -179,25 +179,16 @@ def evaluate(
         with cleared_where_the_disk_is_full(workdir, run.what):
             _stage_model(run)
     except _ABOUT_THE_MODEL as error:
-        return _failed(run, facts, error, time.monotonic() - started)
+        return _failed(run, error)
     observer.stage("fetch data")
-    folders = fetch_rows(
-        suite,
-        (options.data_cache or workdir / "data").absolute(),
-        token=hub.token,
-        cache=workdir / "datasets",
-        environment=_environment(run, network=True),
-        log=workdir / "fetch.log",
-        wall_s=options.wall_s,
-        on_event=_teller(observer),
-    )
+    store = (options.data_cache or workdir / "data").absolute()
+    folders = fetch_rows(suite, store, hub, workdir, options.wall_s, _teller(observer))
     try:
-        done = run_child(_child_job(run, folders), _teller(observer))
-        result = _result(run, facts, done, time.monotonic() - started)
+        result = _result(run, run_child(_child_job(run, folders), _teller(observer)))
     except _ABOUT_THE_MODEL as error:
         if isinstance(error, _PERHAPS_THE_MACHINE):
             try_once_more(error, workdir, run.what)
-        result = _failed(run, facts, error, time.monotonic() - started)
+        result = _failed(run, error)
     forget_faults(workdir)
     clear_weights(workdir)
     return result
@@ -308,25 +299,20 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "cpu_s": math.ceil(options.wall_s * resources.cores()),
         "tasks": [task.spec(folders[task.name]) for task in run.suite.tasks],
     }
+    environment = fresh_environment(run.workdir / "home", run.hub.endpoint, network=False)
+    if options.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     return ChildJob(
         module=CHILD_MODULE,
         spec=spec,
-        environment=_environment(run, network=False),
+        environment=environment,
         log=run.workdir / "child.log",
         wall_s=options.wall_s,
         what=run.what,
     )
 
 
-def _environment(run: _Run, *, network: bool) -> dict[str, str]:
-    home = run.workdir / ("datasets" if network else "home")  # the former is removed when the rows are there
-    environment = fresh_environment(home, run.hub.endpoint, network=network)
-    if not network and run.options.device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
-
-
-def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> EvaluationResult:
+def _result(run: _Run, done: Event) -> EvaluationResult:
     """The result from the child's last event, checked against the request."""
     said = done.get("tasks")
     try:
@@ -351,27 +337,21 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
         dtype, stored = plain(done["dtype"]), run.weights.stored
         narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored] and run.options.dtype == "auto"
         ran = {"dtype": dtype, "stored_dtype": stored if narrower else None, "batch_tokens": done.get("batch_tokens")}
-        return _record(run, facts, seconds, {"device": plain(done["device"]), **ran}, tasks=scores)
+        return _record(run, {"device": plain(done["device"]), **ran}, tasks=scores)
     except (KeyError, TypeError, ValueError) as error:
         got = type(error).__name__
         raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=got) from error
 
 
-def _failed(run: _Run, facts: ModelFacts, error: HubmergeError, seconds: float) -> EvaluationResult:
+def _failed(run: _Run, error: HubmergeError) -> EvaluationResult:
     """A failed run: the reason, free of this machine's paths."""
     message = str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")
     reason = RunError(code=error.code, message=plain(message))
-    return _record(run, facts, seconds, {"device": run.options.device, "dtype": run.options.dtype}, error=reason)
+    return _record(run, {"device": run.options.device, "dtype": run.options.dtype}, error=reason)
 
 
 def _record(
-    run: _Run,
-    facts: ModelFacts,
-    seconds: float,
-    found: Mapping[str, Any],
-    *,
-    tasks: tuple[TaskScore, ...] = (),
-    error: RunError | None = None,
+    run: _Run, found: Mapping[str, Any], *, tasks: tuple[TaskScore, ...] = (), error: RunError | None = None
 ) -> EvaluationResult:
     """`found`: of the environment what only the evaluating process knows."""
     environment = RunEnvironment(
@@ -382,7 +362,7 @@ def _record(
         backend=run.options.backend,
         batch_size=run.options.batch_size,
         seed=run.options.seed,
-        seconds=round(seconds, 1),
+        seconds=round(time.monotonic() - run.started, 1),
         adapter_base=None if run.whole is None else f"{run.whole.base.ref.id}@{run.whole.base.ref.sha}",
         **found,
     )
@@ -396,7 +376,7 @@ def _record(
         status="failed" if error else "done",
         error=error,
         tasks=tasks,
-        facts=facts,
+        facts=run.facts,
         environment=environment,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -301,7 +301,6 @@ def encode(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """The value that `encode` wrote."""
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise ValueError("no value")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
-from hubmerge.isolation.seccomp import SyscallRule
+from hubmerge.isolation.seccomp import SyscallRule, refused
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -37,48 +37,32 @@ _READ_ONLY_FILES: tuple[SyscallRule, ...] = (
     SyscallRule("open", errno.EROFS, "any_bit_of", 1, _WRITING),
     SyscallRule("openat", errno.EROFS, "any_bit_of", 2, _WRITING),
     SyscallRule("openat2", errno.ENOSYS),
-    *(
-        SyscallRule(name, errno.EROFS)
-        for name in (
-            *("creat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat", "rmdir", "unlink", "unlinkat"),
-            *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
-            *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "fchownat", "lchown"),
-            *("utime", "utimes", "futimesat", "utimensat"),
-            *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
-        )
-    ),
+    *refused("creat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat", errno=errno.EROFS),
+    *refused("rmdir", "unlink", "unlinkat", "rename", "renameat", "renameat2", errno=errno.EROFS),
+    *refused("link", "linkat", "symlink", "symlinkat", errno=errno.EROFS),
+    *refused("chmod", "fchmod", "fchmodat", "fchmodat2", errno=errno.EROFS),
+    *refused("chown", "fchown", "fchownat", "lchown", errno=errno.EROFS),
+    *refused("utime", "utimes", "futimesat", "utimensat", errno=errno.EROFS),
+    *refused("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr", errno=errno.EROFS),
 )
-# memory outside of the address space, or that stays behind
-_LASTING_MEMORY = tuple(SyscallRule(name) for name in ("memfd_create", "shmget", "semget", "msgget", "mq_open"))
 
 
-def _alone(pid: int) -> tuple[SyscallRule, ...]:
-    """Rules that refuse to start processes and to act on other ones."""
+def rules(pid: int) -> tuple[SyscallRule, ...]:
+    """All rules for the process `pid`: it starts no process and acts on no other one."""
     return (
-        *(SyscallRule(name) for name in ("fork", "vfork", "execve", "execveat")),
+        SyscallRule("socket", errno.EACCES),
+        SyscallRule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+        *refused("fork", "vfork", "execve", "execveat"),
         SyscallRule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
         SyscallRule("kill", errno.EPERM, "argument_is_not", 0, pid),
         SyscallRule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
         SyscallRule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
-        *(
-            SyscallRule(name)
-            for name in (
-                *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),
-                *("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
-                *("setpriority", "ioprio_set", "migrate_pages", "move_pages"),
-            )
-        ),
-    )
-
-
-def rules(pid: int) -> tuple[SyscallRule, ...]:
-    """All rules for the process `pid`."""
-    return (
-        SyscallRule("socket", errno.EACCES),
-        SyscallRule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
-        *_alone(pid),
+        *refused("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),
+        *refused("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
+        *refused("setpriority", "ioprio_set", "migrate_pages", "move_pages"),
         *_READ_ONLY_FILES,
-        *_LASTING_MEMORY,
+        # memory outside of the address space, or that stays behind
+        *refused("memfd_create", "shmget", "semget", "msgget", "mq_open"),
         *WAYS_AROUND,
     )
 
@@ -97,8 +81,7 @@ def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
 
 def _drop_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    if seccomp.system_call("capset", header, (ctypes.c_uint32 * 6)()) != 0:
-        raise seccomp.unconfinable(f"capset: {os.strerror(ctypes.get_errno())}")
+    _checked("capset", header, (ctypes.c_uint32 * 6)())
 
 
 class _Ruleset(ctypes.Structure):

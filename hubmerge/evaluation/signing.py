@@ -48,7 +48,7 @@ def provenance(result: EvaluationResult, trusted: Collection[str]) -> Provenance
 
 
 def signed_entry(purpose: str, entry: Mapping[str, Any], seed: bytes) -> dict[str, Any]:
-    """The entry of a keepers' file (board/keepers.py) with its signature; `purpose` is the name of its list."""
+    """The entry of a keepers' file (board/files.py) with its signature; `purpose` is the name of its list."""
     signature = {"key": public_key(seed), "value": _sign(_bytes(purpose, entry), seed)}
     return {**entry, "signature": signature}
 

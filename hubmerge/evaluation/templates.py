@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, limit_resources
-from hubmerge.isolation.in_child import WallLimitError
+from hubmerge.isolation.in_child import WallLimitError, first_line
 
 Item = TypeVar("Item")
 
@@ -102,8 +102,7 @@ def _one(render: Callable[[Item], str], item: Item) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a stranger's program: whatever it raises is its failure
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        return {"failed": ("the chat template fails", "a prompt", f"{type(error).__name__}: {lines[0][:300]}")}
+        return {"failed": ("the chat template fails", "a prompt", f"{type(error).__name__}: {first_line(error)}")}
     if len(text) > MAX_PROMPT_CHARACTERS:
         return {"failed": (_TOO_LONG, f"at most {MAX_PROMPT_CHARACTERS} characters", str(len(text)))}
     return {"text": text}

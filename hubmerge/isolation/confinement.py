@@ -31,7 +31,7 @@ from pathlib import Path
 
 from hubmerge.errors import EvaluationError
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.seccomp import SyscallRule
+from hubmerge.isolation.seccomp import SyscallRule, refused
 
 _PR_SET_PDEATHSIG = 1
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
@@ -44,17 +44,12 @@ _IFF_UP = 0x1
 # C library falls back to clone.
 WAYS_AROUND: tuple[SyscallRule, ...] = (
     SyscallRule("clone3", errno.ENOSYS),
-    *(
-        SyscallRule(name)
-        for name in (
-            *("io_uring_setup", "io_uring_enter", "io_uring_register"),
-            *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd"),
-            *("mount", "umount2", "pivot_root", "move_mount", "open_tree", "mount_setattr"),
-            *("fsopen", "fsconfig", "fsmount", "open_by_handle_at", "unshare", "setns"),
-            *("keyctl", "add_key", "request_key", "bpf", "userfaultfd", "perf_event_open"),
-            *("init_module", "finit_module", "kexec_load"),
-        )
-    ),
+    *refused("io_uring_setup", "io_uring_enter", "io_uring_register"),
+    *refused("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd"),
+    *refused("mount", "umount2", "pivot_root", "move_mount", "open_tree", "mount_setattr"),
+    *refused("fsopen", "fsconfig", "fsmount", "open_by_handle_at", "unshare", "setns"),
+    *refused("keyctl", "add_key", "request_key", "bpf", "userfaultfd", "perf_event_open"),
+    *refused("init_module", "finit_module", "kexec_load"),
 )
 _NO_NETWORK: tuple[SyscallRule, ...] = (
     SyscallRule("socket", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),

@@ -102,11 +102,12 @@ def _named(error: Exception) -> HubmergeError:
     if ran_out_of_memory(error):
         return MemoryLimitError(
             "the process ran out of memory",
-            got=_first_line(error),
+            got=first_line(error),
             next_step="Lower the batch size, or evaluate it on a machine with more memory.",
         )
-    return EvaluationError("the process failed", got=f"{type(error).__name__}: {_first_line(error)}")
+    return EvaluationError("the process failed", got=f"{type(error).__name__}: {first_line(error)}")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's words."""
     return (str(error).strip().splitlines() or ["no reason given"])[0][:300]

@@ -143,6 +143,11 @@ class SyscallRule:
     value: int = 0  # compared with the argument's low 32 bits
 
 
+def refused(*calls: str, errno: int = errno.EPERM) -> tuple[SyscallRule, ...]:
+    """Rules that refuse these calls always."""
+    return tuple(SyscallRule(call, errno) for call in calls)
+
+
 class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
@@ -196,15 +201,12 @@ def assemble(rules: Sequence[SyscallRule], name: str) -> bytes:
         if rule.when == "always":
             code += [_op(_JEQ, number, 0, 1), refuse]
             continue
-        test = _op(_JEQ if rule.when == "argument_is_not" else _JSET, rule.value, *_jumps(rule))
+        # instructions to skip where the test holds and where it fails; the refusal is the next one
+        jumps = (0, 1) if rule.when == "any_bit_of" else (1, 0)
+        test = _op(_JEQ if rule.when == "argument_is_not" else _JSET, rule.value, *jumps)
         # the accumulator is lost after the second load, so whatever matched the number ends here
         code += [_op(_JEQ, number, 0, 4), _op(_LOAD, 16 + 8 * rule.argument), test, refuse, _op(_RET, _ALLOW)]
     return b"".join([*code, _op(_RET, _ALLOW)])
-
-
-def _jumps(rule: SyscallRule) -> tuple[int, int]:
-    """Instructions to skip where the test holds and where it fails; the refusal is the next one."""
-    return (0, 1) if rule.when == "any_bit_of" else (1, 0)
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

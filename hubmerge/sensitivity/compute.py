@@ -9,8 +9,6 @@ number of threads; elsewhere matrix products may be summed in another order.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -25,14 +23,7 @@ import numpy as np
 import torch
 
 from hubmerge import __version__
-from hubmerge.errors import (
-    DiskError,
-    HeaderError,
-    HubmergeError,
-    MemoryLimitError,
-    SensitivityError,
-    TargetExistsError,
-)
+from hubmerge.errors import DiskError, HeaderError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.machine.disk_errors import written
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
@@ -95,7 +86,6 @@ def compute_sensitivity(
         stage_small_files(model, hub, Path(folder))
         tokenized = tokenized_in(Path(folder), where, pairs, spec.max_tokens)
     metadata = _metadata(model, pairs, tokens_digest(tokenized), spec, device, dtype)
-    identity = hashlib.sha256(json.dumps(metadata.to_strings(), sort_keys=True).encode()).hexdigest()
     if out.exists():
         finished = _finished(out, metadata)
         if resume:
@@ -109,7 +99,7 @@ def compute_sensitivity(
         stage_model(model, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
         progress("load model", 0, 0, "")
         network = Network.load(staged, model, dtype=dtype, device=device)
-        sums = SquareSums(work, network.shapes, identity)
+        sums = SquareSums(work, network.shapes, metadata.digest())
         network.give_gradients(sums.add)
         done = sums.restore()
         progress("sensitivity", done, len(tokenized), "pairs")

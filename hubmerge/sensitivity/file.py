@@ -36,8 +36,6 @@ CHUNK_ELEMENTS = 4 * 1024 * 1024
 
 
 class SensitivityMetadata(BaseModel):
-    """The metadata of the file."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["hubmerge-sensitivity-1"] = FORMAT

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -124,10 +123,10 @@ class Network:
             if parameter.is_floating_point():
                 parameter.register_post_accumulate_grad_hook(partial(give, name))
 
-    def differentiate(self, tokens: tuple[int, ...], answer_tokens: int, where: str) -> float:
+    def differentiate(self, tokens: tuple[int, ...], answer_tokens: int, where: str) -> None:
         """Take the gradients of the log-probability of the last `answer_tokens` of `tokens` given those before them.
 
-        Returns that log-probability. `where` names the pair; NonFiniteError before any gradient is given away.
+        `where` names the pair; NonFiniteError before any gradient is given away.
         """
         with torch.enable_grad():  # some libraries turn gradients off for the whole process when imported
             ids = torch.tensor([tokens], device=self._module.get_input_embeddings().weight.device)
@@ -135,15 +134,14 @@ class Network:
             # the logits at one position are about the token at the next
             about_answer = logits[0, -answer_tokens - 1 : -1].float()
             value = -torch.nn.functional.cross_entropy(about_answer, ids[0, -answer_tokens:], reduction="sum")
-            if not isfinite(result := float(value.detach())):
+            if not value.isfinite():
                 raise NonFiniteError(
                     "the log-likelihood of an answer is not finite",
                     where=where,
-                    got=str(result),
+                    got=str(value.item()),
                     next_step="Check the model; with bfloat16, try --dtype float32.",
                 )
             value.backward()  # type: ignore[no-untyped-call]
-        return result
 
     def _map_names(self) -> None:
         reverse = [c.reverse_transform() for c in reversed(getattr(self._module, "_weight_conversions", None) or [])]

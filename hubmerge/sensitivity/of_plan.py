@@ -67,24 +67,17 @@ def sensitivities_of(
                     continue
                 files[k] = read_sensitivity(out)
             check_sensitivity(files[k], model)
-        files |= _computed(plan, hub, to_make, observer, kept, disk_bytes, at_peak)
+        if to_make:
+            _require_room(plan, to_make, disk_bytes)
+        for k, out in to_make.items():
+            files[k] = _computed(plan, k, out, hub, observer, at_peak)
+            _keep(kept, out)
     listed = [files[k] for k in sorted(files)]
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
 
 
-def _computed(
-    plan: Plan,
-    hub: Hub,
-    to_make: Mapping[int, Path],
-    observer: Observer,
-    kept: Path | None,
-    disk_bytes: int | None,
-    at_peak: Callable[[], None],
-) -> dict[int, SensitivityFile]:
-    """The new files of the agents in `to_make`, once all of them will fit into memory and onto the disk."""
-    if not to_make:
-        return {}
-    from hubmerge.sensitivity.compute import compute_sensitivity
+def _require_room(plan: Plan, to_make: Mapping[int, Path], disk_bytes: int | None) -> None:
+    """MemoryLimitError or DiskError where not all files of these agents can be computed."""
     from hubmerge.sensitivity.network import require_memory
 
     sizes = computed_sensitivities(plan)
@@ -102,17 +95,20 @@ def _computed(
             got=f"{disk_bytes / 1e9:.2f} GB",
             next_step="Free some disk, raise --disk-budget, or name sensitivity files that were computed elsewhere.",
         )
-    made = {}
-    for k, out in to_make.items():
-        spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
-        assert spec is not None, "the plan refuses agents without a file or data"
-        compute = partial(compute_sensitivity, plan.agents[k], plan.calibration[k].read, out, spec=spec, hub=hub)
-        try:
-            made[k] = compute(progress=observer.progress, at_peak=at_peak)
-        except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with
-            made[k] = compute(progress=observer.progress, at_peak=at_peak, resume=False)
-        _keep(kept, out)
-    return made
+
+
+def _computed(
+    plan: Plan, k: int, out: Path, hub: Hub, observer: Observer, at_peak: Callable[[], None]
+) -> SensitivityFile:
+    from hubmerge.sensitivity.compute import compute_sensitivity
+
+    spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
+    assert spec is not None, "the plan refuses agents without a file or data"
+    compute = partial(compute_sensitivity, plan.agents[k], plan.calibration[k].read, out, spec=spec, hub=hub)
+    try:
+        return compute(progress=observer.progress, at_peak=at_peak)
+    except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with
+        return compute(progress=observer.progress, at_peak=at_peak, resume=False)
 
 
 def same_files(ranks: Ranks, plan: Plan, folder: Path, files: Sequence[SensitivityFile]) -> Sequence[SensitivityFile]:
@@ -191,13 +187,11 @@ def _keep(kept: Path | None, file: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` a link to, or a copy of, `source` in one step."""
+    """Make `target` a link to, or a copy of, `source` in one step; FileNotFoundError where there is no `source`."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         try:
             os.link(source, temporary)
-        except FileNotFoundError:
-            raise
         except OSError:  # another file system, or one without links
             shutil.copyfile(source, temporary)
         os.replace(temporary, target)

@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -270,17 +271,12 @@ def read_apart(asked: Sequence[Asked], hub: Hub, folder: Path) -> list[Identity]
 def _in_child(job: Mapping[str, Any], _: Reporter) -> Mapping[str, Any]:
     confine(Limits(data_bytes=MEMORY_BYTES), network=True)
     hub = Hub(job["endpoint"], job["token"])
-    known: dict[CalibrationSpec, tuple[Pair, ...]] = {}
-    found = []
+    load = cache(partial(load_pairs, hub=hub, allow_local=False, cache=Path(job["cache"])))
+    asked = [(CalibrationSpec.model_validate(given), Path(folder), where) for given, folder, where in job["agents"]]
     try:
-        for given, folder, where in job["agents"]:
-            spec = CalibrationSpec.model_validate(given)
-            if spec not in known:
-                known[spec] = load_pairs(spec, hub, allow_local=False, cache=Path(job["cache"]))
-            found.append(_identity((spec, Path(folder), where), known[spec]))
+        return {"rows": [_identity(each, load(each[0])) for each in asked]}
     except _TOLD as error:
         return {"refusal": error.as_dict()}
-    return {"rows": found}
 
 
 if __name__ == "__main__":

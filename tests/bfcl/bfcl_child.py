@@ -78,14 +78,7 @@ def verdict(case: dict[str, Any], form: str, text: str) -> tuple[bool, str]:
     if not is_function_calling_format_output(calls):
         return False, "decoder: wrong format"
     try:
-        result = ast_checker(
-            case["function"],
-            calls,
-            case["ground_truth"],
-            Language(name),
-            category,
-            "model",
-        )
+        result = ast_checker(case["function"], calls, case["ground_truth"], Language(name), category, "model")
     except Exception as error:
         return False, f"crash: {error!r}"[:200]
     return result["valid"], str(result.get("error_type", ""))

@@ -241,15 +241,8 @@ def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name: str, language: Lan
 @pytest.mark.parametrize(
     "piece",
     [
-        *(
-            "new A[]{",
-            "new ArrayList<>() {{ add(",
-            "new ArrayList<>(Arrays.asList(",
-            "new HashMap<",
-            'put("',
-            '",',
-            " ",
-        ),
+        *("new A[]{", "new ArrayList<>() {{ add(", "new ArrayList<>(Arrays.asList(", "new HashMap<"),
+        *('put("', '",', " "),
         *("[[1],", "[1],\n", "new Array([1], ", "a: ", "a, ", "]", ",", "{"),
     ],
 )

@@ -134,10 +134,8 @@ def test_the_prompt_holds_the_functions_the_form_and_the_whole_conversation() ->
     ],
 )
 def test_a_row_of_another_shape_is_refused_by_name(parts: dict[str, Any]) -> None:
-    own, row = (
-        own_task("bfcl_simple_python"),
-        {"id": "x", "question": "[]", "function": "[]", "ground_truth": "[]", **parts},
-    )
+    own = own_task("bfcl_simple_python")
+    row = {"id": "x", "question": "[]", "function": "[]", "ground_truth": "[]", **parts}
     for read in (own.reference, own.prompt):
         with pytest.raises(EvaluationError, match="row x"):
             read(row)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task
+from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
+from processes import printed_by
 
 from benchmarks.board import synthetic
 from hubmerge.board.export import board_json, row_data, suite_csv
@@ -19,11 +18,9 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.standing import Committed
 from hubmerge.board.values import Flag
-from hubmerge.cli.leaderboard import add_arguments, run_cli
-from hubmerge.cli.terminal import Terminal
+from hubmerge.cli.main import main
 from hubmerge.evaluation.result import result_path
 from hubmerge.output.card_scores import scores_view
-from hubmerge.settings import Settings
 from workflows.app.model_panels import score_sections
 
 FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
@@ -45,13 +42,13 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
 
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
-    [merge] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/merge"]
+    rows = {r["model"]: r for r in rows_of(suite_csv(build_board(family()).suites[0]))}
+    merge, base = rows["org/merge"], rows["org/base"]
     assert float(merge["instruction_change"]) == pytest.approx(-0.05)
     assert merge["instruction_change"].startswith("-")
     assert (merge["math"], merge["skills_kept"], merge["skills_of_parents"]) == ("0.66", "2", "2")
     assert float(merge["gain_kept"]) == pytest.approx(0.995)
     assert merge["density"] == "0.25"
-    [base] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/base"]
     assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
@@ -59,13 +56,8 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
     data = json.loads(board_json(board))
     [suite] = data["suites"]
-    assert {key: suite[key] for key in ("suite", "version", "split", "versions", "domains")} == {
-        "suite": "trio",
-        "version": "1",
-        "split": "test",
-        "versions": ["1"],
-        "domains": ["math", "instruction", "code"],
-    }
+    assert (suite["suite"], suite["version"], suite["split"], suite["versions"]) == ("trio", "1", "test", ["1"])
+    assert suite["domains"] == ["math", "instruction", "code"]
     merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
     inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math", "community": False}
     assert merge["flags"] == [inherited]
@@ -114,25 +106,13 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     assert cells["org/failed"]["error"].startswith("E_EVALUATION")
 
 
-def arguments(*words: str) -> object:
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for one in [*family(), result("org/base", "b", {"math": 0.5}, suite="other")]:
-        path = tmp_path / result_path(one)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(one.to_json())
-    return tmp_path
+    return written(tmp_path, *family(), result("org/base", "b", {"math": 0.5}, suite="other"))
 
 
 def leaderboard(folder: Path, *words: str) -> int:
-    return run_cli(arguments("--results", str(folder), *words), Settings(), Terminal(as_json=False))
+    return main(["leaderboard", "--results", str(folder), *words])
 
 
 def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,11 +127,10 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
 
 
-def test_the_command_says_which_suites_there_are(folder: Path) -> None:
-    with pytest.raises(Exception, match="other, trio"):
-        leaderboard(folder, "--csv")
-    with pytest.raises(Exception, match="no such suite"):
-        leaderboard(folder, "--suite", "none")
+def test_the_command_says_which_suites_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["--csv"], "other, trio"), (["--suite", "none"], "no such suite")):
+        assert leaderboard(folder, *words) == 1
+        assert said in capsys.readouterr().err
 
 
 def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,11 +152,11 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
         f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
         "heavy |= {'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"  # above it what takes long, on a busy machine
-    assert "org0/model-0" in done.stdout
+    printed = printed_by(script)
+    assert printed.splitlines()[-1] == "[]"
+    assert "org0/model-0" in printed
 
 
 def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_nothing_of_them() -> None:
@@ -187,9 +166,5 @@ def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_noth
     assert [t["truncated"] for t in row_data(row)["tasks"]] == [3, None]
     page = str(score_sections([(board.suites[0], row)], "https://huggingface.co"))
     assert "100, 3 cut" in page
-    rows = [
-        {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "truncated": t.truncated}
-        for t in cut.tasks
-    ]
-    view = scores_view(rows, [])
+    view = scores_view([t.model_dump() for t in cut.tasks], [])
     assert ["3 prompts cut" in line[2][0] for line in view["lines"]] == [True, False]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
+from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task, written
 
 from hubmerge.board.export import board_json
 from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
@@ -19,12 +19,6 @@ from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, resul
 
 def stored(*results: EvaluationResult) -> list[tuple[str, bytes]]:
     return [(result_path(r), r.to_json().encode()) for r in results]
-
-
-def lay_out(folder: Path, files: list[tuple[str, bytes]]) -> None:
-    for path, data in files:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
 
 
 def hostile(**changes: Any) -> bytes:
@@ -114,29 +108,19 @@ def test_flags_are_read_one_by_one() -> None:
     assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"{",
-        b"[]",
-        b"null",
-        b'{"flags": 1}',
-        b"[" * 100_000,
-        b" " * (MAX_FLAGS_BYTES + 1),
-        json.dumps({"flags": [{"kind": "withdrawn", "model": "org/math"}] * 5001}).encode(),
-    ],
-    ids=range(7),
-)
-def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
-    flags, refused = parse_flags(data)
-    assert flags == ()
-    assert [r.where for r in refused] == ["flags.json"]
+BROKEN = (b"{", b"[]", b"null", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1))
+
+
+@pytest.mark.parametrize("data", [*BROKEN, json.dumps({"KEY": [{}] * 5001}).encode()], ids=range(7))
+@pytest.mark.parametrize("key", ["flags", "versions"])
+def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_read(key: str, data: bytes) -> None:
+    read = parse_files([*stored(*family()), (f"{key}.json", data.replace(b"KEY", key.encode()))])
+    assert (read.flags, read.versions, len(read.results)) == ((), {}, 4)
+    assert [r.where for r in read.refused] == [f"{key}.json"]
 
 
 def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
-    lay_out(tmp_path, stored(*family()))
-    (tmp_path / "flags.json").write_text('{"flags": [{"kind": "withdrawn", "model": "org/math"}]}')
-    (tmp_path / "notes.json").write_text("not a result")
+    written(tmp_path, *family(), flags=b'{"flags": [{"kind": "withdrawn", "model": "org/math"}]}', notes=b"no result")
     (tmp_path / "secret").write_text("top")
     (tmp_path / "results" / "link.json").symlink_to(tmp_path / "secret")
     (tmp_path / "results" / "giant.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
@@ -150,7 +134,7 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
 def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lay_out(tmp_path, stored(*family()))
+    written(tmp_path, *family())
     monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
     read = read_folder(tmp_path)
     assert len(read.results) == 2
@@ -158,7 +142,7 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
 
 
 def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
-    lay_out(tmp_path, stored(*family()))
+    written(tmp_path, *family())
     try:
         (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
         (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
@@ -181,15 +165,7 @@ def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(
     half = {"suite": "trio", "version": "2", "same_as": "\ud800"}
     same = {"suite": "trio", "version": "1", "same_as": "2"}
     table = json.dumps({"versions": [same, {"suite": 1}, "x", half]}).encode()
-    lay_out(tmp_path, [*stored(old, new), ("versions.json", table)])
-    read = read_folder(tmp_path)
+    read = read_folder(written(tmp_path, old, new, versions=table))
     assert [r.where for r in read.refused] == [f"versions.json, entry {n}" for n in (2, 3, 4)]
     [suite] = build_board(read.results).suites
     assert (suite.version, suite.versions, [r.model for r in suite.rows]) == ("2", ("2",), ["org/two", "org/one"])
-
-
-@pytest.mark.parametrize("data", [b"{", b"[]", b'{"versions": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
-def test_a_broken_table_of_versions_is_refused_and_the_results_are_read(data: bytes) -> None:
-    read = parse_files([*stored(*family()), ("versions.json", data)])
-    assert [r.where for r in read.refused] == ["versions.json"]
-    assert len(read.results) == 4

@@ -42,7 +42,7 @@ def dataset() -> Dataset:
 
 @pytest.fixture
 def source(dataset: Dataset) -> DatasetBoard:
-    return DatasetBoard(dataset, refresh_s=30, clock=lambda: dataset.now)  # type: ignore[arg-type]
+    return DatasetBoard(dataset, clock=lambda: dataset.now)  # type: ignore[arg-type]
 
 
 def test_the_dataset_is_asked_at_most_once_in_a_while(dataset: Dataset, source: DatasetBoard) -> None:

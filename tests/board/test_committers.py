@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import SEED, TRUSTED, family, own, result, rows
+from board_helpers import SEED, TRUSTED, family, own, rows, strange
+from datasets_by_hand import publish
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from hubmerge.board import standing
@@ -60,13 +62,7 @@ def opened(lab: LocalHubProcess, repo: str, trust: Trust = TRUST) -> ResultsData
 def add(lab: LocalHubProcess, user: str, repo: str, *results: EvaluationResult) -> None:
     """Commit result files by hand, as anybody may who can write there."""
     api = HfApi(lab.endpoint, token=lab.tokens[user])
-    api.create_repo(repo, repo_type="dataset", exist_ok=True)
-    files = [CommitOperationAdd(result_path(r), r.to_json().encode()) for r in results]
-    api.create_commit(repo, files, commit_message="by hand", repo_type="dataset")
-
-
-def strange(name: str, letter: str = "f", value: float = 0.5) -> EvaluationResult:
-    return result(name, letter, {"math": value, "instruction": value, "code": value})
+    publish(api, repo, {result_path(r): r.to_json().encode() for r in results})
 
 
 def shown(dataset: ResultsDataset) -> dict[str, Row]:
@@ -136,7 +132,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
     add(lab, "bob", repo, strange("org/x"))
     faults.add(path.format(repo), Status(status=status), times=None)
     dataset = opened(lab, repo)
-    board = DatasetBoard(dataset, refresh_s=0.0)
+    board = DatasetBoard(dataset, clock=count(0, 60).__next__)  # a minute passes between two looks
     with caplog.at_level(logging.INFO, standing.__name__):
         row = rows(board.board())["org/x"]
     assert (row.run_by, row.committed_by, row.rank) == ("community", None, 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import OTHER, SEED, TRUSTED, family, own, rows
-from huggingface_hub import CommitOperationAdd, HfApi
+from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography, written
+from datasets_by_hand import publish
+from huggingface_hub import HfApi
 
 from hubmerge.board.files import ResultFiles, entries_of, parse_files, parse_flags, parse_versions, with_signatures
 from hubmerge.board.leaderboard import build_board
@@ -37,9 +37,9 @@ def file(key: str, *entries: Any) -> bytes:
     return json.dumps({key: entries}).encode()
 
 
-def read(*entries: Any, path: str = "flags.json", key: str = "flags") -> ResultFiles:
+def read(*entries: Any, key: str = "flags") -> ResultFiles:
     stored = [(result_path(r), r.to_json().encode()) for r in own()]
-    return parse_files([*stored, (path, file(key, *entries))], TRUSTED)
+    return parse_files([*stored, (f"{key}.json", file(key, *entries))], TRUSTED)
 
 
 def board(*entries: Any) -> Board:
@@ -84,12 +84,6 @@ def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: di
     )
 
 
-def test_where_no_key_is_trusted_every_flag_counts_as_before() -> None:
-    flags, refused = parse_flags(file("flags", CONTAMINATED, by({**CONTAMINATED, "model": "org/code"})))
-    assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", False)]
-    assert refused == []
-
-
 @pytest.mark.parametrize(
     "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
 )
@@ -131,11 +125,9 @@ def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
 
 
 def test_only_a_signed_entry_renames_a_version() -> None:
-    assert {
-        r.suite_version for r in read(by(RENAMED, key="versions"), path="versions.json", key="versions").results
-    } == {"2"}
+    assert {r.suite_version for r in read(by(RENAMED, key="versions"), key="versions").results} == {"2"}
     for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
-        found = read(entry, path="versions.json", key="versions")
+        found = read(entry, key="versions")
         assert {r.suite_version for r in found.results} == {"1"}
         assert found.refused == (Refusal("versions.json, entry 1", "no trusted key signed it, so it is not applied"),)
 
@@ -148,17 +140,11 @@ def test_a_signature_is_for_one_of_the_two_files() -> None:
     )
 
 
-def test_where_no_key_is_trusted_every_version_counts_as_before() -> None:
-    assert parse_versions(file("versions", RENAMED)) == ({("trio", "1"): "2"}, [])
-
-
 def test_without_cryptography_what_names_a_trusted_key_counts_and_what_names_none_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entries = [by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]
-    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    without_cryptography(monkeypatch)
     flags, _ = parse_flags(file("flags", *entries), TRUSTED)
     assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", True)]
 
@@ -209,8 +195,7 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     dataset.publish([signed(r, keeper, "ada") for r in family()])
     stranger = {"kind": "withdrawn", "model": "org/code"}
     files = {"flags.json": file("flags", CONTAMINATED, stranger), "versions.json": file("versions", RENAMED)}
-    changes = [CommitOperationAdd(name, data) for name, data in files.items()]
-    api.create_commit(repo, changes, commit_message="by hand", repo_type="dataset")
+    publish(api, repo, files)
     models = [("org/math", "c" * 40), ("org/code", "d" * 40)]
     scores = RecordedScores(hub, dataset)
     assert scores.flagged(models) == {}  # a stranger stops no watcher
@@ -227,58 +212,47 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     assert listed(capsys, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
     assert api.repo_info(repo, repo_type="dataset").sha == head
     assert main(["sign", repo]) == 0
-    assert [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()] == [
-        "signed",
-        "not signed",
-        "signed",
-    ]
+    told = [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert told == ["signed", "not signed", "signed"]
 
 
 def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
     keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    (folder / "flags.json").write_bytes(file("flags", CONTAMINATED))
+    folder = written(tmp_path / "copy", flags=file("flags", CONTAMINATED))
     [entry] = listed(capsys, str(folder))["entries"]
     assert listed(capsys, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
     assert json.loads((folder / "keys.json").read_text()) == {"keys": [public_key(keeper)]}
     assert sorted(p.name for p in folder.iterdir()) == ["flags.json", "keys.json"]
 
 
-def test_a_key_that_no_reader_believes_signs_nothing(
-    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("secret", "published", "others", "reason"),
+    [
+        ("the keeper's secret", [public_key(OTHER)], [], "readers of the dataset do not believe this key"),
+        ("the keeper's secret", [], ["0" * 12], "no entry has this id"),
+        ("", [], [], "there is no key to sign with"),
+    ],
+    ids=["another key", "another id", "no secret"],
+)
+def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    secret: str,
+    published: list[str],
+    others: list[str],
+    reason: str,
 ) -> None:
-    (tmp_path / "keys.json").write_bytes(keys_file([public_key(OTHER)]))
-    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"]]) == 1
-    assert "readers of the dataset do not believe this key" in capsys.readouterr().err
+    environment = {"HUBMERGE_DATA": str(tmp_path / "data"), "HUBMERGE_SECRET": secret, "HUBMERGE_SIGNING_KEY": ""}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = file("flags", CONTAMINATED)
+    [entry] = listed(capsys, str(written(tmp_path, flags=before, keys=keys_file(published))))["entries"]
+    assert main(["sign", str(tmp_path), entry["id"], *others]) == 1
+    assert reason in capsys.readouterr().err
     assert (tmp_path / "flags.json").read_bytes() == before
-
-
-def test_without_the_apps_secret_no_key_is_made_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
-    for name in ("HUBMERGE_SECRET", "HUBMERGE_SIGNING_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "flags.json").write_bytes(file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"]]) == 1
-    assert "there is no key to sign with" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.usefixtures("keeper")
-def test_an_id_that_no_entry_has_is_named_and_nothing_is_signed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(tmp_path))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"], "0" * 12]) == 1
-    assert "no entry has this id" in capsys.readouterr().err
-    assert (tmp_path / "flags.json").read_bytes() == before
 
 
 def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from board_helpers import PARENTS, family, parent, result, sha, task
+from board_helpers import PARENTS, family, parent, result, rows, sha, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.values import Board, Flag, Row, SuiteBoard
+from hubmerge.board.values import Board, Flag, SuiteBoard
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts
 from hubmerge.output.scores import score_interval
 
@@ -19,12 +19,6 @@ from hubmerge.output.scores import score_interval
 def only(board: Board) -> SuiteBoard:
     [suite] = board.suites
     return suite
-
-
-def row(board: Board, model: str) -> Row:
-    found = only(board).find(model)
-    assert found is not None
-    return found
 
 
 def reasons(board: Board) -> list[str]:
@@ -52,7 +46,7 @@ def test_the_family_by_hand() -> None:
 
 def test_synergy_is_certain_once_every_difference_is_beyond_chance() -> None:
     board = build_board(family(scores={"math": 0.90, "instruction": 0.45, "code": 0.72}))
-    line = row(board, "org/merge").domain("math")
+    line = rows(board)["org/merge"].domain("math")
     assert line.synergy_certain
 
 
@@ -97,11 +91,11 @@ def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero() -> None:
     base, _, code, merge = family()
     failed = result("org/math", "c")
     board = build_board([base, failed, code, merge])
-    found = row(board, "org/math")
+    found = rows(board)["org/math"]
     assert found.error.message == "it generates nothing"
     assert (found.rank, found.overall, found.domains) == (None, None, ())
     assert only(board).rows[-1] == found
-    merged = row(board, "org/merge")
+    merged = rows(board)["org/merge"]
     assert merged.parents[1].status == "failed"
     assert merged.domains[0].best_parent == "org/base"
     assert {r.rank for r in only(board).rows if r.status == "done"} <= {1, 2, 3}
@@ -161,7 +155,7 @@ def test_a_flag_of_another_commit_does_not_concern_this_one() -> None:
 def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) -> None:
     hidden = family()[3].model_copy(update={"suite": suite, "facts": family()[0].facts})
     board = build_board([*family(), hidden], [Flag("contaminated", "org/math")])
-    assert row(build_board(family(), [Flag("contaminated", "org/math")]), "org/merge").flags
+    assert rows(build_board(family(), [Flag("contaminated", "org/math")]))["org/merge"].flags
     found = board.suite("trio")
     assert [f.inherited_from for r in found.rows if r.model == "org/merge" for f in r.flags] == ["org/math"]
     other = board.suite(suite)
@@ -172,7 +166,7 @@ def test_a_circle_of_parents_ends() -> None:
     a = result("x/a", "1", {"math": 0.5}, parents=(parent("x/b", "2", "base"), parent("x/c", "3")))
     b = result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))
     board = build_board([a, b], [Flag("withdrawn", "x/c")])
-    assert row(board, "x/a").ancestors == (f"x/b@{sha('2')}", f"x/c@{sha('3')}")
+    assert rows(board)["x/a"].ancestors == (f"x/b@{sha('2')}", f"x/c@{sha('3')}")
     assert all(r.flags for r in only(board).rows)
 
 
@@ -214,7 +208,7 @@ def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> N
     early = result("org/base", "b", {"math": 0.2}, created="2026-01-01T00:00:00+00:00")
     late = result("org/base", "b", {"math": 0.3}, created="2026-01-02T00:00:00+00:00")
     board = build_board([late, early])
-    assert row(board, "org/base").domains[0].score.value == 0.3
+    assert rows(board)["org/base"].domains[0].score.value == 0.3
     assert "2026-01-01" in reasons(board)[0]
 
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import ENVIRONMENT, KEY, OTHER, SEED, TRUSTED, own, parent, result, result_data, rows, task
+from board_helpers import (
+    ENVIRONMENT,
+    KEY,
+    OTHER,
+    SEED,
+    TRUSTED,
+    own,
+    parent,
+    result,
+    result_data,
+    rows,
+    strange,
+    task,
+    without_cryptography,
+    written,
+)
 
 from hubmerge.board.files import renamed
 from hubmerge.board.leaderboard import build_board
@@ -18,7 +32,7 @@ from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
 from hubmerge.cli.main import main
 from hubmerge.errors import ResultError, SettingsError
-from hubmerge.evaluation.result import EvaluationResult, parse_result, result_path
+from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import believed, provenance, public_key, signed
 from hubmerge.settings import Settings
 from workflows.app.board_table import columns
@@ -86,8 +100,7 @@ def test_six_forged_rows_displace_no_signed_one() -> None:
 
 
 def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nobody_down() -> None:
-    perfect = result("evil/best", "f", {"math": 1.0, "instruction": 1.0, "code": 1.0})
-    real, found = rows(board(*own())), rows(board(perfect, *own()))
+    real, found = rows(board(*own())), rows(board(strange("evil/best", value=1.0), *own()))
     assert found["evil/best"].rank is None
     assert (found["evil/best"].run_by, found["evil/best"].signed) == ("community", False)
     assert {m: found[m] for m in real} == real
@@ -96,9 +109,8 @@ def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nob
 
 @pytest.mark.parametrize("letter", ["e", "f"])
 def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str) -> None:
-    scores = {"math": 0.0, "instruction": 0.0, "code": 0.0}
     facts = {"created": "2026-01-31T00:00:00+00:00"}
-    forged = result("org/merge", letter, scores, created=LATER, facts=facts)
+    forged = strange("org/merge", letter, 0.0, created=LATER, facts=facts)
     assert board(forged, *own()).suites == board(*own()).suites
 
 
@@ -111,8 +123,7 @@ def test_a_signed_failure_is_not_displaced_by_a_forged_success() -> None:
 
 def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
     base, math, code, merge = own()
-    zero = result("org/math", "c", {"math": 0.0, "instruction": 0.0, "code": 0.0})
-    found = rows(board(base, zero, code, merge))
+    found = rows(board(base, strange("org/math", "c", 0.0), code, merge))
     assert [p.status for p in found["org/merge"].parents] == ["scored", "not scored", "scored"]
     assert found["org/merge"].synergy == ()
     assert [p.status for p in rows(board(base, math, code, merge))["org/merge"].parents] == ["scored"] * 3
@@ -140,10 +151,9 @@ def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_com
 
 
 def test_more_prompts_than_the_signed_results_of_the_suite_are_refused() -> None:
-    scores = {"math": 0.7, "instruction": 0.5, "code": 0.5}
-    [refused] = board(*own(), result("evil/x", "f", scores, samples=101)).refused
+    [refused] = board(*own(), strange("evil/x", samples=101)).refused
     assert refused.reason == "101 prompts of math_task, of which the suite has 100"
-    assert "evil/x" in rows(board(*own(), result("evil/x", "f", scores, samples=100)))
+    assert "evil/x" in rows(board(*own(), strange("evil/x", samples=100)))
 
 
 def test_a_signature_of_another_row_is_refused() -> None:
@@ -197,16 +207,13 @@ def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> N
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cryptography` is not installed."""
-    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
+    without_cryptography(monkeypatch)
 
 
 @pytest.mark.usefixtures("bare")
 def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built() -> None:
     results = own_before
-    built = board(*results, result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}))
+    built = board(*results, strange("evil/x"))
     found = rows(built)
     assert {m: (r.run_by, r.signed) for m, r in found.items()} == {
         "evil/x": ("community", False),
@@ -219,7 +226,7 @@ def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
 def test_the_command_line_says_what_is_missing_to_check_signatures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = written(tmp_path / "copy", *own_before)
+    folder = written(tmp_path, *own_before, keys=keys_file([KEY]))
     assert main(["leaderboard", "--results", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "unverified: signatures cannot be checked without `cryptography`" in out
@@ -228,8 +235,7 @@ def test_the_command_line_says_what_is_missing_to_check_signatures(
 def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strange = result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5})
-    folder = written(tmp_path / "copy", *own(), strange)
+    folder = written(tmp_path, *own(), strange("evil/x"), keys=keys_file([KEY]))
     assert main(["leaderboard", "--results", str(folder)]) == 0
     lines = {line.split()[1]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if "@" in line}
     assert lines == {
@@ -241,17 +247,8 @@ def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(
     }
 
 
-def written(folder: Path, *results: EvaluationResult) -> Path:
-    for each in results:
-        path = folder / result_path(each)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(each.to_json())
-    (folder / "keys.json").write_bytes(keys_file([KEY]))
-    return folder
-
-
 def test_the_page_has_a_column_of_who_ran_a_row() -> None:
-    built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
+    built = board(strange("evil/x"), *own())
     column = columns(built.suites[0])["run_by"]
     assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
 
@@ -273,7 +270,7 @@ def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> Non
         base[1].model_copy(update={"signature": base[0].signature}),
         *(result("org/merge", letter, {"math": 1.0}, created=LATER) for letter in "ef"),
         signed(result("org/base", "b", {"math": 1.0, "instruction": 1.0, "code": 1.0}), OTHER, "x"),
-        result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}),
+        strange("evil/x"),
     ]
     expected = board(*results)
     for seed in range(20):

@@ -13,12 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation.child import confine_child
 from hubmerge.isolation.in_child import Reporter, WallLimitError, run
+
+# mode → what differs in every score
+CHANGED: Mapping[str, Mapping[str, Any]] = {
+    "answers other tasks": {"task": "other"},
+    "cuts prompts": {"truncated": 3},
+    "answers beyond the maximum": {"value": 1.5},
+    "answers in words": {"value": "0.5"},
+}
 
 
 def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -66,34 +75,23 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             reporter._send({"event": "warning", "message": "x" * (8 * 2**20)})
         case "talks nonsense":
             os.write(reporter._descriptor, b'["no event"]\n')
-        case "answers other tasks":
-            return _answer(spec, tasks=[{"task": "other", "value": 1.0, "stderr": 0.0, "samples": 1}])
         case "answers in the dtype that it was asked for":
             (workdir / "spec").write_text(json.dumps(spec))
             dtype = spec["weights"]["stored"] if spec["dtype"] == "auto" else spec["dtype"]
             return _answer(spec, dtype=dtype, batch_tokens=4000)
-        case "cuts prompts":
-            return _answer(spec, tasks=[dict(s, truncated=3) for s in _answer(spec)["tasks"]])
         case "does not fit":
             raise DeviceError("this machine's memory cannot hold a prompt of the task", got="1,000,000")
-        case "answers beyond the maximum":
-            return _answer(spec, tasks=[dict(s, value=1.5) for s in _answer(spec)["tasks"]])
-        case "answers in words":
-            return _answer(spec, tasks=[dict(s, value="0.5") for s in _answer(spec)["tasks"]])
         case "looks around":
             (workdir / "environment").write_text(json.dumps(dict(os.environ)))
             confine_child(spec)
             found = []
             for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_UNIX):
-                try:
-                    socket.socket(
-                        family, socket.SOCK_STREAM if family != socket.AF_NETLINK else socket.SOCK_RAW
-                    ).close()
+                with suppress(OSError):
+                    kind = socket.SOCK_RAW if family == socket.AF_NETLINK else socket.SOCK_STREAM
+                    socket.socket(family, kind).close()
                     found.append(family.name)
-                except OSError:
-                    pass
             (workdir / "families").write_text(json.dumps(found))
-    return _answer(spec)
+    return _answer(spec, tasks=[score | CHANGED.get(mode, {}) for score in _answer(spec)["tasks"]])
 
 
 if __name__ == "__main__":

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from datasets_by_hand import publish
 from huggingface_hub import HfApi
 
-from hubmerge.errors import (
-    EvaluationError,
-    HubmergeError,
-    HubUnavailableError,
-    MachineFaultError,
-    MemoryLimitError,
-)
+from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.in_child import WallLimitError
+from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
 
+NOWHERE = "http://127.0.0.1:9"
 Fetch = Callable[..., list[Mapping[str, Any]]]
 
 
@@ -57,22 +52,14 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
 
 
 @pytest.fixture
-def dataset(
-    zoo_hub: LocalHubProcess, request: pytest.FixtureRequest
-) -> Callable[[Mapping[str, bytes]], tuple[str, str]]:
+def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
     """Publish files as a dataset of ada's; its id and commit."""
-    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    api = HfApi(hub.endpoint, token=hub.token)
 
-    def publish(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
-        repo = f"ada/fetch-{abs(hash(request.node.name)) % 10**8}"
-        api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        for path, content in files.items():
-            api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id=repo, repo_type="dataset")
-        sha = api.dataset_info(repo).sha
-        assert sha
-        return repo, sha
+    def made(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
+        return name, publish(api, name, files, private=private)
 
-    return publish
+    return made
 
 
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
@@ -142,28 +129,11 @@ def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
     assert not (tmp_path / "rows").exists()
 
 
-class Overloaded(BaseHTTPRequestHandler):
-    def do_HEAD(self) -> None:
-        self.send_response(503)
-        self.end_headers()
-
-    do_GET = do_HEAD
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
 @pytest.fixture(params=["nobody answers", "503"])
-def away(request: pytest.FixtureRequest) -> Iterator[str]:
+def away(request: pytest.FixtureRequest, faulty_hub: LocalHubProcess, switch: FaultSwitch) -> str:
     """The address of a Hub that is away."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
-        address = f"http://127.0.0.1:{server.server_port}"
-        if request.param == "503":
-            Thread(target=server.serve_forever, daemon=True).start()
-            yield address
-            server.shutdown()
-        else:
-            server.server_close()
-            yield address
+    switch.add("/", Status(status=503), times=None)
+    return faulty_hub.endpoint if request.param == "503" else NOWHERE
 
 
 def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetch, away: str) -> None:
@@ -181,14 +151,5 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
 
     monkeypatch.setattr(fetch_module, "run_child", run)
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
-        fetch_module.fetch_rows(
-            pin("zoo", hub),
-            tmp_path,
-            token=None,
-            cache=tmp_path,
-            environment={},
-            log=tmp_path / "log",
-            wall_s=9.0,
-            on_event=lambda _: None,
-        )
+        fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from board_helpers import ENVIRONMENT, result
 from safetensors.numpy import load_file, save_file
+from source_helpers import ZOO
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.cli.evaluate import table
@@ -30,7 +32,6 @@ from workflows.app.board_table import _model_cell
 from workflows.app.model_panels import score_sections
 
 Scripted = Callable[..., EvaluationResult]
-ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 GB = 10**9
 SEVEN, HALF = 7 * GB, GB // 2  # elements
 IN_ITS_DTYPE = "answers in the dtype that it was asked for"
@@ -92,7 +93,7 @@ def test_what_is_stored_is_read_from_the_config_and_else_from_the_headers(hub: H
 def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
     scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub, notes: Any
 ) -> None:
-    run = _of_folder(scripted, _in_float32(tmp_path / "wide"))
+    run = partial(scripted, model=str(_in_float32(tmp_path / "wide")), allow_local=True)
     narrow = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000}, observer=notes)
     assert (narrow.environment.dtype, narrow.environment.stored_dtype) == ("bfloat16", "float32")
     assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"  # which keys the journal of answers
@@ -198,10 +199,3 @@ def _in_float32(folder: Path, config: dict[str, str] | None = None, *, weights: 
         stored = {name: values.astype(np.float32) for name, values in load_file(path).items()}
         save_file({name: values if weights else np.zeros_like(values) for name, values in stored.items()}, path)
     return folder
-
-
-def _of_folder(scripted: Scripted, folder: Path) -> Scripted:
-    def run(mode: str, **arguments: Any) -> EvaluationResult:
-        return scripted(mode, model=str(folder), allow_local=True, **arguments)
-
-    return run

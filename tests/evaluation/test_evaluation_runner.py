@@ -1,4 +1,7 @@
-"""The runner's promises with a scripted process in lighteval's place: every way to end, and what comes of it."""
+"""The runner's promises with a scripted process in lighteval's place: every way to end, and what comes of it.
+
+Then `hubmerge evaluate`: the files that it writes, its table and its exit code.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
+from processes import as_ada
 from source_helpers import zoo_adapter
 
+from hubmerge.cli.evaluate import _SUITES
+from hubmerge.cli.main import main
 from hubmerge.errors import (
     CancelledError,
     DiskError,
@@ -30,11 +36,12 @@ from hubmerge.errors import (
 from hubmerge.evaluation import fit, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
-from hubmerge.evaluation.suites import pin
+from hubmerge.evaluation.suites import SUITES, pin
 from hubmerge.hub.client import Hub
 from hubmerge.isolation import child
 from hubmerge.machine import resources
 from hubmerge.recipe.model_name import ModelName
+from hubmerge.settings import evaluation_environment
 from localhub.process import LocalHubProcess
 
 Scripted = Callable[..., EvaluationResult]
@@ -57,6 +64,14 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def dies(pid: int) -> bool:
+    """Soon, though nobody waits for the child of a child."""
+    deadline = time.monotonic() + 30
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not is_alive(pid)
 
 
 def test_a_run_that_ends_well_gives_a_result_that_says_all_and_leaves_no_weights(
@@ -203,10 +218,7 @@ def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigt
         scripted("ignores SIGTERM with a grandchild", observer=Ending(CancelledError("x"), "generate", 2))
     assert not is_alive(int((workdir / "pid").read_text()))
     grandchild = int((workdir / "grandchild").read_text())
-    deadline = time.monotonic() + 30  # it was killed, but nobody waits for the child of a child
-    while is_alive(grandchild) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(grandchild)
+    assert dies(grandchild)
 
 
 def test_an_observer_that_raises_ends_the_run_while_it_fetches_and_while_it_generates(
@@ -237,9 +249,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     os.kill(parent, 9)
     os.waitpid(parent, 0)
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(pid)
+    assert dies(pid)
 
 
 def test_the_child_has_no_token_and_no_network(
@@ -295,3 +305,67 @@ def test_a_folder_is_evaluated_only_where_that_is_allowed(scripted: Scripted) ->
     with pytest.raises(SourceNotFoundError, match="local folders"):
         scripted("answers", model=folder)
     assert scripted("answers", model=folder, allow_local=True).facts.author == "local"
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(zoo_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[int, Path]]:
+    """Evaluates zoo/base by a process that does what `mode` says; the exit code, and where the result was asked for."""
+    for variable, value in as_ada(zoo_hub, tmp_path).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(runner, "CHILD_MODULE", "tests.evaluation.scripted_child")
+    real, out = runner.evaluate, tmp_path / "made" / "result.json"
+
+    def run(mode: str) -> tuple[int, Path]:
+        def evaluate(*given: Any, workdir: Path, **more: Any) -> Any:
+            (workdir / "details").mkdir(parents=True)
+            (workdir / "mode").write_text(mode)
+            (workdir / "details" / "zoo_math.parquet").write_bytes(b"kept")
+            return real(*given, workdir=workdir, **more)
+
+        monkeypatch.setattr(runner, "evaluate", evaluate)
+        return main(["evaluate", "zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)]), out
+
+    return run
+
+
+def test_the_help_names_every_suite() -> None:
+    assert tuple(SUITES) == _SUITES
+
+
+def test_a_run_writes_its_result_and_details_and_prints_a_table(run: Any, capsys: Any) -> None:
+    code, out = run("answers")
+    result = parse_result(out.read_bytes(), where="x")
+    assert (code, result.model, result.status) == (0, "zoo/base", "done")
+    assert (out.parent / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
+    printed = capsys.readouterr().out
+    assert "zoo_math   25.0 ± 12.5  exact_match, 12 prompts" in printed
+    assert result.suite_version in printed
+
+
+def test_a_failed_run_says_why_and_exits_with_1(run: Any, capsys: Any) -> None:
+    code, out = run("crashes")
+    assert (code, parse_result(out.read_bytes(), where="x").status) == (1, "failed")
+    assert "SIGSEGV" in capsys.readouterr().out
+    assert not (out.parent / "result.details").exists()
+
+
+def test_a_limit_below_one_is_wrong_usage() -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", "zoo/base", "--suite", "zoo", "--limit", "0"])
+
+
+def test_a_child_finds_what_pip_installed_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("site.ENABLE_USER_SITE", True)
+    monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
+    assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}
+
+
+def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("site.ENABLE_USER_SITE", False)
+    inherited, proxy = {"PATH": "/bin", "PYTHONPATH": "/lib", "LANG": "C"}, {"HTTPS_PROXY": "http://u:p@h"}
+    environment = {**inherited, **proxy, "HF_TOKEN": "t", "AWS_SECRET": "s"}
+    assert evaluation_environment(environment, network=False) == inherited
+    assert evaluation_environment(environment, network=True) == inherited | proxy

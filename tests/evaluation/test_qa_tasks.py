@@ -22,7 +22,7 @@ from hubmerge.evaluation.tasks.qa import (
     short_answer,
     supporting,
 )
-from hubmerge.evaluation.tasks.ruler import LENGTHS, QUESTIONS, estimated_tokens, long_contexts
+from hubmerge.evaluation.tasks.ruler import LENGTHS, QUESTIONS, long_contexts, size_of
 
 FACTS = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "facts"
 HOPS = ("single", "multi")
@@ -172,7 +172,7 @@ def test_a_context_is_filled_to_its_length_and_not_beyond(hops: str, length: str
     for row in islice(task.expand(facts(hops)), 2 if length == "896k" else 20):
         prompt = task.prompt(row)
         # less than one more document of these is missing; numbers are counted at their widest
-        assert 0.97 * tokens <= estimated_tokens(prompt) <= tokens
+        assert 0.97 * tokens <= size_of(prompt).tokens <= tokens
         assert prompt.count("\nDocument ") == row["documents"]
         assert prompt.rstrip().endswith(f"Question: {row['question']}\nAnswer:")
 
@@ -247,4 +247,4 @@ def test_a_single_row_and_one_that_is_too_long_still_make_a_context() -> None:
 
 
 def test_the_count_of_tokens_takes_the_larger_of_words_and_bytes() -> None:
-    assert [estimated_tokens(text) for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]
+    assert [size_of(text).tokens for text in ("a b c", "x" * 41, "漢" * 8, "")] == [4, 11, 6, 0]

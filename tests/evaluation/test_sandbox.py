@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from processes import printed_by
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation import sandbox
@@ -237,10 +236,8 @@ def test_the_standard_library_threads_and_asyncio_work() -> None:
 
 def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
     program = "order = list({'a', 'b', 'c', 'd', 'e', 'f'})"
-    told = subprocess.run(
-        [sys.executable, "-c", f"{program}; print(order)"], env={"PYTHONHASHSEED": "0"}, capture_output=True, text=True
-    )
-    assert run_python(program, f"assert order == {told.stdout}")
+    told = printed_by(f"{program}; print(order)", PYTHONHASHSEED="0")
+    assert run_python(program, f"assert order == {told}")
 
 
 def test_a_value_larger_than_a_message_fails_the_tests() -> None:
@@ -274,6 +271,4 @@ def test_it_runs_inside_a_confined_process() -> None:
         "confine(Limits(cpu_s=60, open_files=99), network=False)\n"
         "from hubmerge.evaluation.sandbox import run_python\nprint(run_python('x = 1', 'assert x'))"
     )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
+    assert printed_by(code) == "True\n"

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from processes import ROOT, printed_by
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
@@ -20,7 +21,6 @@ from hubmerge.isolation.child import MAX_LAST_WORDS, ChildJob, how_ended, run_ch
 from hubmerge.isolation.confinement import _NO_NETWORK
 from hubmerge.isolation.seccomp import SyscallRule, assemble
 
-ROOT = Path(__file__).resolve().parents[2]
 IMPORT = "from hubmerge.isolation.confinement import Limits, confine\n"
 ALLOW, KILL, ENOSYS, EPERM = "allow", "kill", errno.ENOSYS, errno.EPERM
 
@@ -28,11 +28,7 @@ ALLOW, KILL, ENOSYS, EPERM = "allow", "kill", errno.ENOSYS, errno.EPERM
 def child(code: str, *, limits: str = "", network: bool = False) -> list[str]:
     """The lines that `code` prints after `confine(Limits(…))`."""
     head = f"{IMPORT}confine(Limits({limits}), network={network})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return printed_by(head + textwrap.dedent(code)).split()
 
 
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK"])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import llama_shapes, random_base, sparse_agent, write_model
-from huggingface_hub import HfApi
 from sensitivity_helpers import PAIRS, write_rows
 
 from hubmerge.engine.stream import StreamOptions
@@ -32,40 +29,19 @@ from localhub.fault_rules import FaultSwitch, Observe
 from localhub.process import LocalHubProcess
 
 SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
-WEIGHTS = r"/resolve/[0-9a-f]{40}/model\.safetensors$"
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    """A base and two agents of 0.6 MB each."""
-    base = random_base(0, sizes=llama_shapes(hidden=96, intermediate=256, vocab=600), scale=0.2)
-    folder = tmp_path_factory.mktemp("models")
-    with LocalHubProcess(tmp_path_factory.mktemp("hub"), options=("--faults",)) as hub:
-        api = HfApi(hub.endpoint, token=hub.tokens["ada"])
-        models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.2, 2)}
-        for name, tensors in models.items():
-            write_model(folder / name, tensors)
-            api.create_repo(f"ada/{name}")
-            api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
-        yield hub
+WEIGHTS = r"/resolve/[0-9a-f]{40}/model.*\.safetensors$"
 
 
 @pytest.fixture
-def hub(process: LocalHubProcess) -> Hub:
-    return Hub(process.endpoint, process.tokens["ada"])
+def hub(faulty_hub: LocalHubProcess) -> Hub:
+    return Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
 
 
 @pytest.fixture
-def switch(process: LocalHubProcess) -> Iterator[FaultSwitch]:
-    with FaultSwitch(process.endpoint) as switch:
-        yield switch
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> dict[str, Any]:
+def recipe(family: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     rows = write_rows(tmp_path / "pairs.jsonl", [{"question": p.prompt, "answer": p.answer} for p in PAIRS[:2]])
     calibration = {"data": str(rows), "prompt": "question", "answer": "answer", "max_tokens": 32}
-    return {"base": "ada/base", "agents": ["ada/one", "ada/two"], "method": "sar", "calibration": calibration}
+    return {**family, "method": "sar", "calibration": calibration}
 
 
 def planned(recipe: dict[str, Any], hub: Hub) -> Prepared:

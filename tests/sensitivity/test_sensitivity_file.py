@@ -1,7 +1,8 @@
-"""The file: what it says of itself, when it fits a model, and models that can have none."""
+"""The file: what it says of itself, when it fits a model, and models that can have none; the command that makes it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -12,28 +13,23 @@ import numpy as np
 import pytest
 from builders import T, llama_config, llama_shapes, random_base, tensor, write_model
 from huggingface_hub import HfApi
+from processes import printed_by
 from safetensors.numpy import load_file, save_file
-from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, opened
+from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, opened, write_rows
 
+from hubmerge.cli.main import main
+from hubmerge.cli.sensitivity import add_arguments
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import FormatError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.network import Network
-from hubmerge.sensitivity.pairs import digest
+from hubmerge.sensitivity.pairs import digest, load_pairs
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama(tmp_path_factory.mktemp("model") / "agent")
-
-
-@pytest.fixture(scope="module")
-def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SensitivityFile:
-    return compute(folder, tmp_path_factory.mktemp("made") / "s.safetensors")
 
 
 def rewritten(made: SensitivityFile, path: Path, change=lambda tensors: None, **metadata: str) -> SensitivityFile:
@@ -257,3 +253,58 @@ def test_weights_that_come_back_in_another_order_are_noticed(folder):
 def test_no_pairs_and_unknown_devices_are_refused(folder, tmp_path):
     assert "no calibration pairs" in refused(folder, tmp_path, pairs=())
     assert "no such device" in refused(folder, tmp_path, device="abacus")
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def run(*words: object) -> int:
+    return main(["sensitivity", *map(str, words)])
+
+
+def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys, monkeypatch):
+    folder = llama(tmp_path / "agent")
+    data = write_rows(tmp_path / "data.jsonl", [{"q": p.prompt, "a": p.answer} for p in PAIRS])
+    out = tmp_path / "s.safetensors"
+    seen: list[tuple[str, int, int, str]] = []
+    words = (folder, "--data", data, "--prompt", "q", "--answer", "a", "--out", out, "--max-pairs", 3, "--seed", 2)
+    monkeypatch.setattr(Terminal, "progress", lambda _, *news: seen.append(news))
+    assert run(*words) == 0
+    pairs = load_pairs(CalibrationSpec(data=str(data), prompt="q", answer="a", max_pairs=3, seed=2))
+    said = read_sensitivity(out).metadata
+    assert (said.pairs, said.data_digest) == (3, digest(pairs))
+    assert seen == [("load model", 0, 0, ""), *(("sensitivity", n, 3, "pairs") for n in range(4))]
+    assert capsys.readouterr().out == f"{out}: 21 tensors from 3 pairs, data {digest(pairs)[:16]}\n"
+    before = out.stat().st_mtime_ns
+    assert run(*words) == 0
+    assert out.stat().st_mtime_ns == before
+    assert run(*words, "--restart") == 0
+    assert out.stat().st_mtime_ns != before
+
+
+def test_arguments_that_make_no_sense_are_listed_together(tmp_path, capsys):
+    words = ("x/y", "--data", "d", "--prompt", "q", "--answer", "", "--out", tmp_path / "s", "--max-pairs", 0)
+    assert run(*words) == 1
+    told = capsys.readouterr().err
+    assert told.count("E_SENSITIVITY") == 2
+    assert "--answer" in told
+    assert "--max-pairs" in told
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, hubmerge.sensitivity.of_plan\n"
+        "print({'torch', 'transformers', 'datasets', 'accelerate', 'huggingface_hub'} & set(sys.modules))"
+    )
+    assert printed_by(code) == "set()\n"
+
+
+def test_the_defaults_in_the_help_are_those_of_the_specification():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    defaults = CalibrationSpec(data="d", prompt="q", answer="a")
+    assert f"texts ({defaults.max_pairs})" in text
+    assert f"of one pair ({defaults.max_tokens})" in text
+    assert f"chosen ({defaults.seed})" in text
+    assert f"of a Hub dataset ({defaults.split})" in text

@@ -1,54 +1,200 @@
-"""Sensitivities inside a merge: computed once, kept for the next one, refused where no file holds the weights."""
+"""Sensitivities inside a merge: part of its identity, computed once, kept, and refused where no file holds the weights.
+
+Other rows, other tokens or other versions make another merge. On a server rows are read apart, within limits, and no
+public merge tells of private ones.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import datasets_by_hand
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from huggingface_hub import HfApi
 from sensitivity_helpers import ZOO, write_rows, zoo_recipe
+from source_helpers import zoo_adapter
+from transformers import AutoTokenizer
 
 from hubmerge.cli.main import main
+from hubmerge.engine.journal import plan_identity
 from hubmerge.engine.progress import Unobserved
-from hubmerge.errors import CancelledError, SensitivityError
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, RecipeError, SensitivityError
 from hubmerge.hub.client import Hub
-from hubmerge.line import Request, prepare
+from hubmerge.line import Prepared, Request, prepare
+from hubmerge.output.publish import Target
+from hubmerge.output.report import Report
+from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import of_plan
+from hubmerge.sensitivity import rows as rows_module
+from hubmerge.sensitivity.pairs import Pair, load_pairs
+from hubmerge.sensitivity.rows import Calibration
+from localhub.process import LocalHubProcess
+
+NOWHERE = Hub("http://127.0.0.1:9")
+ROWS = "\n".join((ZOO / "eval" / "dev_math.jsonl").read_text().splitlines()[:3]).encode() + b"\n"
 
 
-def merge(tmp_path: Path, out: str, math_agent: Path, data: Path = ZOO / "eval" / "dev_math.jsonl") -> bytes:
-    path = tmp_path / f"{out}.yaml"
-    path.write_text(json.dumps(zoo_recipe(data, agents=[str(math_agent), str(ZOO / "tool")], method="sar")))
-    assert main(["merge", str(path), "--out", str(tmp_path / out), "--license", "apache-2.0"]) == 0
-    return (tmp_path / out / "model.safetensors").read_bytes()
+def prepared(data: Path, **changes: Any) -> Prepared:
+    return prepare(recipe_from_dict(zoo_recipe(data, **changes)), NOWHERE, Request(allow_local=True))
 
 
-def test_weights_that_no_file_holds_are_refused_when_the_merge_is_prepared(tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    base = load_file(ZOO / "base" / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj"
-    rows, columns = base[f"{name}.weight"].shape
-    factors = {"lora_A": np.ones((2, columns), np.float32), "lora_B": np.ones((rows, 2), np.float32)}
-    save_file(
-        {f"base_model.model.{name}.{part}.weight": value for part, value in factors.items()},
-        adapter / "adapter_model.safetensors",
-    )
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(ROWS)
+    return path
+
+
+def with_another_answer(data: Path) -> None:
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    lines[0]["answer"] = lines[1]["answer"] + " " + lines[0]["answer"]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def merge(folder: Path, data: Path, out: str = "out", **changes: Any) -> int:
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(zoo_recipe(data, **changes)))
+    return main(["merge", str(path), "--out", str(folder / out)])
+
+
+def test_other_rows_are_another_merge_and_a_finished_folder_of_the_old_ones_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = prepared(data)
+    assert merge(tmp_path, data) == 0
+    assert merge(tmp_path, data) == 0  # finished before
+    capsys.readouterr()
+    with_another_answer(data)
+    after = prepared(data)
+    assert after.identity != before.identity
+    assert plan_identity(after.plan) != plan_identity(before.plan)  # nor is an unfinished one gone on with
+    assert merge(tmp_path, data) == 1
+    assert "another finished merge is here" in capsys.readouterr().err
+
+
+def test_the_same_rows_are_the_same_merge_whatever_their_file_is_called(data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "renamed.jsonl"
+    other.parent.mkdir()
+    other.write_text("".join(reversed(data.read_text().splitlines(keepends=True))))
+    assert prepared(data).identity == prepared(other).identity
+    longer = {"data": str(data), "prompt": "prompt", "answer": "answer", "max_pairs": 2}
+    assert prepared(data, calibration=longer).identity != prepared(data).identity
+
+
+def test_another_tokenizer_takes_no_kept_sensitivity_and_is_another_merge(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    agent = tmp_path / "agent"
+    shutil.copytree(ZOO / "math", agent)
+    agents = [str(agent), str(ZOO / "tool")]
+    before = prepared(data, agents=agents)
+    assert merge(tmp_path, data, agents=agents) == 0
+    kept = {p.name for p in (tmp_path / "data" / "sensitivity").iterdir()}
+    tokenizer = json.loads((agent / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None  # no BOS in front
+    (agent / "tokenizer.json").write_text(json.dumps(tokenizer))
+    after = prepared(data, agents=agents)
+    assert after.plan.agents[0].ref.sha == before.plan.agents[0].ref.sha
+    assert after.identity != before.identity
+    assert merge(tmp_path, data, "second", agents=agents) == 0
+    made = {p.name for p in (tmp_path / "data" / "sensitivity").iterdir()} - kept
+    assert len(made) == 1  # the other agent's is taken
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_other_versions_are_another_merge(package: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, real = prepared(data).identity, rows_module.version
+    monkeypatch.setattr(rows_module, "version", lambda name: "0.0.1" if name == package else real(name))
+    assert prepared(data).identity != before
+
+
+def test_a_changed_file_of_a_sensitivity_is_another_merge(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.safetensors"
+    columns = ["--prompt", "prompt", "--answer", "answer"]
+    command = ["sensitivity", str(ZOO / "math"), "--data", str(data), *columns, "--out", str(out)]
+    assert main([*command, "--max-pairs", "2"]) == 0
+    agents = [{"model": str(ZOO / "math"), "sensitivity": str(out)}, str(ZOO / "tool")]
+    before = prepared(data, agents=agents).identity
+    assert prepared(data, agents=agents).identity == before
+    out.unlink()
+    assert main([*command, "--max-pairs", "3"]) == 0
+    assert prepared(data, agents=agents).identity != before
+
+
+def test_manifest_and_card_name_the_rows_that_an_independent_tokenizer_makes(data: Path, tmp_path: Path) -> None:
+    assert merge(tmp_path, data) == 0
+    manifest = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
+    spec = CalibrationSpec(data=str(data), prompt="prompt", answer="answer", max_pairs=3)
+    tokenizer, wanted = AutoTokenizer.from_pretrained(ZOO / "math"), hashlib.sha256()
+    for pair in load_pairs(spec):
+        prompt = tokenizer(pair.prompt).input_ids
+        answer = [*tokenizer(pair.answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        for number in (len(prompt + answer), len(answer), *prompt, *answer):
+            wanted.update(number.to_bytes(8, "big"))
+    row = manifest["sensitivities"][0]
+    assert (row["agent"], row["rows"], row["pairs"], row["data"]) == ("math", wanted.hexdigest(), 3, "rows.jsonl")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| `math` | `rows.jsonl` | 3 | `{row['rows']}` | `{row['torch']}` | `{row['transformers']}` |" in card
+    assert "same bytes again" not in card
+    assert json.loads(json.dumps(Report.from_json(manifest).to_json())) == manifest
+    assert manifest["identity"] == prepared(data).identity
+
+
+def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_names(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    rows = load_pairs(CalibrationSpec(data=str(data), prompt="prompt", answer="answer"))
+
+    def load(spec: CalibrationSpec, *_: Any, **__: Any) -> tuple[Pair, ...]:
+        asked.append(spec.revision)
+        return rows
+
+    class Datasets:
+        def repo_state(self, repo_id: str, revision: str | None) -> Any:
+            commits = {None: "c" * 40, "v2": "d" * 40}
+            return SimpleNamespace(sha=commits.get(revision, revision), private=False)
+
+    monkeypatch.setattr(rows_module, "load_pairs", load)
+    for revision, sha in ((None, "c" * 40), ("v2", "d" * 40), ("e" * 40, "e" * 40)):
+        spec = {"data": "org/pairs", "prompt": "prompt", "answer": "answer", "revision": revision}
+        recipe = recipe_from_dict(zoo_recipe(data, calibration=spec))
+        plan = prepare(recipe, NOWHERE, Request(allow_local=True, calibrate="not")).plan
+        hub = SimpleNamespace(datasets=Datasets(), endpoint="", token=None, read_file=NOWHERE.read_file)
+        read = Calibration(hub, allow_local=True).of(plan)  # type: ignore[arg-type]
+        assert read.recipe.calibration is not None
+        assert read.recipe.calibration.revision == sha
+        assert asked.pop() == sha
+        assert not asked
+
+
+def test_a_method_that_weighs_by_nothing_reads_no_calibration_and_keeps_its_identity(data: Path) -> None:
+    plain = prepared(data, method="ram")
+    data.unlink()
+    assert prepared(data, method="ram").identity == plain.identity
+    assert plain.plan.calibration == ()
+
+
+# --- computed and kept --------------------------------------------------------------------------------------
+
+
+def test_weights_that_no_file_holds_are_refused_when_the_merge_is_prepared(data: Path, tmp_path: Path) -> None:
+    adapter = str(zoo_adapter(tmp_path / "adapter"))
     for named in ({}, {"sensitivity": "./named.safetensors"}):
-        agents = [{"model": str(adapter), **named}, str(ZOO / "tool")]
-        recipe = recipe_from_dict(zoo_recipe(ZOO / "eval" / "dev_math.jsonl", agents=agents))
         with pytest.raises(SensitivityError, match="no file holds these weights") as caught:
-            prepare(recipe, Hub("http://127.0.0.1:9"), Request(allow_local=True))
+            prepared(data, agents=[{"model": adapter, **named}, str(ZOO / "tool")])
         [problem] = caught.value.problems
-        assert problem.where.startswith(str(adapter))
+        assert problem.where.startswith(adapter)
         assert "tool" not in problem.where
 
 
@@ -57,23 +203,24 @@ def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_noth
 ) -> None:
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
-    first = merge(tmp_path, "a", ZOO / "math", rows)
+
+    def merged(out: str) -> bytes:
+        assert merge(tmp_path, rows, out, method="sar") == 0
+        return (tmp_path / out / "model.safetensors").read_bytes()
+
+    first = merged("a")
     kept = sorted((tmp_path / "data" / "sensitivity").iterdir())
     assert [p.suffix for p in kept] == [".safetensors"] * 2
 
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr("hubmerge.sensitivity.compute.compute_sensitivity", never)
-    assert merge(tmp_path, "b", ZOO / "math", rows) == first
+    computed = "hubmerge.sensitivity.compute.compute_sensitivity"
+    monkeypatch.setattr(computed, lambda *_, **__: pytest.fail("computed again"))
+    assert merged("b") == first
     write_rows(rows, [{"prompt": "1  +  1 =", "answer": "2"}])  # another text, which the tokenizer reads alike
-    assert merge(tmp_path, "c", ZOO / "math", rows) == first
+    assert merged("c") == first
 
 
-def test_what_was_begun_with_other_threads_begins_again(tmp_path: Path) -> None:
-    hub = Hub("http://127.0.0.1:9")
-    recipe = recipe_from_dict(zoo_recipe(ZOO / "eval" / "dev_math.jsonl"))
-    plan = prepare(recipe, hub, Request(allow_local=True)).plan
+def test_what_was_begun_with_other_threads_begins_again(data: Path, tmp_path: Path) -> None:
+    plan = prepared(data).plan
 
     class Cancelling(Unobserved):
         def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -81,11 +228,11 @@ def test_what_was_begun_with_other_threads_begins_again(tmp_path: Path) -> None:
                 raise CancelledError("the user cancelled")
 
     with pytest.raises(CancelledError):
-        of_plan.sensitivities_of(plan, hub, tmp_path / "s", Cancelling(), True, None)
+        of_plan.sensitivities_of(plan, NOWHERE, tmp_path / "s", Cancelling(), True, None)
     assert list((tmp_path / "s").glob("*.work/checkpoint.safetensors"))
     torch.set_num_threads(2)
     try:
-        assert len(of_plan.sensitivities_of(plan, hub, tmp_path / "s", Unobserved(), True, None)) == 2
+        assert len(of_plan.sensitivities_of(plan, NOWHERE, tmp_path / "s", Unobserved(), True, None)) == 2
     finally:
         torch.set_num_threads(1)
 
@@ -110,3 +257,94 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     assert not of_plan._taken(kept, mine / "1.safetensors")
     (kept / "0.safetensors").unlink()
     assert (mine / "0.safetensors").read_bytes() == bytes(10)
+
+
+# --- on a server --------------------------------------------------------------------------------------------
+
+Publish = Callable[..., str]
+
+
+@pytest.fixture
+def publish(ada: HfApi, name: str) -> Publish:
+    """Publish files as a dataset of ada's; its id."""
+
+    def made(files: Mapping[str, bytes], *, private: bool = False) -> str:
+        datasets_by_hand.publish(ada, name, files, private=private)
+        return name
+
+    return made
+
+
+@pytest.fixture
+def hub(local_hub: LocalHubProcess) -> Hub:
+    return Hub(local_hub.endpoint, local_hub.tokens["ada"])
+
+
+def read(data: str, hub: Hub) -> tuple[CalibrationRows, ...]:
+    """As a server reads it: nothing of this machine but the models."""
+    plan = prepare(recipe_from_dict(zoo_recipe(data)), hub, Request(allow_local=True, calibrate="not")).plan
+    return Calibration(hub, allow_local=False, apart=True).of(plan).calibration
+
+
+def test_rows_that_are_read_apart_are_those_that_are_read_here(hub: Hub, publish: Publish, data: Path) -> None:
+    here, apart = prepared(data).plan.calibration, read(publish({"train.jsonl": ROWS}), hub)
+    assert [rows.identity() for rows in apart] == [rows.identity() for rows in here]
+    assert [rows.read for rows in apart] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"train.jsonl": json.dumps({"prompt": "1 + 1 =", "answer": ""}).encode()},
+            "an answer without tokens in row 1",
+        ),
+        ({"train/a.png": b"\x89PNG", "train/b.png": b"\x89PNG"}, "a dataset in a format that is not read"),
+        ({"test.jsonl": ROWS}, "the dataset cannot be read"),
+    ],
+    ids=["rows", "format", "split"],
+)
+def test_what_cannot_be_used_is_refused_with_its_reason(
+    hub: Hub, publish: Publish, files: Mapping[str, bytes], reason: str
+) -> None:
+    with pytest.raises(HubmergeError, match=reason):
+        read(publish(files), hub)
+
+
+def test_reading_ends_with_its_time(hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "WALL_S", 0.2)
+    with pytest.raises(SensitivityError, match=r"cannot be read and tokenized here.*at most 0.2 s"):
+        read(publish({"train.jsonl": ROWS}), hub)
+
+
+def test_a_dataset_that_is_too_large_for_the_server_or_its_disk_is_not_fetched(
+    hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = publish({"train.jsonl": ROWS, "other/large.bin": b"\0" * 5000})
+    monkeypatch.setattr(rows_module, "read_apart", lambda *_: pytest.fail("it was fetched"))
+    monkeypatch.setattr(rows_module, "MAX_DATA_BYTES", 5000)
+    with pytest.raises(SensitivityError, match="too large to be fetched here"):
+        read(data, hub)
+    monkeypatch.undo()
+    monkeypatch.setattr(rows_module, "read_apart", lambda *_: pytest.fail("it was fetched"))
+    usage = rows_module.shutil.disk_usage("/")._replace(total=10**6, free=50_000 + 5000)
+    monkeypatch.setattr(rows_module.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DiskError, match="does not fit on this disk") as caught:
+        read(data, hub)
+    assert caught.value.retryable
+
+
+def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outright(
+    hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "read_apart", lambda asked, *_: [("a" * 64, 3)] * len(asked))
+    asked = recipe_from_dict(zoo_recipe(publish({"train.jsonl": ROWS}, private=True)))
+
+    def prepared(target: Target) -> tuple[bool, ...]:
+        done = prepare(asked, hub, Request(target=target, license="apache-2.0", allow_local=True, calibrate="apart"))
+        return tuple(rows.as_dict()["private"] for rows in done.plan.calibration)
+
+    with pytest.raises(RecipeError, match=r"a public merge would tell what private models or data hold.*got ada/f-"):
+        prepared(Target("ada/merged-by-private-rows", private=False))
+    assert prepared(Target("ada/merged-by-private-rows", private=True)) == (True, True)
+    assert prepared(Target("ada/merged-by-private-rows", private=False, expose=True)) == (True, True)

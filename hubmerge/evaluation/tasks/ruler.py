@@ -58,12 +58,7 @@ class _Size:
         return max(math.ceil(self.words * 4 / 3), math.ceil(self.bytes / 4))
 
 
-def estimated_tokens(text: str) -> int:
-    """How many tokens a text counts for."""
-    return _size(text).tokens
-
-
-def _size(text: str) -> _Size:
+def size_of(text: str) -> _Size:
     return _Size(len(text.split()), len(text.encode()))
 
 
@@ -102,7 +97,7 @@ def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
     """The row with a context of at most `tokens` estimated tokens; what supports its answer is always in it."""
     key, question = identity(row), str(row["question"]).strip()
     needed = supporting(row)
-    size = sum((_shown_size(paragraph) for paragraph in needed), _size(_HEAD) + _size(_TAIL.format(question)))
+    size = sum((_shown_size(paragraph) for paragraph in needed), size_of(_HEAD) + size_of(_TAIL.format(question)))
     chosen = list(needed)
     for paragraph in _others(row, needed, pool, key):
         size += _shown_size(paragraph)
@@ -130,7 +125,7 @@ def _others(row: Row, needed: Sequence[Paragraph], pool: _Pool, key: str) -> Ite
 
 def _shown_size(paragraph: Paragraph) -> _Size:
     """With the widest number and the blank line after it."""
-    return _size(shown(99_999, paragraph)) + _Size(0, 2)
+    return size_of(shown(99_999, paragraph)) + _Size(0, 2)
 
 
 def _prompt(row: Row) -> str:
