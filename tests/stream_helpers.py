@@ -11,6 +11,7 @@ import numpy as np
 from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
+from hubmerge.engine.counting import Counted, activity, count_inputs, folded
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
@@ -23,6 +24,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.statistics.statistics import Tally, zero_tally
 
 NOWHERE = Hub("http://127.0.0.1:9")
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -112,6 +114,18 @@ def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:
 def tensors_of(out: Path, plan: Plan) -> dict[str, np.ndarray]:
     """The output as stored, read by the reference reader of safetensors."""
     return {name: value for s in plan.shards for name, value in load_file(out / s.filename).items()}
+
+
+def tally_of(base: np.ndarray, agents: Sequence[np.ndarray], chunk: int = 1 << 30) -> Tally:
+    """What is counted of arrays [n], float32, in chunks of so many elements."""
+
+    def counted(part: slice) -> Counted[Tally]:
+        values = [agent[part] for agent in agents]
+        deltas = [value - base[part] for value in values]
+        return count_inputs(base[part], values, deltas, activity(deltas, 1e-5))
+
+    chunks = (counted(slice(start, start + chunk)) for start in range(0, len(base), chunk))
+    return folded(zero_tally(len(agents)), chunks)
 
 
 def values_of(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:

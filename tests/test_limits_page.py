@@ -37,7 +37,9 @@ NO_BOUND = {
         r"wording\.py |in_child\.py _MAX_TEXT|diff_page\.py LISTED",
     ),
     "follows from another one": (r"templates\.py _MESSAGE_BYTES|bursts\.py _ENDING_S",),
-    "a least, of what a machine or token has": (r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|resources\.py _MOST_DIGITS",),
+    "a least, of what a machine or token has": (
+        r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|resources\.py _MOST_DIGITS",
+    ),
 }
 
 

@@ -116,7 +116,7 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
         lane.merge(
             for_method(chunk_of(2, n, ("BF16",) * 3), "linear"), rule, "BF16", make_key(0, "x"), with_inputs=True
         )
-        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane._scalars)))
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
     assert len(places) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
         begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
         assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
         lane._in.buffer.zero_()  # the host's may be filled again
-        return definition.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
+        return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
 
     copy = torch.Tensor.copy_
 

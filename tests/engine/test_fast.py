@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_helpers import tally_of
 
 from hubmerge.engine import definition, fast
-from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
 from hubmerge.numerics.counter_rng import Key, make_key, uniform
 from hubmerge.numerics.dtypes import decode, encode
 from hubmerge.recipe.recipe import MAX_AGENTS
-from hubmerge.statistics.statistics import zero_tally
 
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
 
@@ -57,23 +57,13 @@ def for_method(chunk: definition.ChunkInputs, method: str) -> definition.ChunkIn
 def rule_of(method_name: str, chunk: definition.ChunkInputs, rounding: str, more: float = 0.25) -> definition.Rule:
     """Each agent weighs so much `more` than the one before."""
     method = get_method(method_name)
-    parameters = method.parse_parameters({})
     values = [decode(r, d) for r, d in zip(chunk.raws, chunk.dtypes, strict=True)]
     deltas = [v - values[0] for v in values[1:]]
     weights = [1.0 + more * k for k in range(len(deltas))]
-    counted = count_inputs(values[0], values[1:], deltas, activity(deltas, 1e-5))
-    tally = fold_inputs(zero_tally(len(deltas)), counted)
+    overlaps = tally_of(values[0], values[1:]).overlaps
     thresholds = tuple(float(np.sort(np.abs(d))[-1 - np.count_nonzero(d) // 2]) for d in deltas)  # an update's own
-    scope = Scope(parameters, weights, tally.overlaps, tally.overlaps, thresholds)
-    return definition.Rule(
-        kernel=method.kernel,
-        extras=method.extras,
-        per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
-        constants=tuple(np.float32(v) for v in method.constants(scope)),
-        epsilon=1e-5,
-        rounding=rounding,
-        both_roundings=True,
-    )
+    scope = Scope(method.parse_parameters({}), weights, overlaps, overlaps, thresholds)
+    return definition.Rule.of(method, scope, 1e-5, rounding, both_roundings=True)  # type: ignore[arg-type]
 
 
 def assert_alike(

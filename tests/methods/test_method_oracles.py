@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stream_helpers import tally_of
 
-from hubmerge.engine.counting import activity, count_inputs, fold_inputs
+from hubmerge.engine.definition import Rule
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
-from hubmerge.statistics.statistics import zero_tally
 
 # three agents, six elements: changed by nobody, by agent 0, by agents 0 and 1, by all (with a conflict),
 # by agent 2 alone, and by an update of exactly ε, which is none
@@ -21,13 +21,10 @@ DELTAS = [
 
 def apply(name: str, parameters: dict | None = None, weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[float]:
     method = get_method(name)
-    values = method.parse_parameters(parameters or {})
-    base = np.zeros(6, dtype=np.float32)
-    tally = fold_inputs(zero_tally(3), count_inputs(base, DELTAS, DELTAS, activity(DELTAS, 1e-5)))
-    scope = Scope(values, weights, tally.overlaps, tally.overlaps)
-    per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
-    constants = tuple(np.float32(v) for v in method.constants(scope))
-    return [float(x) for x in method.kernel(DELTAS, per_agent, constants)]
+    overlaps = tally_of(np.zeros(6, np.float32), DELTAS).overlaps
+    scope = Scope(method.parse_parameters(parameters or {}), weights, overlaps, overlaps)
+    rule = Rule.of(method, scope, 1e-5, "nearest", both_roundings=False)
+    return [float(x) for x in method.kernel(DELTAS, rule.per_agent, rule.constants)]
 
 
 def test_linear_divides_by_the_number_of_agents() -> None:

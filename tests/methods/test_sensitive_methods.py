@@ -35,15 +35,7 @@ def merged(
     if threshold is not None:
         limits = select(Magnitudes(threshold, 1e-5), len(agents), [chunk])
     scope = Scope(values, weights, thresholds=limits)
-    rule = definition.Rule(
-        method.kernel,
-        method.extras,
-        tuple(tuple(F(v) for v in row) for row in method.per_agent(scope)),
-        tuple(F(v) for v in method.constants(scope)),
-        1e-5,
-        "nearest",
-        False,
-    )
+    rule = definition.Rule.of(method, scope, 1e-5, "nearest", both_roundings=False)
     return backend.merge_chunk(chunk, rule, "F32", make_key(0, "r"), with_inputs=False).raw  # type: ignore[attr-defined]
 
 
