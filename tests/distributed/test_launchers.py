@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 from process_helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-
 from stream_helpers import write_family
 
 SHARDS = 6

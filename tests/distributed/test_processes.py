@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from process_helpers import ROOT, Launcher
-
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
-
 from rank_threads import merged_by
-from stream_helpers import Watching, bytes_of, plan_of, run, write_family
+from stream_helpers import Watching, bytes_of, family_plan, run
 
 from hubmerge.engine import device
 from hubmerge.engine.distributed import of_all_devices
@@ -36,8 +32,7 @@ def test_the_facts_of_all_devices_become_one_report() -> None:
 def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"
+    plan, out = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"
     run(plan, tmp_path / "one")
 
     def place(local_rank: int) -> torch.device:

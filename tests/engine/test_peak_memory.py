@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from processes import printed_by
 
 from hubmerge.engine.usage import peak_rss_bytes
 
@@ -17,10 +16,7 @@ subprocess.run([sys.executable, "-c", {PEAK!r}], check=True)
 
 
 def test_the_memory_of_whoever_starts_a_merge_is_not_counted() -> None:
-    alone, below = (
-        int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for code in (PEAK, STARTING)
-    )
+    alone, below = (int(printed_by(code)) for code in (PEAK, STARTING))
     assert below < 1.2 * alone < LARGE
 
 

@@ -23,11 +23,14 @@ ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}
 
 
-def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list[Model]]:
+def write_sensitivities(folder: Path, agents: int = 3) -> tuple[list[dict[str, np.ndarray]], list[Model]]:
+    """Of each agent; some are zero, and in a quarter of every tensor all agents' are equal."""
     rng = np.random.default_rng(3)
+    common = {name: rng.random(shape) for name, shape in SIZES.items()}
     values, models = [], []
-    for k in range(3):
-        table = {name: tensor(rng.random(shape) ** 4, "F32") for name, shape in SIZES.items()}
+    for k in range(agents):
+        own = {n: np.where(rng.random(shape) < 0.1, 0, rng.random(shape) ** 4) for n, shape in SIZES.items()}
+        table = {n: tensor(np.where(common[n] < 0.25, common[n], own[n]), "F32") for n in SIZES}
         path = write_model(folder / f"fisher{k}", table, config={"architectures": ["LlamaForCausalLM"]})
         values.append(values_of(table))
         models.append(open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True))
@@ -35,14 +38,19 @@ def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list
 
 
 @pytest.mark.parametrize("method", ["fisher", "sar"])
-@pytest.mark.parametrize("dtype", ["BF16", "F32"])
-def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path: Path, method: str, dtype: str) -> None:
-    base, agents = write_family(tmp_path, dtype=dtype)
-    values, measured = write_sensitivities(tmp_path)
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("BF16", [1, 1, 1]), ("F32", [1, 1]), ("F32", [0.5, 2.0, 1.0]), ("F32", [1, 1, 1.5, 0.5])]
+)
+def test_merged_bytes_equal_the_reference_for_every_chunk_size(
+    tmp_path: Path, method: str, dtype: str, weights: list[float]
+) -> None:
+    base, agents = write_family(tmp_path, dtype=dtype, densities=(0.05, 0.4, 0.5, 0.3)[: len(weights)])
+    values, measured = write_sensitivities(tmp_path, len(weights))
     expected = merge_reference.merge(
-        method, values_of(base), [values_of(a) for a in agents], seed=0, sensitivities=values
+        method, values_of(base), [values_of(a) for a in agents], weights, seed=5, sensitivities=values
     )
-    plan = plan_of(tmp_path, method, calibration=CALIBRATION)
+    named = [{"model": str(tmp_path / f"agent{k}"), "weight": w} for k, w in enumerate(weights)]
+    plan = plan_of(tmp_path, method, agents=named, calibration=CALIBRATION, seed=5)
     stored = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}[dtype]
     outcomes = []
     for number, (chunk, threads) in enumerate([(4096, 1), (8192, 2), (10**9, 3)]):

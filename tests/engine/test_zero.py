@@ -20,7 +20,7 @@ from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
-from stream_helpers import Watching, bytes_of, plan_of, run, spoil, tallies, write_family
+from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 
 from hubmerge import line as line_module
@@ -77,8 +77,7 @@ def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[Mer
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
     tmp_path: Path, method: str, parameters: dict[str, str]
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
+    plan = family_plan(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
     wanted = run(plan, tmp_path / "cpu")
     found, warnings = merged(plan, tmp_path / "lent")
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
@@ -93,8 +92,7 @@ def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
 def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, calls: int
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "cpu")
     monkeypatch.setenv("FAKE_SPACES", how)
     if "@" not in how:  # it is waited for in vain, for as long as this clock says once the platform was asked
@@ -108,8 +106,7 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
 
 
 def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
+    plan = family_plan(tmp_path, "ram")
     (tmp_path / "lent").mkdir()
     task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
     burst = Burst(task, plan.models, {}, StreamOptions())
@@ -130,8 +127,7 @@ def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> N
 
 
 def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
+    plan = family_plan(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Cancelling(Watching):
@@ -160,8 +156,7 @@ def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> N
 
 
 def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
+    plan = family_plan(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Dying(Watching):
