@@ -11,8 +11,8 @@ import numpy as np
 from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
-from hubmerge.engine.counting import Counted, activity, count_inputs, folded
-from hubmerge.engine.definition import ChunkInputs
+from hubmerge.engine.counting import folded
+from hubmerge.engine.definition import ChunkInputs, probe_chunk
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
@@ -136,13 +136,9 @@ def tensors_of(out: Path, plan: Plan) -> dict[str, np.ndarray]:
 def tally_of(base: np.ndarray, agents: Sequence[np.ndarray], chunk: int = 1 << 30) -> Tally:
     """What is counted of arrays [n], float32, in chunks of so many elements."""
 
-    def counted(part: slice) -> Counted[Tally]:
-        values = [agent[part] for agent in agents]
-        deltas = [value - base[part] for value in values]
-        return count_inputs(base[part], values, deltas, activity(deltas, 1e-5))
-
-    chunks = (counted(slice(start, start + chunk)) for start in range(0, len(base), chunk))
-    return folded(zero_tally(len(agents)), chunks)
+    rows = [[row[start : start + chunk] for row in (base, *agents)] for start in range(0, len(base), chunk)]
+    chunks = (ChunkInputs(tuple(parts), ("F32",) * len(parts), 0) for parts in rows)
+    return folded(zero_tally(len(agents)), (probe_chunk(one, 1e-5) for one in chunks))
 
 
 def sensitivity_metadata(model: str = "a", sha: str = "0" * 40, weights: str = "") -> SensitivityMetadata:

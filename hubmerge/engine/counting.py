@@ -17,7 +17,7 @@ scaled by the largest update of all agents: there, what lies 2⁻¹⁰⁰ below 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +37,6 @@ from hubmerge.numerics.arrays import (
     where,
     zeros,
 )
-from hubmerge.numerics.dtypes import Float32
 from hubmerge.statistics.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 from hubmerge.statistics.tally_sums import TallySum
@@ -60,10 +59,9 @@ class Activity:
     count: Array  # [n] uint8: c
 
 
-def activity(deltas: Array | Sequence[Array], epsilon: Any) -> Activity:
-    """RAM Eq. 1: masks and overlap count of K deltas [n], float32; ε as float32 of their library."""
-    rows: Array = stack(deltas) if isinstance(deltas, list | tuple) else deltas
-    masks = abs(rows) > (np.float32(epsilon) if isinstance(epsilon, float) else epsilon)
+def activity(deltas: Array, epsilon: Any) -> Activity:
+    """RAM Eq. 1: masks and overlap count of deltas [K, n], float32; ε as float32 of their library."""
+    masks = abs(deltas) > (np.float32(epsilon) if isinstance(epsilon, float) else epsilon)
     return Activity(masks, cast(masks, "uint8").sum(0, dtype=cast(masks[0], "uint8").dtype))
 
 
@@ -259,21 +257,6 @@ class Read:
             histogram=Histogram.from_dense(self._take(k, BINS), self._take(k, BINS)),
         )
         return Counted(tally, self._sums(3 * k + k * (k + 1) // 2))
-
-
-def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:
-    """input_counts of arrays [n], read."""
-    vector = concat(input_counts(stack([base, *agents]), stack(deltas), act))
-    return Read(vector, len(base)).inputs(len(agents))
-
-
-def count_result(
-    base: Float32, deltas: Sequence[Float32], act: Activity, delta: Float32, exact: Float32, stored: Float32,
-    other: Float32, stored_base: Float32,
-) -> Counted[ResultTally]:  # fmt: skip
-    """result_counts of arrays [n], read."""
-    vector = concat(result_counts(base, stack(deltas), act, delta, exact, stored, other, stored_base))
-    return Read(vector, len(base)).result(len(deltas))
 
 
 class TensorFold(Generic[T]):

@@ -146,8 +146,7 @@ def _elements(chunk: ChunkInputs) -> Array:
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """Where the updates of one chunk meet: by_overlap of `probe_chunk`, [K, K+1]."""
     with np.errstate(all="ignore"):
-        overlaps: Counts = overlaps_of(activity(decoded(chunk)[1], epsilon))
-        return overlaps
+        return np.asarray(overlaps_of(activity(decoded(chunk)[1], epsilon)))
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
@@ -173,8 +172,7 @@ def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
     """δ* of one chunk before it is rounded, in numpy."""
     with np.errstate(all="ignore"):
         inputs = (*decoded(chunk)[1], *_extras(chunk, rule))
-        delta: Float32 = rule.kernel(inputs, rule.per_agent, rule.constants)
-        return delta
+        return np.asarray(rule.kernel(inputs, rule.per_agent, rule.constants))
 
 
 def has_these_bits(merging: Callable[..., ChunkOutput], rule: Rule, agents: int, dtype: str) -> bool:

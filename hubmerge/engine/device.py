@@ -211,16 +211,13 @@ class Engine:
         def on_device() -> Float32:
             with self._products():
                 raws: Any = tuple(map(self._there, chunk.raws, chunk.dtypes))
-                update = definition.whole_update(replace(chunk, raws=raws), rule, one_by_one)
-                found: Float32 = update.cpu().numpy()
-            return found
+                return np.asarray(definition.whole_update(replace(chunk, raws=raws), rule, one_by_one).cpu().numpy())
 
         return self._tried(on_device, on_host)
 
     def _product(self, x: Float32, y: Float32) -> Float32:
         with self._products():
-            found: Float32 = (self._there(x, "F32") @ self._there(y, "F32")).cpu().numpy()
-        return found
+            return np.asarray((self._there(x, "F32") @ self._there(y, "F32")).cpu().numpy())
 
     def _there(self, stored: NDArray[Any], dtype: str) -> torch.Tensor:
         """A copy on the device."""

@@ -320,8 +320,7 @@ def _addresses(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
 
 
 def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])
 
 
 @cache

@@ -963,19 +963,16 @@ KERNEL(sar) {
 #define EACH_KERNEL(DO) \
     DO(linear) DO(task_arithmetic) DO(dare_linear) DO(ram) DO(ram_quantile) DO(ties) DO(dare_ties) DO(fisher) DO(sar)
 
+#define OVER_ELEMENTS(name, agents)                                                                            \
+    for (int64_t i = 0; i < n; i += WIDTH)                                                                     \
+        store(out + i, name(inputs, per_agent, columns, constants, agents, i))
 #define LOOP(name)                                                                                             \
     static void each_##name(const float *inputs, const struct call *call, int64_t n, float *restrict out) {    \
-        int64_t columns = call->columns, agents = call->agents;                                                \
+        int64_t columns = call->columns, count = call->agents;                                                 \
         const float *per_agent = call->per_agent, *constants = call->constants;                                \
-        if (agents == 2)                                                                                       \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, 2, i));                             \
-        else if (agents == 3)                                                                                  \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, 3, i));                             \
-        else                                                                                                   \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, agents, i));                        \
+        if (count == 2) OVER_ELEMENTS(name, 2);                                                                \
+        else if (count == 3) OVER_ELEMENTS(name, 3);                                                           \
+        else OVER_ELEMENTS(name, count);                                                                       \
     }
 EACH_KERNEL(LOOP)
 
@@ -1105,7 +1102,7 @@ static void merge_block(
     const float *values = scaled(work, found, agents, padded);
     memset(work->columns, 0, (size_t)agents * QUANTITIES * sizeof *work->columns);
     for (int64_t place = 0; place < padded; place += PART) {
-        int64_t few = MIN(padded - place, PART), left = n - place;
+        int64_t few = MIN(padded - place, PART), real = MAX(0, MIN(few, n - place)); /* zeros follow */
         uint64_t index = (uint64_t)(call->start + start + place);
         float *inputs = work->inputs + place, *delta = work->delta + place;
         int64_t row = agents;
@@ -1116,11 +1113,11 @@ static void merge_block(
         if (call->kernel >= 0)
             KERNELS[call->kernel].each(inputs, call, few, delta);
         else
-            memcpy(delta, call->given + start - first + place, (size_t)(MIN(few, left) < 0 ? 0 : MIN(few, left)) * 4);
-        if (left < few) memset(delta + (left < 0 ? 0 : left), 0, (size_t)(few - (left < 0 ? 0 : left)) * 4);
+            memcpy(delta, call->given + start - first + place, (size_t)real * 4);
+        memset(delta + real, 0, (size_t)(few - real) * 4);
         void *out = (char *)call->out + (start + place) * size;
-        finish(work, call, place, index, few, left < few ? (void *)last : out, to.result);
-        if (left < few && left > 0) memcpy(out, last, (size_t)(left * size));
+        finish(work, call, place, index, few, real < few ? (void *)last : out, to.result);
+        if (real < few) memcpy(out, last, (size_t)(real * size));
         add_result(work, values, agents, common, has_other, place, few);
     }
     sum_result(work, call, found, common, has_other, start / BLOCK);

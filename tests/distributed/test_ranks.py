@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rank_threads import merged_by, ranks_of, together
-from stream_helpers import bytes_of, family_plan, run, sensitivity_metadata, tallies
+from stream_helpers import Watching, bytes_of, family_plan, run, sensitivity_metadata, tallies
 
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several
+from hubmerge.engine import device
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, of_all_devices, refuse_several
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import MergeResult
@@ -134,25 +134,17 @@ def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path
     plan: Any = SimpleNamespace(recipe=SimpleNamespace(method="fisher", agents=[agent]))
     file = read_sensitivity(tmp_path / "one" / "f.safetensors")
 
-    def share(ranks: Ranks, folder: str) -> str:
-        try:
-            return str(same_files(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path)
-        except ProcessLostError as refused:
-            return str(refused)
+    def share(ranks: Ranks, folder: str) -> Path:
+        return same_files(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path
 
-    def both(folder: str) -> list[str]:
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(share, ranks_of(2), ("one", folder)))
+    def both(folder: str) -> list[Any]:
+        return together(2, lambda ranks: share(ranks, folder if ranks.rank else "one"))
 
-    assert both("one") == [str(file.path), str(file.path)]
-    assert all("do not agree on the sensitivities" in text for text in both("two"))
+    assert both("one") == [file.path, file.path]
+    assert all("do not agree on the sensitivities" in str(error) for error in both("two"))
     assert same_files(ALONE, plan, tmp_path, (file,)) == (file,)
-
-    first, second = ranks_of(2)
-    with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(first.first, ["f.safetensors"])
-        assert "not where this process looks for it" in share(second, "nowhere")
-        told.result()
+    told = together(2, lambda ranks: share(ranks, "nowhere") if ranks.rank else ranks.first(["f.safetensors"]))
+    assert "not where this process looks for it" in str(told[1])
 
 
 def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> None:
@@ -169,3 +161,45 @@ def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> 
     refuse_several(load_settings({}), "sweep")
     with pytest.raises(RecipeError, match="launcher"):
         refuse_several(mpi, "sweep")
+
+
+def test_the_facts_of_all_devices_become_one_report() -> None:
+    facts = [
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 5},
+        {"device": "cpu", "torch": "2.13.0", "device_failed": "CUDA out of memory"},
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 7},
+    ]
+    assert of_all_devices(facts) == {
+        "device": "H200, cpu",
+        "torch": "2.13.0",
+        "peak_device_bytes": 7,
+        "device_failed": "rank 1: CUDA out of memory",
+    }
+    assert of_all_devices([facts[1]]) == facts[1]
+    assert of_all_devices([{}, {}]) == {}
+
+
+@pytest.mark.slow
+def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    plan, out = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"
+    run(plan, tmp_path / "one")
+
+    def place(local_rank: int) -> Any:
+        if local_rank:
+            raise RuntimeError("CUDA error: no context")
+        return torch.device("cpu")
+
+    monkeypatch.setattr(device, "_place", place)
+
+    watching = Watching()
+    found = merged_by(2, plan, out, observer=watching, device="cuda")
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
+    [warning] = watching.messages
+    assert warning.startswith("rank 1: the CUDA device cannot be used")
+    for each in found:
+        assert each.device["device_failed"] == "rank 1: CUDA error: no context"
+        assert each.device["device"] == "cpu"

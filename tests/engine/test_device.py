@@ -196,14 +196,15 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("dare_ties", {}), ("ties", {"trim_scope": "tensor"})],
     ids=str,
 )
+@pytest.mark.parametrize("name", ["cuda", "auto"])  # there is no fast pass
 def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str]
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str], name: str
 ) -> None:
     calls: list[int] = []
     on_device = lanes.merge_on_device
     monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: (calls.append(1), on_device(*a, **n))[1])
     write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method, parameters=parameters), tmp_path / "device")
+    found, warnings = merged(plan_of(tmp_path, method, parameters=parameters), tmp_path / "device", device=name)
     assert warnings == []
     assert found.device["device"] == "cpu"
     assert len(calls) > 5
@@ -343,12 +344,6 @@ def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
     write_family(tmp_path)
     found, warnings = merged(plan_of(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
     assert (found.device, warnings) == ({}, [])
-
-
-def test_auto_gives_chunks_to_a_device_where_there_is_no_fast_pass(plan: Plan, tmp_path: Path, here: None) -> None:
-    found, warnings = merged(plan, tmp_path / "device", device="auto", backend="eager")
-    assert warnings == []
-    assert found.device["device"] == "cpu"  # torch's
 
 
 # --- products of matrices ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from line import threads_left
 from stream_helpers import bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import journal as journal_module
@@ -260,7 +261,7 @@ def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(
         interrupted(ShardWriter(tmp_path / "out", plan.shards[0], keep=keep))
     assert len(os.listdir("/proc/self/fd")) <= before
     assert [p.name for p in (tmp_path / "out").rglob("*")] == [WORK] * keep
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(("hubmerge-hash", "hubmerge-write"))]
+    assert threads_left() == []
 
 
 def interrupted(writing: ShardWriter) -> None:

@@ -23,6 +23,7 @@ from memory_helpers import (
     LONG,
     NOWHERE,
     PROMISED,
+    SHORT,
     Family,
     inspected,
     merge,
@@ -30,7 +31,7 @@ from memory_helpers import (
     planned,
     predicted,
 )
-from processes import as_ada
+from processes import as_ada, printed_by
 from source_helpers import FP8_CONFIG, lora, pair, to_fp8, write_adapter
 
 from benchmarks.metering import measure, merging
@@ -38,6 +39,7 @@ from benchmarks.synthetic import write_family
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
+from hubmerge.engine.usage import peak_rss_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.methods import registry
@@ -53,6 +55,16 @@ def assert_near(said: int, measured: int, most: float = 1.25) -> None:
 
 THREADS = (1, 2, 16, 64, 256)
 LARGE, HUGE = "synthetic:llama-405b?layers=10", "synthetic:llama-405b"
+
+
+@pytest.fixture(scope="module")
+def long_family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family.written(tmp_path_factory.mktemp("family"), LONG)
+
+
+@pytest.fixture(scope="module")
+def short_family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family.written(tmp_path_factory.mktemp("small"), SHORT)
 
 
 def test_the_constant_is_what_imports_take() -> None:
@@ -257,3 +269,25 @@ def test_inspecting_a_sweep_adds_up_what_its_variants_take(tmp_path: Path) -> No
     assert found["input_bytes"] == one["input_bytes"]
     assert found["predicted_memory_bytes"] > one["predicted_memory_bytes"]
     assert found["predicted_seconds"] > one["predicted_seconds"]
+
+
+# --- what a report says -------------------------------------------------------------------------------------------
+
+PEAK = "from hubmerge.engine.usage import peak_rss_bytes; print(peak_rss_bytes())"
+MUCH = 400_000_000
+STARTING = f"""
+import subprocess, sys
+held = b"x" * {MUCH}
+subprocess.run([sys.executable, "-c", {PEAK!r}], check=True)
+"""
+
+
+def test_the_memory_of_whoever_starts_a_merge_is_not_counted() -> None:
+    alone, below = (int(printed_by(code)) for code in (PEAK, STARTING))
+    assert below < 1.2 * alone < MUCH
+
+
+def test_what_was_given_back_counts() -> None:
+    before = peak_rss_bytes()
+    del bytearray(b"x" * (before + MUCH))[:]
+    assert peak_rss_bytes() >= before + MUCH // 2

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from line import threads_left
 from stream_helpers import StopAfter, Watching, bytes_of, plan_of, run, spoil, tallies, write_family
 
 from hubmerge.engine import parallel_shards
@@ -27,10 +28,6 @@ def planned(folder: Path, method: str) -> Plan:
     return plan
 
 
-def left_over() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("hubmerge")]
-
-
 @pytest.mark.parametrize("method", [name for name, m in registry().items() if "sensitivity" not in m.extras])
 def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_once(tmp_path: Path, method: str) -> None:
     write_family(tmp_path)
@@ -42,7 +39,7 @@ def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_on
         assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
         assert [s.sha256 for s in several.shards] == [s.sha256 for s in one.shards]
         assert tallies(several) == tallies(one)
-    assert left_over() == []
+    assert threads_left() == []
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -72,7 +69,7 @@ def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path: Pat
     run(plan, tmp_path / "whole", parallel_shards=1)
     with pytest.raises(KeyboardInterrupt):
         run(plan, tmp_path / "out", observer=StopAfter(stop_at), parallel_shards=3)
-    assert left_over() == []
+    assert threads_left() == []
     run(plan, tmp_path / "out", parallel_shards=2)
     assert bytes_of(tmp_path / "out", plan) == bytes_of(tmp_path / "whole", plan)
 
@@ -84,7 +81,7 @@ def test_the_error_of_one_shard_is_what_is_raised(tmp_path: Path) -> None:
     for _ in range(5):
         with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
             run(plan, tmp_path / "out", parallel_shards=len(plan.shards))
-    assert left_over() == []
+    assert threads_left() == []
 
 
 def test_an_error_counts_before_those_who_noticed_it() -> None:

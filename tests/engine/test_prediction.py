@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import memory_helpers
 import pytest
@@ -27,7 +26,6 @@ from hubmerge.engine.memory import (
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.machine import resources as this_machine
-from hubmerge.machine.resources import device_there
 from hubmerge.plan.plan import Plan
 
 NAME = "synthetic:qwen2.5-0.5b"
@@ -97,15 +95,6 @@ def test_products_of_matrices_take_time_by_their_operations_and_little_of_it_on_
     on_device = predict(planned("wudi"), Machine(2, device=True))
     assert on_device.seconds < two / 50
     assert on_device.memory_bytes > predict(planned("wudi"), Machine(2)).memory_bytes + prediction._DEVICE
-
-
-def test_inspect_says_what_is_predicted(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(planned("ram").recipe.to_yaml())
-    told = memory_helpers.inspected(path)
-    most = 2_000_000_000 if device_there() else 500_000_000
-    assert 100_000_000 < told["predicted_memory_bytes"] < most
-    assert told["predicted_seconds"] > 0
 
 
 # --- how memory is shared out: never more than there is, and chunks go before threads -----------------------------

@@ -214,14 +214,6 @@ def test_stochastic_rounding_keeps_the_scale_that_nearest_rounding_loses(tmp_pat
     assert scales["stochastic"] == pytest.approx((1.2, 1.2), abs=5 * 0.0018)
 
 
-def test_ram_plus_rounds_stochastically_by_default_only_where_the_output_has_16_bits(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    assert plan_of(tmp_path, "ram_plus").rounding == "stochastic"
-    assert plan_of(tmp_path, "ram_plus", dtype="float32").rounding == "nearest"
-    assert plan_of(tmp_path, "ram").rounding == "nearest"
-    assert plan_of(tmp_path, "ram_plus", rounding="nearest").rounding == "nearest"
-
-
 def test_the_seed_changes_stochastic_rounding_and_nothing_else(tmp_path: Path) -> None:
     write_family(tmp_path)
     out = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import merge_reference
 import ml_dtypes
@@ -20,6 +21,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+PAIRS = [str(ZOO / "eval" / f"dev_{name}.jsonl") for name in ("math", "tool")]
 CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}
 
 
@@ -74,26 +76,20 @@ def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: 
     assert "columns of questions" in problem.next_step  # as a form names them
 
 
-def zoo_recipe(tmp_path: Path, **changes: str) -> str:
-    agents = [
-        {
-            "model": str(ZOO / name),
-            "calibration": {
-                "data": str(ZOO / "eval" / f"dev_{name}.jsonl"),
-                "prompt": changes.get("prompt", "prompt"),
-                "answer": "answer",
-                "max_pairs": 4,
-            },
-        }
-        for name in ("math", "tool")
-    ]
-    path = tmp_path / "recipe.yaml"
+def zoo_recipe(path: Path, *of_agents: dict[str, Any]) -> str:
+    """With what is said of the agents `math` and `tool` beside their names."""
+    agents = [{"model": str(ZOO / name), **own} for name, own in zip(("math", "tool"), of_agents, strict=True)]
     path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
     return str(path)
 
 
+def calibrated(path: Path, prompt: str = "prompt") -> str:
+    columns = {"prompt": prompt, "answer": "answer", "max_pairs": 4}
+    return zoo_recipe(path, *({"calibration": {"data": data, **columns}} for data in PAIRS))
+
+
 def test_the_command_line_measures_the_agents_and_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = zoo_recipe(tmp_path)
+    recipe = calibrated(tmp_path / "recipe.yaml")
     assert main(["merge", recipe, "--out", str(tmp_path / "a"), "--log-json"]) == 0
     stages = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert "sensitivity" in [line.get("stage") for line in stages]
@@ -105,25 +101,17 @@ def test_the_command_line_measures_the_agents_and_merges(tmp_path: Path, capsys:
 def test_a_sensitivity_file_is_used_and_one_of_another_model_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {}
-    for name in ("math", "tool"):
-        files[name] = str(tmp_path / f"{name}.safetensors")
-        data = str(ZOO / "eval" / f"dev_{name}.jsonl")
+    files = [{"sensitivity": str(tmp_path / f"{name}.safetensors")} for name in ("math", "tool")]
+    for name, data, own in zip(("math", "tool"), PAIRS, files, strict=True):
         arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
-        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", files[name]]) == 0
-    assert main(["merge", zoo_recipe(tmp_path), "--out", str(tmp_path / "computed")]) == 0
-
-    def with_files(**named: str) -> str:
-        agents = [{"model": str(ZOO / n), "sensitivity": f} for n, f in named.items()]
-        path = tmp_path / f"{len(named)}{'x' if named['math'] != files['math'] else ''}.yaml"
-        path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
-        return str(path)
-
-    assert main(["merge", with_files(**files), "--out", str(tmp_path / "named")]) == 0
-    computed = (tmp_path / "computed" / "model.safetensors").read_bytes()
-    assert (tmp_path / "named" / "model.safetensors").read_bytes() == computed
+        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", own["sensitivity"]]) == 0
+    recipes = [calibrated(tmp_path / "computed.yaml"), zoo_recipe(tmp_path / "named.yaml", *files)]
+    for name, recipe in zip(("computed", "named"), recipes, strict=True):
+        assert main(["merge", recipe, "--out", str(tmp_path / name)]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("computed", "named")]
+    assert weights[0] == weights[1]
     capsys.readouterr()
-    swapped = with_files(math=files["tool"], tool=files["math"])
+    swapped = zoo_recipe(tmp_path / "swapped.yaml", *files[::-1])
     assert main(["merge", swapped, "--out", str(tmp_path / "swapped")]) == 1
     assert "another model" in capsys.readouterr().err
     assert not list((tmp_path / "swapped").glob("*.safetensors"))
@@ -132,5 +120,6 @@ def test_a_sensitivity_file_is_used_and_one_of_another_model_refused(
 def test_calibration_data_without_the_named_columns_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["merge", zoo_recipe(tmp_path, prompt="question"), "--out", str(tmp_path / "out")]) == 1
+    recipe = calibrated(tmp_path / "recipe.yaml", prompt="question")
+    assert main(["merge", recipe, "--out", str(tmp_path / "out")]) == 1
     assert "question" in capsys.readouterr().err

@@ -128,13 +128,9 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
             rank_pattern={"q_proj": 2},
             alpha_pattern={f"^{Q}": 3},
         )
-        agents.append(
-            values
-            | {
-                "model.embed_tokens.weight": adapted(values["model.embed_tokens.weight"], a, b, 4.0, transposed=True),
-                Q + ".weight": adapted(values[Q + ".weight"], a2, b2, 3 / 2**0.5),
-            }
-        )
+        embedding, q = values["model.embed_tokens.weight"], values[Q + ".weight"]
+        changed = {"model.embed_tokens.weight": adapted(embedding, a, b, 4.0, transposed=True)}
+        agents.append(values | changed | {Q + ".weight": adapted(q, a2, b2, 3 / 2**0.5)})
     assert_merged(tmp_path, values, agents, method="task_arithmetic", dtype="float32")
 
 
@@ -144,13 +140,8 @@ def test_weights_stored_the_other_way_round_are_adapted_so(tmp_path: Path, base:
     for k in range(2):
         (a, b), (a2, b2) = lora((200, 260), seed=k, transposed=True), lora((64, 64), seed=9 + k, transposed=True)
         write_adapter(tmp_path / f"agent{k}", {**pair(Q, a, b), **pair(OUT, a2, b2)}, fan_in_fan_out=True)
-        agents.append(
-            values
-            | {
-                Q + ".weight": adapted(values[Q + ".weight"], a, b, 2.0, transposed=True),
-                OUT + ".weight": adapted(values[OUT + ".weight"], a2, b2, 2.0, transposed=True),
-            }
-        )
+        factors = {Q + ".weight": (a, b), OUT + ".weight": (a2, b2)}
+        agents.append(values | {n: adapted(values[n], *ab, 2.0, transposed=True) for n, ab in factors.items()})
     assert_merged(tmp_path, values, agents)
 
 

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
@@ -29,7 +28,7 @@ from hubmerge.engine.bursts import Burst, BurstProcess, announce, run_burst, sec
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import MergeResult
-from hubmerge.errors import CancelledError, NonFiniteError
+from hubmerge.errors import NonFiniteError
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.line import merge_to_hub
@@ -37,7 +36,6 @@ from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
-from hubmerge.sources.shard_cache import ShardCache
 from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
 from workflows.jobs.protocol import Line as SpokenLine
 from workflows.jobs.worker import child_environment
@@ -124,22 +122,6 @@ def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> N
     with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
         merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
     assert len(spaces.notes("call")) == 1
-
-
-def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = family_plan(tmp_path, "ram")
-    monkeypatch.setenv("FAKE_SPACES", "hang")
-
-    class Cancelling(Watching):
-        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-            if spaces.notes("middle"):
-                raise CancelledError("the user cancelled")
-
-    with pytest.raises(CancelledError):
-        merged(plan, tmp_path / "lent", Cancelling())
-    [worker] = spaces.notes("worker")
-    assert not Path(f"/proc/{worker}/exe").exists()
-    assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
 
 
 def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
@@ -319,27 +301,6 @@ def test_a_budget_for_ranges_only_asks_for_no_gpu(
     assert len(warnings) == 1
     assert (spaces.notes("call"), "bursts" in environment) == ([], False)
     assert line.published() == undisturbed
-
-
-def test_what_is_held_stays_until_it_is_given_back_and_goes_with_its_last_use(tmp_path: Path) -> None:
-    hub = FolderHub()
-    models = [made_model(hub, name, [[("x", KB)], [("y", KB)]]) for name in ("a", "b")]
-    names = ["0.safetensors", "1.safetensors"]
-    cache: Any = ShardCache(hub, tmp_path, models, 2 * KB)  # type: ignore[arg-type]
-    try:
-        cache.expect(reads_of(models, ["x", "y"]), again=False)
-        for tensor, name in zip("xy", names, strict=True):
-            with cache.held([(m, name) for m in models]) as paths:
-                cache.consumed(tensor, KB)
-                read = {repo: path.read_bytes() for (repo, _, _), path in paths.items()}
-                assert read == {m.ref.id: hub.contents[m.ref.id, name] for m in models}
-            assert not any(path.exists() for path in paths.values())
-        assert (cache.fetched.shards, cache.fetched.high_water_bytes) == (4, 2 * KB)
-        with cache.held([(m, name) for m in models for name in names]) as paths:
-            assert paths is None
-        assert cache.fetched.shards == 4
-    finally:
-        cache.close()
 
 
 # --- the app's own line, in its process ---------------------------------------------------------------------
