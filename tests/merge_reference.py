@@ -46,18 +46,10 @@ def counts(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> tuple
     shared, unique = [0] * len(agents), [0] * len(agents)
     for columns in deltas(base, agents).values():
         for element in zip(*(c.ravel() for c in columns), strict=True):
-            active = [abs(d) > F(epsilon) for d in element]
-            for t, is_active in enumerate(active):
-                if is_active and sum(active) >= 2:
-                    shared[t] += 1
-                elif is_active:
-                    unique[t] += 1
+            active = [t for t, d in enumerate(element) if abs(d) > F(epsilon)]
+            for t in active:
+                (shared if len(active) > 1 else unique)[t] += 1
     return shared, unique
-
-
-def ratios(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> list[float]:
-    shared, unique = counts(base, agents, epsilon)
-    return [s / u if u else (math.inf if s else 0.0) for s, u in zip(shared, unique, strict=True)]
 
 
 def splitmix(x: int) -> int:
@@ -128,10 +120,6 @@ def _elect(e: Element, values: Sequence[F]) -> F:
     return F(e.parameters.get("lambda", 1.0)) * (_sum([kept[k] for k in agreeing]) / (divisor or F(1)))
 
 
-def _ties(e: Element) -> F:
-    return _elect(e, e.deltas)
-
-
 def _dropped(e: Element) -> list[F]:
     p = e.parameters.get("p", 0.5)
     return [F(d * F(1 / (1 - p))) if u >= F(p) else F(0) for d, u in zip(e.deltas, e.draws, strict=True)]
@@ -140,10 +128,6 @@ def _dropped(e: Element) -> list[F]:
 def _dare_linear(e: Element) -> F:
     total = _sum([F(d * F(w)) for d, w in zip(_dropped(e), e.weights, strict=True)])
     return F(e.parameters.get("lambda", 1 / len(e.deltas))) * total
-
-
-def _dare_ties(e: Element) -> F:
-    return _elect(e, _dropped(e))
 
 
 def _fisher(e: Element) -> F:
@@ -179,9 +163,9 @@ RULES: Mapping[str, Callable[[Element], F]] = {
     "ram_plus": _ram,
     "ram_plus_soft": _ram,
     "ram_quantile": _ram_quantile,
-    "ties": _ties,
+    "ties": lambda e: _elect(e, e.deltas),
     "dare_linear": _dare_linear,
-    "dare_ties": _dare_ties,
+    "dare_ties": lambda e: _elect(e, _dropped(e)),
     "fisher": _fisher,
     "sar": _sar,
 }
@@ -189,14 +173,13 @@ RULES: Mapping[str, Callable[[Element], F]] = {
 
 def _scales(method: str, base: Model, agents: Sequence[Model], parameters: Mapping[str, Any]) -> list[float]:
     """λt of the RAM family, counted over the tensors of `base`."""
-    r = parameters.get("r", 0.1)
-    epsilon = parameters.get("epsilon", 1e-5)
-    if method == "ram_plus":
-        return [1 + r * min(rho, parameters.get("alpha", 2.0)) for rho in ratios(base, agents, epsilon)]
+    if method not in ("ram_plus", "ram_plus_soft"):
+        return [1.0] * len(agents)
+    r, counted = parameters.get("r", 0.1), counts(base, agents, parameters.get("epsilon", 1e-5))
     if method == "ram_plus_soft":
-        shared, unique = counts(base, agents, epsilon)
-        return [1 + r * (s / (s + u) if s + u else 0.0) for s, u in zip(shared, unique, strict=True)]
-    return [1.0] * len(agents)
+        return [1 + r * (s / (s + u) if s + u else 0.0) for s, u in zip(*counted, strict=True)]
+    rhos = [s / u if u else (math.inf if s else 0.0) for s, u in zip(*counted, strict=True)]
+    return [1 + r * min(rho, parameters.get("alpha", 2.0)) for rho in rhos]
 
 
 def _largest(values: np.ndarray, rank: int) -> F:

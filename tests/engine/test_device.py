@@ -52,8 +52,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    write_family(tmp_path)
-    return plan_of(tmp_path, "ram_plus")
+    return family_plan(tmp_path, "ram_plus")
 
 
 def watched(plan: Plan, out: Path, **options: Any) -> tuple[MergeResult, list[str]]:
@@ -203,8 +202,8 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
     calls: list[int] = []
     on_device = lanes.merge_on_device
     monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: (calls.append(1), on_device(*a, **n))[1])
-    write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method, parameters=parameters), tmp_path / "device", device=name)
+    plan = family_plan(tmp_path, method, parameters=parameters)
+    found, warnings = merged(plan, tmp_path / "device", device=name)
     assert warnings == []
     assert found.device["device"] == "cpu"
     assert len(calls) > 5
@@ -322,8 +321,7 @@ def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
 def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
     tmp_path: Path, here: None, many_cores: list[int]
 ) -> None:
-    write_family(tmp_path)
-    run(plan_of(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
+    run(family_plan(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
     selecting, merging = many_cores[:-1], many_cores[-1]
     assert set(selecting) == {16}
     assert merging == HOST_THREADS
@@ -341,8 +339,7 @@ def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
 
     monkeypatch.setattr(resources, "device_there", lambda: True)
     monkeypatch.setattr(device, "_place", asked)
-    write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
+    found, warnings = merged(family_plan(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
     assert (found.device, warnings) == ({}, [])
 
 

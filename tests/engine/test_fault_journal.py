@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from line import Line
@@ -108,18 +109,13 @@ def test_a_finished_shard_that_rots_before_the_merge_is_resumed_is_made_again(
 def test_a_line_that_the_disk_refuses_does_not_hide_those_that_other_threads_write_after_it(
     unfinished: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FullDisk:
-        def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
-
-        @staticmethod
-        def fsync(descriptor: int) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     journal = Journal.open(unfinished.out, unfinished.prepare().plan)
     before = journal_of(unfinished).read_bytes()
     with monkeypatch.context() as context:
-        context.setattr(journal_module, "os", FullDisk())
+        context.setattr(journal_module, "os", SimpleNamespace(**{**vars(os), "fsync": fsync}))
         with pytest.raises(DiskError):
             journal.add_thresholds({})
     journal.add_uploaded("x")

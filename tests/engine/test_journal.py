@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from line import threads_left
-from stream_helpers import bytes_of, plan_of, run, write_family
+from stream_helpers import bytes_of, family_plan, plan_of, run
 
 from hubmerge.engine import journal as journal_module
 from hubmerge.engine import sink
@@ -28,8 +28,7 @@ from hubmerge.statistics.statistics import Tally, zero_tally
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    write_family(tmp_path)
-    return plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    return family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
 
 
 def opened(

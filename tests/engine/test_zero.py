@@ -54,7 +54,7 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
 
 
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
     """Wait for a condition; the limit only turns a hang into a failure."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -332,13 +332,10 @@ def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProce
         raise
 
 
-def ended(child: ChildProcess, limit_s: float = 120.0) -> list[SpokenLine]:
+def ended(child: ChildProcess) -> list[SpokenLine]:
     """What the child still said until its end."""
-    deadline = time.monotonic() + limit_s  # only turns a hang into a failure
     lines: list[bytes] = []
-    while not child.has_ended():
-        assert time.monotonic() < deadline
-        lines += child.lines(0.1)
+    until(lambda: lines.extend(child.lines(0.1)) or child.has_ended())
     return list(decoded(lines + child.close()[1]))
 
 
@@ -362,11 +359,8 @@ def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -
 def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
     line.recipe |= WUDI
     with child_of(line, line.target, FAKE_SPACES="hang") as child:
-        deadline = time.monotonic() + 120
-        while not spaces.notes("middle"):
-            assert time.monotonic() < deadline
-            assert not child.has_ended()
-            child.lines(0.05)
+        until(lambda: spaces.notes("middle") or (child.lines(0.05) and child.has_ended()))
+        assert not child.has_ended()
         child.terminate()
         lines = ended(child)
     assert [line.code for line in lines if isinstance(line, Failure)] == ["E_CANCELLED"]
