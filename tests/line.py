@@ -35,14 +35,20 @@ OUT_SHARD_BYTES = 240_000  # of the 1.3 MB of a merge; the first is smaller than
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
 
 
+def upload(api: HfApi, folder: Path, repo: str, *, private: bool = False) -> str:
+    """A new repo that holds the folder's files."""
+    api.create_repo(repo, private=private)
+    api.upload_folder(repo_id=repo, folder_path=folder)
+    return repo
+
+
 def upload_family(api: HfApi, folder: Path, prefix: str, *, private: bool = False) -> dict[str, Any]:
     """A base and two agents of 1.3 MB each, in `folder` and in repos; the recipe of their merge."""
     base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
     models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.3, 2)}
     for name, tensors in models.items():
         write_model(folder / name, tensors, shards=len(SHARDS))
-        api.create_repo(f"{prefix}{name}", private=private)
-        api.upload_folder(repo_id=f"{prefix}{name}", folder_path=folder / name)
+        upload(api, folder / name, f"{prefix}{name}", private=private)
     return {"base": f"{prefix}base", "agents": [f"{prefix}one", f"{prefix}two"], "method": "ram_plus"}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 F = np.float32
 Model = Mapping[str, np.ndarray]  # name → float32 array
 _MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass
@@ -45,33 +46,30 @@ def counts(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> tuple
     shared, unique = [0] * len(agents), [0] * len(agents)
     for columns in deltas(base, agents).values():
         for element in zip(*(c.ravel() for c in columns), strict=True):
-            active = [abs(d) > F(epsilon) for d in element]
-            for t, is_active in enumerate(active):
-                if is_active and sum(active) >= 2:
-                    shared[t] += 1
-                elif is_active:
-                    unique[t] += 1
+            active = [t for t, d in enumerate(element) if abs(d) > F(epsilon)]
+            for t in active:
+                (shared if len(active) > 1 else unique)[t] += 1
     return shared, unique
 
 
-def ratios(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> list[float]:
-    shared, unique = counts(base, agents, epsilon)
-    return [s / u if u else (math.inf if s else 0.0) for s, u in zip(shared, unique, strict=True)]
+def splitmix(x: int) -> int:
+    """One mixing round of SplitMix64."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def draw(first: int, second: int, index: int) -> int:
+    """64 bits: two rounds over a counter, with two keys."""
+    return splitmix(splitmix((index * GOLDEN + first) & _MASK) ^ second)
 
 
 def uniform(seed: int, agent: int, tensor: str, index: int) -> F:
-    """The draw of one element: two rounds of SplitMix64 over a counter, 24 bits."""
+    """The draw of one element in [0, 1), 24 bits."""
     text = repr((seed, "uniform", str(agent), tensor)).encode()
     digest = hashlib.blake2b(text, digest_size=16, person=b"hubmerge-rng").digest()
     first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
-
-    def mix(x: int) -> int:
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-        return x ^ (x >> 31)
-
-    x = (index * 0x9E3779B97F4A7C15 + first) & _MASK
-    return F((mix(mix(x) ^ second) >> 40) * 2.0**-24)
+    return F((draw(first, second, index) >> 40) * 2.0**-24)
 
 
 def _sum(values: Sequence[F]) -> F:
@@ -122,10 +120,6 @@ def _elect(e: Element, values: Sequence[F]) -> F:
     return F(e.parameters.get("lambda", 1.0)) * (_sum([kept[k] for k in agreeing]) / (divisor or F(1)))
 
 
-def _ties(e: Element) -> F:
-    return _elect(e, e.deltas)
-
-
 def _dropped(e: Element) -> list[F]:
     p = e.parameters.get("p", 0.5)
     return [F(d * F(1 / (1 - p))) if u >= F(p) else F(0) for d, u in zip(e.deltas, e.draws, strict=True)]
@@ -134,10 +128,6 @@ def _dropped(e: Element) -> list[F]:
 def _dare_linear(e: Element) -> F:
     total = _sum([F(d * F(w)) for d, w in zip(_dropped(e), e.weights, strict=True)])
     return F(e.parameters.get("lambda", 1 / len(e.deltas))) * total
-
-
-def _dare_ties(e: Element) -> F:
-    return _elect(e, _dropped(e))
 
 
 def _fisher(e: Element) -> F:
@@ -173,9 +163,9 @@ RULES: Mapping[str, Callable[[Element], F]] = {
     "ram_plus": _ram,
     "ram_plus_soft": _ram,
     "ram_quantile": _ram_quantile,
-    "ties": _ties,
+    "ties": lambda e: _elect(e, e.deltas),
     "dare_linear": _dare_linear,
-    "dare_ties": _dare_ties,
+    "dare_ties": lambda e: _elect(e, _dropped(e)),
     "fisher": _fisher,
     "sar": _sar,
 }
@@ -183,14 +173,13 @@ RULES: Mapping[str, Callable[[Element], F]] = {
 
 def _scales(method: str, base: Model, agents: Sequence[Model], parameters: Mapping[str, Any]) -> list[float]:
     """λt of the RAM family, counted over the tensors of `base`."""
-    r = parameters.get("r", 0.1)
-    epsilon = parameters.get("epsilon", 1e-5)
-    if method == "ram_plus":
-        return [1 + r * min(rho, parameters.get("alpha", 2.0)) for rho in ratios(base, agents, epsilon)]
+    if method not in ("ram_plus", "ram_plus_soft"):
+        return [1.0] * len(agents)
+    r, counted = parameters.get("r", 0.1), counts(base, agents, parameters.get("epsilon", 1e-5))
     if method == "ram_plus_soft":
-        shared, unique = counts(base, agents, epsilon)
-        return [1 + r * (s / (s + u) if s + u else 0.0) for s, u in zip(shared, unique, strict=True)]
-    return [1.0] * len(agents)
+        return [1 + r * (s / (s + u) if s + u else 0.0) for s, u in zip(*counted, strict=True)]
+    rhos = [s / u if u else (math.inf if s else 0.0) for s, u in zip(*counted, strict=True)]
+    return [1 + r * min(rho, parameters.get("alpha", 2.0)) for rho in rhos]
 
 
 def _largest(values: np.ndarray, rank: int) -> F:
@@ -220,39 +209,27 @@ def merge(
         name: [[uniform(seed, t, name, i) for i in range(flat[t].size)] if drawing else [] for t in range(k)]
         for name, flat in columns.items()
     }
-    magnitudes: dict[str, list[np.ndarray]] = {}
-    for name, flat in columns.items():
-        rows = []
-        for t in range(k):
-            if method == "dare_ties":
-                p = parameters.get("p", 0.5)
-                keep = np.array(draws[name][t], dtype=F) >= F(p)
-                rows.append(np.abs(np.where(keep, flat[t] * F(1 / (1 - p)), F(0))))
-            else:
-                rows.append(np.abs(flat[t]))
-        magnitudes[name] = rows
+    magnitudes = {name: [np.abs(c) for c in flat] for name, flat in columns.items()}
+    if method == "dare_ties":
+        p = parameters.get("p", 0.5)
+        for name, rows in magnitudes.items():
+            kept = [np.array(d, dtype=F) >= F(p) for d in draws[name]]
+            rows[:] = [np.where(own, row * F(1 / (1 - p)), F(0)) for own, row in zip(kept, rows, strict=True)]
 
     def thresholds(name: str) -> list[F]:
         if method in ("ties", "dare_ties"):
-            density = parameters.get("density", 0.2)
-            whole = parameters.get("trim_scope", "model") == "model"
-            found = []
-            for t in range(k):
-                values = np.concatenate([m[t] for m in magnitudes.values()]) if whole else magnitudes[name][t]
-                found.append(_largest(values, max(1, int(density * values.size))))
-            return found
+            density, rows = parameters.get("density", 0.2), magnitudes[name]
+            if parameters.get("trim_scope", "model") == "model":
+                rows = [np.concatenate(of_agent) for of_agent in zip(*magnitudes.values(), strict=True)]
+            return [_largest(row, max(1, int(density * row.size))) for row in rows]
         if method == "ram_quantile":
             q = parameters.get("q", 0.9)
             n = columns[name][0].size
             return [_largest(m, n - math.ceil(q * (n - 1))) if n else F(0) for m in magnitudes[name]]
         if method == "sar":
             epsilon = F(parameters.get("epsilon", 1e-5))
-            flat = columns[name]
-            private = []
-            for element in zip(*flat, strict=True):
-                active = [abs(d) for d in element if abs(d) > epsilon]
-                private += active if len(active) == 1 else []
-            ordered = sorted(private)
+            active = ([d for d in element if d > epsilon] for element in zip(*magnitudes[name], strict=True))
+            ordered = sorted(own[0] for own in active if len(own) == 1)
             return [ordered[(len(ordered) - 1) // 2] if ordered else F(0)] * k
         return [F(0)] * k
 

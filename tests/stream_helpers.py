@@ -11,18 +11,22 @@ import numpy as np
 from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
-from hubmerge.engine.definition import ChunkInputs
+from hubmerge.engine.counting import folded
+from hubmerge.engine.definition import ChunkInputs, probe_chunk
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.selection import Magnitudes, Selection
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
 from hubmerge.hub.client import Hub
+from hubmerge.output.report import Report, make_report
 from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sensitivity.file import SensitivityMetadata
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.statistics.statistics import Tally, zero_tally
 
 NOWHERE = Hub("http://127.0.0.1:9")
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -57,11 +61,15 @@ def write_family(
     return base, agents
 
 
-def spoil(folder: Path, agents: Sequence[Mapping[str, T]], bad: float = np.nan) -> None:
-    """One element of agent 1 becomes `bad`."""
-    name = "model.layers.1.mlp.down_proj.weight"
+def spoil(
+    folder: Path,
+    agents: Sequence[Mapping[str, T]],
+    bad: float = np.nan,
+    name: str = "model.layers.1.mlp.down_proj.weight",
+) -> None:
+    """The last element of a tensor of agent 1 becomes `bad`."""
     values = f32(agents[1][name]).copy()
-    values[4096] = bad
+    values.flat[-1] = bad
     write_model(folder / "agent1", {**agents[1], name: tensor(values)}, config=CONFIG)
 
 
@@ -78,6 +86,12 @@ def plan_of(
     )
     base, opened = open_models(recipe, NOWHERE, allow_local=True)
     return make_plan(recipe, base, opened, max_shard_bytes=max_shard_bytes)
+
+
+def family_plan(folder: Path, method: str, **fields: Any) -> Plan:
+    """`plan_of` a family that is written for it."""
+    write_family(folder)
+    return plan_of(folder, method, **fields)
 
 
 def run(
@@ -100,6 +114,11 @@ def run(
         return merge_variants([variant], reader, stream, observer or Unobserved())[0]
 
 
+def report_of(plan: Plan, result: MergeResult) -> Report:
+    words: dict[str, Any] = {"identity": "0" * 64, "target": "", "created": "2026-11-22T00:00:00Z"}
+    return make_report(plan, result, **words, license={"id": "mit"}, environment={})
+
+
 def tallies(result: MergeResult) -> dict[str, Any]:
     """What was counted, tensor by tensor and of the output."""
     return {name: t.to_json() for name, t in result.statistics.tensors.items()} | {"result": result.total.to_json()}
@@ -112,6 +131,22 @@ def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:
 def tensors_of(out: Path, plan: Plan) -> dict[str, np.ndarray]:
     """The output as stored, read by the reference reader of safetensors."""
     return {name: value for s in plan.shards for name, value in load_file(out / s.filename).items()}
+
+
+def tally_of(base: np.ndarray, agents: Sequence[np.ndarray], chunk: int = 1 << 30) -> Tally:
+    """What is counted of arrays [n], float32, in chunks of so many elements."""
+
+    rows = [[row[start : start + chunk] for row in (base, *agents)] for start in range(0, len(base), chunk)]
+    chunks = (ChunkInputs(tuple(parts), ("F32",) * len(parts), 0) for parts in rows)
+    return folded(zero_tally(len(agents)), (probe_chunk(one, 1e-5) for one in chunks))
+
+
+def sensitivity_metadata(model: str = "a", sha: str = "0" * 40, weights: str = "") -> SensitivityMetadata:
+    """What a file of sensitivities says of the model that they are of, and of data of no account."""
+    versions = {"hubmerge": "1", "torch": "1", "transformers": "1", "dtype": "float32", "device": "cpu"}
+    data = {"data": "d", "data_digest": "0" * 64, "prompt": "p", "answer": "a", "pairs": 1, "max_tokens": 2}
+    of_model = {"model_id": model, "model_sha": sha, "model_weights": weights}
+    return SensitivityMetadata.model_validate(versions | data | of_model)
 
 
 def values_of(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:

@@ -99,8 +99,7 @@ class Backend:
             # products of one thread each: the order of a product's sums depends on their number. The limit is the
             # process's, so one tensor at a time
             with _multiplying, threadpool_limits(1), ThreadPoolExecutor(self.shares.threads) as pool:
-                update: Float32 = _quietly(partial(definition.whole_update, stored, rule), each)
-                return np.ascontiguousarray(update)
+                return np.ascontiguousarray(_quietly(partial(definition.whole_update, stored, rule), each))
 
         return on_host() if self.engine is None else self.engine.whole_update(stored, rule, on_host)
 
@@ -114,15 +113,16 @@ def opened(
     plans: Sequence[Plan], options: StreamOptions, observer: Observer, *, merging: bool = True
 ) -> Iterator[Backend]:
     """The backend of merges of the same models in one pass, or of a probe."""
-    options = _runnable(options, observer)
-    cpu, shares = cpu_module(options), shares_of(plans, options)
+    options, cpu = _runnable(options, observer)
     trials: list[tuple[Rule, str]] = []
     if options.device == "cuda" or cpu is definition:
         trials = [trial for plan in plans for trial in _trials(plan)] if merging else [(COUNTING, "BF16")]
-    task = DeviceTask(len(plans[0].agents), trials, largest_whole(plans) if merging else 0)
+    whole = [whole_bytes(plan, t) for plan in plans for t in plan.tensors() if merging and is_whole(plan, t)]
+    # with a quarter on top for the allocator's rounding
+    task = DeviceTask(len(plans[0].agents), trials, max(whole, default=0) * 5 // 4)
     engine, refused = open_engine(options, task, cpu, observer.warning)
     try:
-        yield Backend(plans, options, cpu, shares, engine, bool(trials), refused)
+        yield Backend(plans, options, cpu, shares_of(plans, options), engine, bool(trials), refused)
     finally:
         if engine is not None:
             engine.close()
@@ -132,22 +132,6 @@ def _quietly(work: Callable[[Any], Any], part: Any) -> Any:
     """NaN and Inf are counted, not warned about; what numpy is told holds for one thread."""
     with np.errstate(all="ignore"):
         return work(part)
-
-
-def largest_whole(plans: Sequence[Plan]) -> int:
-    """The bytes of a device that the largest whole tensor takes, with a quarter on top for the allocator's rounding; 0
-    without any."""
-    sizes = (whole_bytes(plan, t) for plan in plans for t in plan.tensors() if is_whole(plan, t))
-    return max(sizes, default=0) * 5 // 4
-
-
-def cpu_module(options: StreamOptions) -> ModuleType:
-    """definition or fast."""
-    if options.backend == "eager":
-        return definition
-    from hubmerge.engine import fast  # which most commands do without
-
-    return fast
 
 
 def _trials(plan: Plan) -> Iterator[tuple[Rule, str]]:
@@ -161,13 +145,14 @@ def _trials(plan: Plan) -> Iterator[tuple[Rule, str]]:
         yield rule, dtype
 
 
-def _runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
-    """`options` as this machine can follow them: with the definition, and a warning, where it has no fast pass.
+def _runnable(options: StreamOptions, observer: Observer) -> tuple[StreamOptions, ModuleType]:
+    """`options` as this machine can follow them, and definition or fast: the definition, and a warning, where it has no
+    fast pass.
 
     Where the fast pass is not built yet it is built here, as a stage of its own.
     """
     if options.backend == "eager":
-        return options
+        return options, definition
     from hubmerge.engine import compiled, fast
 
     to_build = not compiled.is_built()
@@ -177,9 +162,9 @@ def _runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
     if to_build:
         observer.progress("compile", 1, 1, "parts")
     if why is None:
-        return options
+        return options, fast
     observer.warning(
         "this machine has no fast pass, so that the merge takes some sixty times as long; its bytes are the same: "
         f"{why}. A C compiler mends it: install gcc, or `pip install ziglang`"
     )
-    return replace(options, backend="eager")
+    return replace(options, backend="eager"), definition

@@ -25,8 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -86,24 +85,13 @@ class Finished:
 Call = Callable[[Burst, int], Finished]
 
 
-@contextmanager
-def lent(options: StreamOptions) -> Iterator[Bursts | None]:
-    """Bursts for one merge, where the options have them."""
-    bursts = Bursts() if options.bursts else None
-    try:
-        yield bursts
-    finally:
-        if bursts is not None:
-            bursts.close()
-
-
 class Bursts:
-    """Writes shards on a GPU that is lent per call, as long as it is lent."""
+    """Writes shards on a GPU that is lent per call, as long as it is lent; none where the options have no bursts."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: StreamOptions) -> None:
         self.facts: dict[str, Any] = {}  # of the device that the bursts ran on, for the report's environment
         self._process: BurstProcess | None = None
-        self._given_up = False
+        self._given_up = not options.bursts
         self._told_of_budget = False
 
     def write(

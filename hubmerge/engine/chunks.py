@@ -72,8 +72,7 @@ class Work:
 
     def count_overlaps(self, stored: ChunkInputs) -> Counts:
         """Where the updates of a chunk meet, [K, K+1]; on the CPU, as `count`."""
-        overlaps: Counts = self._backend.cpu.count_overlaps(stored, epsilon_of(self.plan))
-        return overlaps
+        return np.asarray(self._backend.cpu.count_overlaps(stored, epsilon_of(self.plan)))
 
     def count(self, chunk: Chunk, stored: ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
@@ -126,16 +125,12 @@ def with_sensitivities(
     """And what the agents' sensitivity files say of these elements; each file is a model behind the inputs'."""
     if not sensitivities or chunk.tensor.action == "copy":
         return stored
+    own = [tensor.entry.name for tensor in chunk.tensor.inputs[1:]]  # as the agents' checkpoints have it
     measured: Any = tuple(
-        reader.raw(len(stored.raws) + k, file[_name_in(chunk.tensor, k, file)], chunk.start, chunk.count)
+        reader.raw(len(stored.raws) + k, file.get(chunk.tensor.name) or file[own[k]], chunk.start, chunk.count)
         for k, file in enumerate(sensitivities)
     )
     return replace(stored, sensitivities=measured)
-
-
-def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
-    """A sensitivity file has the names that the agent's checkpoint stores."""
-    return tensor.inputs[agent + 1].entry.name if tensor.name not in file else tensor.name
 
 
 def chunks_of(tensor: PlannedTensor, size: int) -> Iterator[Chunk]:

@@ -4,7 +4,7 @@ What was counted is one vector of int64 (`Read` makes tallies from it): no resul
 is not waited for. A sum over elements is never left to a reduction, whose order is the library's own.
 
 A chunk begins at a multiple of BLOCK elements within its tensor. Counts are integers and add up in any order. Real
-sums are taken per aligned block in a fixed order; `fold` adds them, in float64, to the running total block after
+sums are taken per aligned block in a fixed order; `TensorFold` adds them, in float64, to the running total block after
 block, in the order of the tensor. So their bits do not depend on the chunks, nor on which thread counted.
 
 Within a block products and sums are float32, as long as a block's updates lie where no power of theirs can leave
@@ -17,7 +17,7 @@ scaled by the largest update of all agents: there, what lies 2⁻¹⁰⁰ below 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +37,6 @@ from hubmerge.numerics.arrays import (
     where,
     zeros,
 )
-from hubmerge.numerics.dtypes import Float32
 from hubmerge.statistics.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 from hubmerge.statistics.tally_sums import TallySum
@@ -60,10 +59,9 @@ class Activity:
     count: Array  # [n] uint8: c
 
 
-def activity(deltas: Array | Sequence[Array], epsilon: Any) -> Activity:
-    """RAM Eq. 1: masks and overlap count of K deltas [n], float32; ε as float32 of their library."""
-    rows: Array = stack(deltas) if isinstance(deltas, list | tuple) else deltas
-    masks = abs(rows) > (np.float32(epsilon) if isinstance(epsilon, float) else epsilon)
+def activity(deltas: Array, epsilon: Any) -> Activity:
+    """RAM Eq. 1: masks and overlap count of deltas [K, n], float32; ε as float32 of their library."""
+    masks = abs(deltas) > (np.float32(epsilon) if isinstance(epsilon, float) else epsilon)
     return Activity(masks, cast(masks, "uint8").sum(0, dtype=cast(masks[0], "uint8").dtype))
 
 
@@ -261,65 +259,27 @@ class Read:
         return Counted(tally, self._sums(3 * k + k * (k + 1) // 2))
 
 
-def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:
-    """input_counts of arrays [n], read."""
-    vector = concat(input_counts(stack([base, *agents]), stack(deltas), act))
-    return Read(vector, len(base)).inputs(len(agents))
-
-
-def count_result(
-    base: Float32, deltas: Sequence[Float32], act: Activity, delta: Float32, exact: Float32, stored: Float32,
-    other: Float32, stored_base: Float32,
-) -> Counted[ResultTally]:  # fmt: skip
-    """result_counts of arrays [n], read."""
-    vector = concat(result_counts(base, stack(deltas), act, delta, exact, stored, other, stored_base))
-    return Read(vector, len(base)).result(len(deltas))
-
-
-def fold_inputs(running: Tally, chunk: Counted[Tally]) -> Tally:
-    """`running` plus the tensor's next chunk."""
-    k = running.agents
-    start = np.concatenate([running.moments.reshape(-1), [running.dot[a, b] for a, b in _pairs(k)]])
-    total = added_in_order(start, chunk.sums)
-    dot = np.zeros((k, k))
-    for (a, b), value in zip(_pairs(k), total[3 * k :], strict=True):
-        dot[a, b] = dot[b, a] = value
-    return replace(running + chunk.tally, moments=total[: 3 * k].reshape(3, k), dot=dot)
-
-
-def fold_result(running: ResultTally, chunk: Counted[ResultTally]) -> ResultTally:
-    """`running` plus the tensor's next chunk."""
-    k = len(running.unique_norm)
-    total = added_in_order(np.concatenate([getattr(running, n) for n in ResultTally.SUMS]), chunk.sums)
-    sums: dict[str, Any] = {name: total[i * k : (i + 1) * k] for i, name in enumerate(ResultTally.SUMS)}
-    return replace(running + chunk.tally, **sums)
-
-
 class TensorFold(Generic[T]):
-    """Adds up the chunks of a tensor, which come in their order.
+    """Adds up the chunks of a tensor, which come in their order, to a tally that `zero` begins."""
 
-    `zero` is the tally of nothing, and `fold` adds a chunk to a tally: fold_inputs or fold_result.
-    """
-
-    def __init__(self, zero: T, fold: Callable[[T, Counted[T]], T]) -> None:
-        self._zero: T = zero
-        self._fold: Callable[[T, Counted[T]], T] = fold
-        self._counts: TallySum[T] | None = None
-        self._sums: Sums | None = None
+    def __init__(self, zero: T) -> None:
+        self._counts: TallySum[T] = TallySum(zero, counts=True)
+        self._sums = zero.sums
 
     def add(self, chunk: Counted[T]) -> None:
-        if self._counts is None or self._sums is None:
-            self._counts, self._sums = TallySum(chunk.tally, counts=True), np.zeros(len(chunk.sums))
-        else:
-            self._counts.add(chunk.tally)
+        self._counts.add(chunk.tally)
         self._sums = added_in_order(self._sums, chunk.sums)
 
     def tally(self) -> T:
-        """Of all chunks; only once."""
-        if self._counts is None or self._sums is None:
-            return self._zero
-        # the running sums began at zero, to which adding them changes nothing
-        return self._fold(self._zero, Counted(self._counts.value(), self._sums[:, None]))
+        return self._counts.value().with_sums(self._sums)
+
+
+def folded(zero: T, chunks: Iterable[Counted[T]]) -> T:
+    """`zero` plus a tensor's chunks in their order."""
+    fold = TensorFold(zero)
+    for chunk in chunks:
+        fold.add(chunk)
+    return fold.tally()
 
 
 def added_in_order(total: Sums, blocks: Sums) -> Sums:
@@ -331,7 +291,3 @@ def added_in_order(total: Sums, blocks: Sums) -> Sums:
     rows[0] = total
     rows[1:] = blocks.T
     return np.asarray(np.add.reduce(rows) if len(total) > 1 else np.add.accumulate(rows)[-1])
-
-
-def _pairs(k: int) -> list[tuple[int, int]]:
-    return [(a, b) for a in range(k) for b in range(a, k)]

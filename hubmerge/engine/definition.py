@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.engine.counting import Counted, Read, activity, input_counts, overlaps_of, result_counts
-from hubmerge.methods.base import Each
+from hubmerge.engine.counting import BLOCK, Counted, Read, activity, input_counts, overlaps_of, result_counts
+from hubmerge.methods.base import Each, Method, Scope
 from hubmerge.numerics.arrays import Array, concat, numbers, stack, where
-from hubmerge.numerics.counter_rng import Key, draws_of, uniform_of
+from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform_of
 from hubmerge.numerics.dtypes import Float32, Rounding, decode, encode
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
@@ -33,16 +33,27 @@ Raw = NDArray[Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How the elements of K agents become one; the same for every chunk of a tensor."""
+    """How the elements of K agents become one; the same for every chunk of a tensor.
+
+    Scalars are numpy's float32, or tensors on a device, where dividing by a number of the host would multiply by its
+    reciprocal.
+    """
 
     kernel: Callable[..., Any]  # methods.base.Method.kernel
     extras: tuple[str, ...]  # methods.base.Method.extras
-    per_agent: tuple[tuple[np.float32, ...], ...]
-    constants: tuple[np.float32, ...]
-    epsilon: float  # an update is active above it
+    per_agent: tuple[tuple[Any, ...], ...]
+    constants: tuple[Any, ...]
+    epsilon: Any  # an update is active above it
     rounding: Rounding
     both_roundings: bool  # also measure what the other rounding mode would have stored
     whole: Callable[[Sequence[Array], Each], Array] | None = None  # δ* [n] of a whole tensor, in the kernel's place
+
+    @classmethod
+    def of(cls, method: Method, scope: Scope, epsilon: float, rounding: Rounding, *, both_roundings: bool) -> Self:
+        """The method's, whose scalars are computed in float64 and rounded to float32 here."""
+        per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
+        constants = tuple(np.float32(v) for v in method.constants(scope))
+        return cls(method.kernel, method.extras, per_agent, constants, epsilon, rounding, both_roundings)
 
 
 @dataclass(frozen=True)
@@ -69,33 +80,21 @@ class ChunkOutput:
         return self.raw.tobytes(), [c and (c.sums.tobytes(), c.tally.to_json()) for c in counted]
 
 
-@dataclass(frozen=True)
-class Scalars:
-    """A rule's scalars, float32: numpy's, or tensors on a device, where dividing by a number of the host would multiply
-    by its reciprocal."""
-
-    per_agent: tuple[tuple[Any, ...], ...]
-    constants: tuple[Any, ...]
-    epsilon: Any
-
-
 def count(chunk: ChunkInputs, epsilon: Any) -> Array:
-    """A chunk of the inputs as the vector that counting.Read reads; ε is a scalar as `Scalars` has it."""
+    """A chunk of the inputs as the vector that counting.Read reads; ε is a scalar as a `Rule` has it."""
     values, deltas = decoded(chunk)
     return concat(input_counts(values, deltas, activity(deltas, epsilon)))
 
 
-def merge(
-    chunk: ChunkInputs, rule: Rule, scalars: Scalars, dtype: str, key: Key, *, with_inputs: bool
-) -> tuple[Array, Array]:
+def merge(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> tuple[Array, Array]:
     """The output as stored in `dtype`, and the vector of its counts with, where asked for, the inputs' behind them;
     `key` is of the rounding draws."""
     values, deltas = decoded(chunk)
-    act = activity(deltas, scalars.epsilon)
+    act = activity(deltas, rule.epsilon)
     base = values[0]
     delta = chunk.given
     if delta is None:
-        delta = rule.kernel((*deltas, *_extras(chunk, rule)), scalars.per_agent, scalars.constants)
+        delta = rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants)
     # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
     exact = where(delta == 0, base, base + delta)
 
@@ -133,11 +132,10 @@ def whole_update(chunk: ChunkInputs, rule: Rule, each: Each) -> Array:
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:
     found: list[Array] = []
     for name in rule.extras:
-        found += (
-            [uniform_of(_elements(chunk), k) for k in chunk.uniform_keys]
-            if name == "uniform"
-            else (chunk.sensitivities)
-        )
+        if name == "uniform":
+            found += [uniform_of(_elements(chunk), key) for key in chunk.uniform_keys]
+        else:
+            found += chunk.sensitivities
     return found
 
 
@@ -148,20 +146,19 @@ def _elements(chunk: ChunkInputs) -> Array:
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """Where the updates of one chunk meet: by_overlap of `probe_chunk`, [K, K+1]."""
     with np.errstate(all="ignore"):
-        overlaps: Counts = overlaps_of(activity(decoded(chunk)[1], epsilon))
-        return overlaps
+        return np.asarray(overlaps_of(activity(decoded(chunk)[1], epsilon)))
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """Count one chunk of the inputs, in numpy."""
     with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
-        return Read(count(chunk, np.float32(epsilon)), len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
+        return Read(count(chunk, epsilon), len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
 
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """Merge and count one chunk into `dtype`, in numpy; `key` is of the rounding draws."""
     with np.errstate(all="ignore"):
-        raw, counts = merge(chunk, rule, _scalars(rule), dtype, key, with_inputs=with_inputs)
+        raw, counts = merge(chunk, rule, dtype, key, with_inputs=with_inputs)
     return read_output(raw, counts, len(chunk.raws) - 1, with_inputs=with_inputs)
 
 
@@ -175,9 +172,28 @@ def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
     """δ* of one chunk before it is rounded, in numpy."""
     with np.errstate(all="ignore"):
         inputs = (*decoded(chunk)[1], *_extras(chunk, rule))
-        delta: Float32 = rule.kernel(inputs, rule.per_agent, rule.constants)
-        return delta
+        return np.asarray(rule.kernel(inputs, rule.per_agent, rule.constants))
 
 
-def _scalars(rule: Rule) -> Scalars:
-    return Scalars(rule.per_agent, rule.constants, np.float32(rule.epsilon))
+def has_these_bits(merging: Callable[..., ChunkOutput], rule: Rule, agents: int, dtype: str) -> bool:
+    """Whether another `merge_chunk` gives the same of a small chunk with what machines differ in: subnormals, both
+    zeros, ties, many exponents."""
+    n = 2 * BLOCK + BLOCK // 2 + 1
+    rng = np.random.default_rng(agents)
+    base = np.ldexp(rng.standard_normal(n), rng.integers(-12, 1, n)).astype(np.float32)
+    base[:64], base[64:128] = -0.0, 1e-41
+    values = [base]
+    for _ in range(agents):
+        step = np.ldexp(rng.standard_normal(n), rng.integers(-16, -4, n)).astype(np.float32)
+        step[32:96] = 3e-42
+        values.append(np.where(rng.random(n) < 0.5, base + step, base).astype(np.float32))
+    raws = tuple(encode(v, dtype, "nearest", None) for v in values)
+    chunk = ChunkInputs(
+        raws,
+        (dtype,) * (agents + 1),
+        3 * BLOCK,
+        tuple(make_key(2, "trial", str(k)) for k in range(agents)) if "uniform" in rule.extras else (),
+        tuple(np.abs(decode(raw, dtype)) for raw in raws[1:]) if "sensitivity" in rule.extras else (),
+    )
+    ours, theirs = (m(chunk, rule, dtype, make_key(1, "trial"), with_inputs=True) for m in (merge_chunk, merging))
+    return ours.bits() == theirs.bits()

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.engine import definition
-from hubmerge.engine.compiled import Library, UnavailableError, library
+from hubmerge.engine.compiled import UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
-from hubmerge.numerics.counter_rng import Key, make_key
-from hubmerge.numerics.dtypes import STORAGE, Rounding, encode
+from hubmerge.numerics.counter_rng import Key
+from hubmerge.numerics.dtypes import STORAGE
 from hubmerge.sources.buffers import empty
 from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
@@ -79,7 +79,9 @@ class _Pass:
             epsilon=epsilon,
         )
         if chunk.uniform_keys:
-            self.call.uniform_keys = self.address(_key_words(chunk.uniform_keys))
+            self.call.uniform_keys = self.address(
+                np.array([(k.first, k.second) for k in chunk.uniform_keys], np.uint64)
+            )
         if chunk.sensitivities:
             self.call.sensitivities = self.address(_addresses(self._contiguous(chunk.sensitivities)))
         self._workspace = _Workspace.of_thread(self.agents, extras)
@@ -121,7 +123,7 @@ class _Pass:
         self.call.constants = self.address(np.array(rule.constants, np.float32))
 
     def run(self, first: int, end: int) -> None:
-        _loaded().work(addressof(self.call), first, end)
+        library().work(addressof(self.call), first, end)
 
     def run_all(self, piece: int = _COUNTED_AT_ONCE) -> Histogram:
         """Works through the chunk; the histogram of what was counted."""
@@ -135,7 +137,7 @@ class _Pass:
     def histogram(self) -> Histogram:
         """Of the magnitudes that were counted since the last time."""
         room = self._workspace.room
-        filled = _loaded().take(addressof(self.call), _address(room), room.shape[1])
+        filled = library().take(addressof(self.call), _address(room), room.shape[1])
         return Histogram(*room[:, :filled].copy())
 
     def inputs(self, histogram: Histogram) -> Counted[Tally]:
@@ -172,7 +174,7 @@ class _Workspace:
     """A thread's scratch for so many agents and further inputs of a kernel."""
 
     def __init__(self, agents: int, extras: int) -> None:
-        size = _loaded().workspace_bytes(agents, extras)
+        size = library().workspace_bytes(agents, extras)
         self._memory = np.zeros(size + _LINE, np.uint8)
         self.address = -(-_address(self._memory) // _LINE) * _LINE
         self.room = np.empty((3, agents * BINS), np.int64)  # for a histogram
@@ -196,31 +198,12 @@ def unavailable() -> str | None:
         library()
     except UnavailableError as error:
         return str(error)
-    for chunk, rule, dtype in _trials():
-        key = make_key(1, "trial")
-        wanted = definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-        if merge_chunk(chunk, rule, dtype, key, with_inputs=True).bits() != wanted.bits():
+    scalars = np.array([0.7, 1.3, 1e-5, 0, 1], np.float32)
+    rule = Rule(registry()["ram"].kernel, (), (tuple(scalars[:2]),) * 2, tuple(scalars[2:]), 1e-5, "nearest", True)
+    for dtype, trial in ("BF16", replace(rule, rounding="stochastic")), ("F16", rule), ("F32", rule):
+        if not definition.has_these_bits(merge_chunk, trial, 2, dtype):
             return "what was built computes other bits than the definition"
     return None
-
-
-def _trials() -> Iterator[tuple[ChunkInputs, Rule, str]]:
-    """Small chunks with what machines could differ in: subnormals, both zeros, ties, many exponents."""
-    rng = np.random.default_rng(0)
-    n = BLOCK + 1025
-    base = np.ldexp(rng.standard_normal(n), rng.integers(-12, 1, n)).astype(np.float32)
-    base[:64], base[64:128] = -0.0, 1e-41
-    steps = np.ldexp(rng.standard_normal((2, n)), rng.integers(-16, -4, n)).astype(np.float32)
-    values = [base, *(np.where(rng.random(n) < 0.5, base + step, base) for step in steps)]
-    scalars = tuple((np.float32(0.7), np.float32(1.3)) for _ in steps)
-    kernel = registry()["ram"].kernel
-    kinds: list[tuple[str, Rounding]] = [("BF16", "stochastic"), ("F16", "nearest"), ("F32", "nearest")]
-    for dtype, rounding in kinds:
-        rule = Rule(
-            kernel, (), scalars, (np.float32(1e-5), np.float32(0), np.float32(1)), 1e-5, rounding, both_roundings=True
-        )
-        raws = tuple(encode(v, dtype, "nearest", None) for v in values)
-        yield ChunkInputs(raws, (dtype,) * len(raws), 3 * BLOCK), rule, dtype
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
@@ -300,10 +283,10 @@ def count_magnitudes(
             is_private=private,
         )
         if not (private and wanted and wanted[0] % 2 == 0):
-            _loaded().rank(addressof(work.call), addressof(ranking))
+            library().rank(addressof(work.call), addressof(ranking))
         ranking.agents = count
         found = np.empty((int((spans[:, 1] + 2).sum()), 3), np.int64)
-        found = found[: _loaded().take_keys(addressof(ranking), _address(found), len(found))]
+        found = found[: library().take_keys(addressof(ranking), _address(found), len(found))]
         found[:, 0] += some.start
         parts.append(found)
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
@@ -332,29 +315,20 @@ def _keys(rows: int) -> NDArray[np.uint8]:
     return kept
 
 
-def _key_words(keys: Sequence[Key]) -> NDArray[np.uint64]:
-    return np.array([(key.first, key.second) for key in keys], np.uint64)
-
-
 def _addresses(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     return np.array([_address(row) for row in rows], np.uint64)
 
 
 def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])
 
 
 @cache
 def _kernels() -> dict[Any, int]:
     """The kernels of methods that pass.c has, by the name of the method's module."""
     modules = {method.kernel: method.kernel.__module__.rpartition(".")[2] for method in registry().values()}
-    numbers = {kernel: _loaded().kernel_number(module.encode()) for kernel, module in modules.items()}
+    numbers = {kernel: library().kernel_number(module.encode()) for kernel, module in modules.items()}
     return {kernel: number for kernel, number in numbers.items() if number >= 0}
-
-
-def _loaded() -> Library:
-    return library()
 
 
 _nothing = cache(zero_tally)  # its arrays are only read

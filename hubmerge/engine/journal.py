@@ -28,6 +28,7 @@ from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
 from hubmerge.machine.disk_errors import reading, writing
 from hubmerge.plan.plan import Plan
+from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
@@ -93,8 +94,7 @@ class Journal:
         return journal
 
     def _first_line(self) -> dict[str, Any]:
-        pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in self._refs]
-        return {"event": "plan", "identity": self._identity, "models": pins}
+        return {"event": "plan", "identity": self._identity, "models": pins_of(self._refs)}
 
     @staticmethod
     def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
@@ -247,6 +247,11 @@ class Journal:
             got=str(line["identity"])[:12],
             next_step="Choose another folder, or remove this one.",
         )
+
+
+def pins_of(refs: Iterable[ModelRef]) -> list[dict[str, str]]:
+    """Which models a merge was begun with, as plain data: the base and the agents."""
+    return [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in refs]
 
 
 def plan_identity(plan: Plan) -> str:

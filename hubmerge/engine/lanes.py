@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from hubmerge.engine import definition
-from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule, Scalars
+from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.definition import count as count_on_device
 from hubmerge.engine.definition import merge as merge_on_device
 from hubmerge.numerics.counter_rng import Key
@@ -49,24 +49,23 @@ class Lane:
         self._in = _Buffer(pinned=self._stream is not None)
         self._out = _Buffer(pinned=self._stream is not None)
         self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
-        self._rule: Rule | None = None
-        self._scalars: Scalars | None = None
+        self._rules: tuple[Rule, Rule] | None = None  # the last one, and the same with its scalars on the device
 
-    def scalars(self, rule: Rule) -> Scalars:
-        """The rule's scalars on the device; kept from chunk to chunk of a tensor."""
-        if self._scalars is None or self._rule is not rule:
-            self._rule, self._scalars = rule, _scalars_of(rule, self._device)
-        return self._scalars
+    def there(self, rule: Rule) -> Rule:
+        """The rule with its scalars on the device; kept from chunk to chunk of a tensor."""
+        if self._rules is None or self._rules[0] is not rule:
+            self._rules = rule, self._moved(rule)
+        return self._rules[1]
 
     def probe(self, chunk: ChunkInputs, rule: Rule) -> NDArray[np.int64]:
         """definition.count."""
-        return self.run(chunk, lambda inputs: (None, count_on_device(inputs, self.scalars(rule).epsilon)))[1]
+        return self.run(chunk, lambda inputs: (None, count_on_device(inputs, self.there(rule).epsilon)))[1]
 
     def merge(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """definition.merge_chunk."""
 
         def work(inputs: ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
-            return merge_on_device(inputs, rule, self.scalars(rule), dtype, key, with_inputs=with_inputs)
+            return merge_on_device(inputs, self.there(rule), dtype, key, with_inputs=with_inputs)
 
         raw, counts = self.run(chunk, work)
         assert raw is not None
@@ -85,6 +84,15 @@ class Lane:
                 here.copy_(there)
         stored = back[1].view(torch.uint8).numpy().copy() if raw is not None else None
         return stored, back[0].numpy().copy()
+
+    def _moved(self, rule: Rule) -> Rule:
+        def scalar(value: Any) -> torch.Tensor:
+            return torch.full((), float(value), dtype=torch.float32, device=self._device)
+
+        per_agent = tuple(tuple(map(scalar, row)) for row in rule.per_agent)
+        return replace(
+            rule, per_agent=per_agent, constants=tuple(map(scalar, rule.constants)), epsilon=scalar(rule.epsilon)
+        )
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -113,14 +121,6 @@ class Lane:
         models = len(chunk.raws)
         tensors: Any = tuple(host)
         return replace(chunk, raws=tensors[:models], sensitivities=tensors[models:])
-
-
-def _scalars_of(rule: Rule, device: torch.device) -> Scalars:
-    def scalar(value: Any) -> torch.Tensor:
-        return torch.full((), float(value), dtype=torch.float32, device=device)
-
-    per_agent = tuple(tuple(scalar(v) for v in row) for row in rule.per_agent)
-    return Scalars(per_agent, tuple(scalar(v) for v in rule.constants), scalar(np.float32(rule.epsilon)))
 
 
 class _Buffer:

@@ -120,12 +120,6 @@ def whole_bytes(plan: Plan, tensor: PlannedTensor) -> int:
     return tensor.elements * (stored + 4 * agents) + 4 * own
 
 
-def plain_bytes(agents: int) -> int:
-    """Per element in flight, operation by operation: values, differences and masks, and their scaled forms, squares
-    and products."""
-    return 20 + 26 * agents
-
-
 def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     agents = len(plans[0].agents)
     extras = {name for plan in plans for name in get_method(plan.recipe.method).extras}
@@ -134,7 +128,8 @@ def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     # two results in flight per thread (threads.py), and one that is written
     of_outputs = sum(3 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) for p in plans)
     if not fused:
-        return plain_bytes(agents) + measured + of_outputs - 3 * DTYPE_BYTES["F32"]
+        # values, differences and masks, and their scaled forms, squares and products
+        return 20 + 26 * agents + measured + of_outputs - 3 * DTYPE_BYTES["F32"]
     return max(1, of_inputs + of_outputs + measured)
 
 

@@ -351,15 +351,24 @@ INLINE int filled(__m128i eight, __m128i *order) { /* how many of eight are not 
 }
 #endif
 
-/* values[n] that are not zero, packed, and their places unless that is NULL. */
-static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
+/* Of uint16_t from[n], or of the upper halves of the patterns of float from[n], those that are not zero, packed, and
+   their places unless that is NULL. */
+INLINE int64_t pack_from(const void *from, const int floating, int64_t n, uint16_t *packed, uint16_t *places) {
+    const uint16_t *values = from;
+    const float *deltas = from;
     int64_t found = 0;
 #if WIDTH == 16
-    uint16_t numbers[32];
-    for (int i = 0; i < 32; i++) numbers[i] = (uint16_t)i;
-    __m512i at = _mm512_loadu_si512(numbers);
+    uint16_t numbers[32], upper[32];
+    for (int i = 0; i < 32; i++) numbers[i] = (uint16_t)i, upper[i] = (uint16_t)(2 * i + 1);
+    __m512i at = _mm512_loadu_si512(numbers), halves = _mm512_loadu_si512(upper), some;
     for (int64_t i = 0; i < n; i += 32) {
-        __m512i some = _mm512_loadu_si512(values + i);
+        if (!floating)
+            some = _mm512_loadu_si512(values + i);
+        else {
+            __m512i first = _mm512_loadu_si512(deltas + i), second = _mm512_loadu_si512(deltas + i + 16);
+            some = _mm512_permutex2var_epi16(first, halves, second);
+            some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
+        }
         __mmask32 filled = _mm512_test_epi16_mask(some, some);
         _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
         if (places) {
@@ -369,9 +378,15 @@ static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_
         found += __builtin_popcount(filled);
     }
 #elif WIDTH == 8
-    __m128i at = _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7);
+    __m128i at = _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7), some, order;
     for (int64_t i = 0; i < n; i += 8) {
-        __m128i some = _mm_loadu_si128((const void *)(values + i)), order;
+        if (!floating)
+            some = _mm_loadu_si128((const void *)(values + i));
+        else {
+            __m128i first = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i)), 16);
+            __m128i second = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i + 4)), 16);
+            some = _mm_and_si128(_mm_packus_epi32(first, second), _mm_set1_epi16(0x7FFF));
+        }
         int more = filled(some, &order);
         _mm_storeu_si128((void *)(packed + found), _mm_shuffle_epi8(some, order));
         if (places) {
@@ -382,50 +397,25 @@ static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_
     }
 #else
     for (int64_t i = 0; i < n; i++) {
-        packed[found] = values[i];
+        uint32_t bits = 0;
+        if (floating) memcpy(&bits, deltas + i, 4);
+        packed[found] = floating ? (uint16_t)(bits >> 16 & 0x7FFF) : values[i];
         if (places) places[found] = (uint16_t)i;
-        found += values[i] != 0;
+        found += packed[found] != 0;
     }
 #endif
     return found;
+}
+
+static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
+    return pack_from(values, 0, n, packed, places);
 }
 
 /* Upper halves of the patterns of deltas[n] that are not zero and whose lower half is. */
 static int64_t pack_short(
     const struct work *work, const float *deltas, int64_t n, int has_long, uint16_t *packed
 ) {
-#if WIDTH == 16
-    if (!has_long) {
-        uint16_t upper[32];
-        for (int i = 0; i < 32; i++) upper[i] = (uint16_t)(2 * i + 1);
-        __m512i places = _mm512_loadu_si512(upper);
-        int64_t found = 0;
-        for (int64_t i = 0; i < n; i += 32) {
-            __m512i first = _mm512_loadu_si512(deltas + i), second = _mm512_loadu_si512(deltas + i + 16);
-            __m512i some = _mm512_permutex2var_epi16(first, places, second);
-            some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
-            __mmask32 filled = _mm512_test_epi16_mask(some, some);
-            _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
-            found += __builtin_popcount(filled);
-        }
-        return found;
-    }
-#elif WIDTH == 8
-    if (!has_long) {
-        int64_t found = 0;
-        for (int64_t i = 0; i < n; i += 8) {
-            __m128i first = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i)), 16), order;
-            __m128i second = _mm_srli_epi32(_mm_loadu_si128((const void *)(deltas + i + 4)), 16);
-            __m128i some = _mm_and_si128(_mm_packus_epi32(first, second), _mm_set1_epi16(0x7FFF));
-            int more = filled(some, &order);
-            _mm_storeu_si128((void *)(packed + found), _mm_shuffle_epi8(some, order));
-            found += more;
-        }
-        return found;
-    }
-#else
-    (void)has_long;
-#endif
+    if (!has_long) return pack_from(deltas, 1, n, packed, NULL);
     for (int64_t i = 0; i < n; i += WIDTH) {
         ints bits = magnitude(load(deltas + i)), is_short = (bits & 0xFFFF) == 0;
         store_halves(work->patterns + i, (uints)(is_short & (bits >> 16)));
@@ -625,33 +615,38 @@ static void count_pairs(const struct work *work, int64_t agents, int64_t n, cons
     }
 }
 
+/* Counts values[n] in COPIES rows of counters that lie `stride` apart, and widens span[2] to the least and largest. */
+INLINE void count_halves(const uint16_t *values, int64_t n, uint32_t *counters, const int64_t stride, int64_t span[2]) {
+    uint16_t low = 0xFFFF, high = 0;
+    int64_t i = 0;
+    for (i = 0; i < n; i++) low = MIN(low, values[i]), high = MAX(high, values[i]);
+    span[0] = MIN(span[0], low), span[1] = MAX(span[1], high);
+    for (i = 0; i + 8 <= n; i += 8) {
+        uint64_t four, more;
+        memcpy(&four, values + i, 8);
+        memcpy(&more, values + i + 4, 8);
+        counters[four & 0xFFFF]++;
+        counters[stride + ((four >> 16) & 0xFFFF)]++;
+        counters[2 * stride + ((four >> 32) & 0xFFFF)]++;
+        counters[3 * stride + (four >> 48)]++;
+        counters[more & 0xFFFF]++;
+        counters[stride + ((more >> 16) & 0xFFFF)]++;
+        counters[2 * stride + ((more >> 32) & 0xFFFF)]++;
+        counters[3 * stride + (more >> 48)]++;
+    }
+    for (; i < n; i++) counters[values[i]]++;
+}
+
 /* Returns how many magnitudes are not zero. */
 static int64_t count_magnitudes(
     const struct work *work, int64_t agent, struct found *in, int64_t *largest, int64_t *least
 ) {
-    uint32_t *fine = work->fine + agent * COPIES * SHORT;
     uint64_t *coarse = work->coarse + agent * COPIES * BINS;
-    const uint16_t *packed = work->packed + agent * SPACED;
-    int64_t i = 0, found = in->short_patterns;
-    uint16_t low = 0xFFFF, high = 0;
-    for (int64_t j = 0; j < found; j++) low = MIN(low, packed[j]), high = MAX(high, packed[j]);
-    if (found) *least = MIN(*least, ((int64_t)low << 16) - 1);
-    in->largest = (uint32_t)high << 16;
-    for (; i + 8 <= found; i += 8) {
-        uint64_t four, more;
-        memcpy(&four, packed + i, 8);
-        memcpy(&more, packed + i + 4, 8);
-        fine[four & 0xFFFF]++;
-        fine[SHORT + ((four >> 16) & 0xFFFF)]++;
-        fine[2 * SHORT + ((four >> 32) & 0xFFFF)]++;
-        fine[3 * SHORT + (four >> 48)]++;
-        fine[more & 0xFFFF]++;
-        fine[SHORT + ((more >> 16) & 0xFFFF)]++;
-        fine[2 * SHORT + ((more >> 32) & 0xFFFF)]++;
-        fine[3 * SHORT + (more >> 48)]++;
-    }
-    for (; i < found; i++) fine[packed[i]]++;
-    for (i = 0; i < in->long_patterns; i++) {
+    int64_t found = in->short_patterns, span[2] = {0xFFFF, 0};
+    count_halves(work->packed + agent * SPACED, found, work->fine + agent * COPIES * SHORT, SHORT, span);
+    if (found) *least = MIN(*least, (span[0] << 16) - 1);
+    in->largest = (uint32_t)span[1] << 16;
+    for (int64_t i = 0; i < in->long_patterns; i++) {
         uint32_t bits = work->longs[agent * SPACED + i];
         in->largest = MAX(in->largest, bits);
         *least = MIN(*least, (int64_t)bits - 1);
@@ -913,37 +908,25 @@ INLINE floats of_elected(floats agreeing, floats weights, const float *constants
     return constants[0] * (agreeing / where(divisor == ZERO, ONE, divisor));
 }
 
-KERNEL(ties) {
-    floats total = IN(0) * 0.0f, agreeing = total, weights = total;
-#define KEPT(k) where(absolute(IN(k)) >= OF(k, 1), IN(k) * OF(k, 0), ZERO)
-    EACH_AGENT total += KEPT(k);
-    floats sign = where(total >= ZERO, ONE, -ONE);
-    EACH_AGENT {
-        floats kept = KEPT(k);
-        ints agrees = kept * sign > ZERO;
-        agreeing += where(agrees, kept, ZERO);
-        weights += where(agrees, OF(k, 0), ZERO);
-    }
-    return of_elected(agreeing, weights, constants);
+INLINE floats trimmed(floats update, floats least, floats weight) {
+    return where(absolute(update) >= least, update * weight, ZERO);
 }
 
-KERNEL(dare_ties) {
-    floats total = IN(0) * 0.0f, agreeing = total, weights = total;
-#define DROPPED(k) where(IN(agents + (k)) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)
-#define LEFT(dropped, k) where(absolute(dropped) >= OF(k, 1), (dropped) * OF(k, 0), ZERO)
-    EACH_AGENT {
-        floats dropped = DROPPED(k);
-        total += LEFT(dropped, k);
-    }
-    floats sign = where(total >= ZERO, ONE, -ONE);
-    EACH_AGENT {
-        floats dropped = DROPPED(k), kept = LEFT(dropped, k);
-        ints agrees = kept * sign > ZERO;
-        agreeing += where(agrees, kept, ZERO);
-        weights += where(agrees, OF(k, 0), ZERO);
-    }
-    return of_elected(agreeing, weights, constants);
-}
+#define ELECTED(update)                                                                                        \
+    floats total = IN(0) * 0.0f, agreeing = total, weights = total;                                            \
+    EACH_AGENT total += trimmed(update, OF(k, 1), OF(k, 0));                                                   \
+    floats sign = where(total >= ZERO, ONE, -ONE);                                                             \
+    EACH_AGENT {                                                                                               \
+        floats kept = trimmed(update, OF(k, 1), OF(k, 0));                                                     \
+        ints agrees = kept * sign > ZERO;                                                                      \
+        agreeing += where(agrees, kept, ZERO);                                                                 \
+        weights += where(agrees, OF(k, 0), ZERO);                                                              \
+    }                                                                                                          \
+    return of_elected(agreeing, weights, constants)
+
+KERNEL(ties) { ELECTED(IN(k)); }
+
+KERNEL(dare_ties) { ELECTED(where(IN(agents + k) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)); }
 
 KERNEL(fisher) {
     floats weighted = IN(0) * 0.0f, information = weighted, plain = weighted;
@@ -980,19 +963,16 @@ KERNEL(sar) {
 #define EACH_KERNEL(DO) \
     DO(linear) DO(task_arithmetic) DO(dare_linear) DO(ram) DO(ram_quantile) DO(ties) DO(dare_ties) DO(fisher) DO(sar)
 
+#define OVER_ELEMENTS(name, agents)                                                                            \
+    for (int64_t i = 0; i < n; i += WIDTH)                                                                     \
+        store(out + i, name(inputs, per_agent, columns, constants, agents, i))
 #define LOOP(name)                                                                                             \
     static void each_##name(const float *inputs, const struct call *call, int64_t n, float *restrict out) {    \
-        int64_t columns = call->columns, agents = call->agents;                                                \
+        int64_t columns = call->columns, count = call->agents;                                                 \
         const float *per_agent = call->per_agent, *constants = call->constants;                                \
-        if (agents == 2)                                                                                       \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, 2, i));                             \
-        else if (agents == 3)                                                                                  \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, 3, i));                             \
-        else                                                                                                   \
-            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
-                store(out + i, name(inputs, per_agent, columns, constants, agents, i));                        \
+        if (count == 2) OVER_ELEMENTS(name, 2);                                                                \
+        else if (count == 3) OVER_ELEMENTS(name, 3);                                                           \
+        else OVER_ELEMENTS(name, count);                                                                       \
     }
 EACH_KERNEL(LOOP)
 
@@ -1096,18 +1076,15 @@ static void finish(
 /* Rows from which `padded` elements can be read: a last block is filled up with zeros. */
 static void block_rows(const struct work *work, const struct call *call, int64_t start, int64_t n, const void **rows,
                        const float **sensitivities) {
-    int64_t whole = n % ROWS == 0;
-    for (int64_t k = 0; k <= call->agents; k++) {
-        int64_t size = call->kinds[k] == FLOAT32 ? 4 : 2;
-        const char *row = (const char *)call->rows[k] + start * size;
+    int64_t models = call->agents + 1, count = models + (call->sensitivities ? call->agents : 0);
+    for (int64_t k = 0; k < count; k++) {
+        int64_t size = k < models && call->kinds[k] != FLOAT32 ? 2 : 4;
+        const char *row = k < models ? call->rows[k] : (const void *)call->sensitivities[k - models];
         char *tail = work->tails + k * BLOCK * 4;
-        if (!whole) memset(tail, 0, BLOCK * 4), memcpy(tail, row, (size_t)(n * size));
-        rows[k] = whole ? row : tail;
-    }
-    for (int64_t k = 0; call->sensitivities && k < call->agents; k++) {
-        char *tail = work->tails + (call->agents + 1 + k) * BLOCK * 4;
-        if (!whole) memset(tail, 0, BLOCK * 4), memcpy(tail, call->sensitivities[k] + start, (size_t)(n * 4));
-        sensitivities[k] = whole ? call->sensitivities[k] + start : (const float *)tail;
+        row += start * size;
+        if (n % ROWS) memset(tail, 0, BLOCK * 4), row = memcpy(tail, row, (size_t)(n * size));
+        if (k < models) rows[k] = row;
+        else sensitivities[k - models] = (const float *)row;
     }
 }
 
@@ -1125,7 +1102,7 @@ static void merge_block(
     const float *values = scaled(work, found, agents, padded);
     memset(work->columns, 0, (size_t)agents * QUANTITIES * sizeof *work->columns);
     for (int64_t place = 0; place < padded; place += PART) {
-        int64_t few = MIN(padded - place, PART), left = n - place;
+        int64_t few = MIN(padded - place, PART), real = MAX(0, MIN(few, n - place)); /* zeros follow */
         uint64_t index = (uint64_t)(call->start + start + place);
         float *inputs = work->inputs + place, *delta = work->delta + place;
         int64_t row = agents;
@@ -1136,11 +1113,11 @@ static void merge_block(
         if (call->kernel >= 0)
             KERNELS[call->kernel].each(inputs, call, few, delta);
         else
-            memcpy(delta, call->given + start - first + place, (size_t)(MIN(few, left) < 0 ? 0 : MIN(few, left)) * 4);
-        if (left < few) memset(delta + (left < 0 ? 0 : left), 0, (size_t)(few - (left < 0 ? 0 : left)) * 4);
+            memcpy(delta, call->given + start - first + place, (size_t)real * 4);
+        memset(delta + real, 0, (size_t)(few - real) * 4);
         void *out = (char *)call->out + (start + place) * size;
-        finish(work, call, place, index, few, left < few ? (void *)last : out, to.result);
-        if (left < few && left > 0) memcpy(out, last, (size_t)(left * size));
+        finish(work, call, place, index, few, real < few ? (void *)last : out, to.result);
+        if (real < few) memcpy(out, last, (size_t)(real * size));
         add_result(work, values, agents, common, has_other, place, few);
     }
     sum_result(work, call, found, common, has_other, start / BLOCK);
@@ -1234,22 +1211,6 @@ static int64_t surviving(uint16_t *packed, const uint16_t *places, int64_t n, ui
     return pack(packed, n, out, NULL);
 }
 
-static void add_keys(const uint16_t *packed, int64_t n, uint32_t *keys, int64_t span[2]) {
-    uint16_t low = 0xFFFF, high = 0;
-    int64_t i = 0;
-    for (i = 0; i < n; i++) low = MIN(low, packed[i]), high = packed[i] > high ? packed[i] : high;
-    span[0] = MIN(span[0], low), span[1] = high > span[1] ? high : span[1];
-    for (i = 0; i + 4 <= n; i += 4) {
-        uint64_t four;
-        memcpy(&four, packed + i, 8);
-        keys[four & 0xFFFF]++;
-        keys[KEYS + ((four >> 16) & 0xFFFF)]++;
-        keys[2 * KEYS + ((four >> 32) & 0xFFFF)]++;
-        keys[3 * KEYS + (four >> 48)]++;
-    }
-    for (; i < n; i++) keys[packed[i]]++;
-}
-
 /* Counts one agent's values of a block, which lie in work->patterns. */
 static void count_values(const struct work *work, const struct call *call, const struct ranking *ranking, int64_t agent,
                          int64_t row, int64_t start, int64_t n, int64_t padded) {
@@ -1262,7 +1223,7 @@ static void count_values(const struct work *work, const struct call *call, const
                           work->patterns);
         packed = work->patterns;
     }
-    add_keys(packed, found, keys, ranking->spans + 2 * row);
+    count_halves(packed, found, keys, KEYS, ranking->spans + 2 * row);
     if (!ranking->wanted && !ranking->is_private) keys[0] += (uint32_t)(n - found);
 }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hubmerge.engine.distributed import Ranks
-from hubmerge.engine.journal import Journal
+from hubmerge.engine.journal import Journal, pins_of
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub.client import Hub
@@ -35,10 +35,6 @@ Pins = Sequence[Mapping[str, str]]  # of the base and the agents: kind, id, sha,
 Commits = Sequence[str | None]  # the same, for `prepare`; None: as the recipe says
 
 T = TypeVar("T")
-
-
-def pins_of(plan: Plan) -> Pins:
-    return [{"kind": m.ref.kind, "id": m.ref.id, "sha": m.ref.sha, "requested": m.ref.requested} for m in plan.models]
 
 
 def pins_in(folder: Path) -> Pins | None:
@@ -60,15 +56,13 @@ def commits_for(recipe: Recipe, pins: Pins | None, present_id: Callable[[str], s
     names = (recipe.base, *(agent.model for agent in recipe.agents))
     if pins is None or len(pins) != len(names):
         return ()
-
-    def is_of(pin: Mapping[str, str], repo_id: str) -> bool:
-        return pin["id"] == repo_id or pin["id"] == present_id(repo_id)
-
     found: list[str | None] = []
     for name, pin in zip(names, pins, strict=True):
         if name.local or _COMMIT.fullmatch(name.revision or ""):
             found.append(None)
-        elif (pin["kind"], pin["requested"]) == ("hub", name.revision or "main") and is_of(pin, name.id):
+        elif (pin["kind"], pin["requested"]) != ("hub", name.revision or "main"):
+            return ()
+        elif pin["id"] == name.id or pin["id"] == present_id(name.id):
             found.append(pin["sha"])
         else:
             return ()
@@ -158,7 +152,7 @@ class RunPins:
 
     def begin(self, folder: str, plan: Plan) -> None:
         """A run is about to work in `folder`."""
-        self.pins = pins_of(plan)
+        self.pins = pins_of(m.ref for m in plan.models)
         line = {"folder": folder, "models": self.pins}
         if line != self._known:
             with writing(self._path):

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from hubmerge.engine.chunks import Chunk, check_inputs, read_chunk
-from hubmerge.engine.counting import BLOCK, fold_inputs
+from hubmerge.engine.counting import BLOCK, folded
 from hubmerge.engine.definition import probe_chunk
 from hubmerge.engine.rules import epsilon_of
 from hubmerge.errors import MemoryLimitError
@@ -68,7 +68,7 @@ def preview(plan: Plan, hub: Hub, tell: Tell = untold) -> Preview:
         def count(chunk: Chunk) -> Tally:
             counted = probe_chunk(read_chunk(reader, chunk), epsilon)
             check_inputs(plan, chunk.tensor.name, counted.tally)
-            return fold_inputs(zero_tally(len(plan.agents)), counted)
+            return folded(zero_tally(len(plan.agents)), [counted])
 
         # each thread asks in a copy of this context, which says until when the Hub may be asked
         counting = [pool.submit(copy_context().run, count, chunk) for chunk in chunks]

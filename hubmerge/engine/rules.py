@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.selection import Magnitudes
-from hubmerge.methods import Method, get_method
+from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Each, Scope
 from hubmerge.numerics.arrays import Array
 from hubmerge.numerics.counter_rng import Key, make_key
@@ -26,29 +25,17 @@ def rule_of(
     """What is done to every element of a tensor; None where it is copied.
 
     `thresholds` per agent, and where updates meet in the `model` and in the tensor, as far as the method asks for them.
-    Scalars are computed in float64 and rounded to float32 here.
     """
     if tensor.action == "copy":
         return None
     values, method = plan.values[tensor.name], get_method(plan.recipe.method)
     scope = Scope(values.parameters, values.weights, model, overlaps, thresholds, values.own)
-    return Rule(
-        kernel=method.kernel,
-        whole=_whole(method, tensor, scope) if is_whole(plan, tensor) else None,
-        extras=method.extras,
-        per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
-        constants=tuple(np.float32(v) for v in method.constants(scope)),
-        epsilon=epsilon_of(plan),
-        rounding=plan.rounding,
-        both_roundings=method.rescales,
-    )
+    rule = Rule.of(method, scope, epsilon_of(plan), plan.rounding, both_roundings=method.rescales)
 
-
-def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[[Sequence[Array], Each], Array]:
-    def merged(deltas: Sequence[Array], each: Each) -> Array:
+    def whole(deltas: Sequence[Array], each: Each) -> Array:
         return method.merge_whole([d.reshape(tensor.shape) for d in deltas], scope, each).reshape(-1)
 
-    return merged
+    return replace(rule, whole=whole) if is_whole(plan, tensor) else rule
 
 
 def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:

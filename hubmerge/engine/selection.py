@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hubmerge.engine.counting import activity
 from hubmerge.engine.definition import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
-from hubmerge.numerics.counter_rng import Key, uniform
+from hubmerge.numerics.counter_rng import uniform
 from hubmerge.numerics.dtypes import Float32
 from hubmerge.statistics.statistics import Counts
 
@@ -46,7 +46,7 @@ class Magnitudes:
             return count_magnitudes(chunk, wanted, self.threshold, self.epsilon)
         found = []
         for number, row in enumerate(self.rows(chunk)):
-            bits = _bits(row)
+            bits = np.ascontiguousarray(row).view(np.uint32)
             counted = keys = (bits >> _LOWER_BITS << 1) | ((bits & _LOWER) != 0)
             if wanted:
                 counted = bits[(keys == wanted[number]) & (keys % 2 == 1)] & _LOWER
@@ -68,10 +68,11 @@ class Magnitudes:
         if self.threshold.of == "delta":
             return [np.abs(d) for d in deltas]
         if self.threshold.of == "dropped":
-            return [
-                np.abs(np.where(_uniform(key, chunk) >= np.float32(self.threshold.drop_of(k)), d, np.float32(0)))
-                for k, (key, d) in enumerate(zip(chunk.uniform_keys, deltas, strict=True))
+            drops = [np.float32(self.threshold.drop_of(k)) for k in range(len(deltas))]
+            kept = [
+                uniform(k, chunk.start, len(deltas[0])) >= p for k, p in zip(chunk.uniform_keys, drops, strict=True)
             ]
+            return [np.abs(np.where(own, d, np.float32(0))) for own, d in zip(kept, deltas, strict=True)]
         act = activity(deltas, self.epsilon)
         alone = act.count == 1
         return [np.concatenate([np.abs(d[alone & m]) for d, m in zip(deltas, act.masks, strict=True)])]
@@ -127,11 +128,3 @@ def _from_the_top(histogram: Counts, rank: int) -> tuple[int, int]:
     place = min(int(np.searchsorted(above, max(1, rank))), len(filled) - 1)
     before = int(above[place - 1]) if place else 0
     return int(filled[place]), max(1, rank) - before
-
-
-def _bits(values: Float32) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(values).view(np.uint32)
-
-
-def _uniform(key: Key, chunk: ChunkInputs) -> Float32:
-    return uniform(key, chunk.start, len(chunk.raws[0]))

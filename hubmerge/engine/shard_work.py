@@ -32,7 +32,7 @@ from hubmerge.engine.chunks import (
     read_chunk,
     with_sensitivities,
 )
-from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
+from hubmerge.engine.counting import TensorFold
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.rules import is_whole
@@ -302,8 +302,8 @@ class _Tallies:
         """The results of a chunk, one per output; NonFiniteError names what is not finite."""
         name, ends = chunk.tensor.name, chunk.ends
         if not chunk.start:
-            self._fold_in = TensorFold(self._zero, fold_inputs)
-            self._folds_out = [TensorFold(self._zero_result, fold_result) for _ in merged]
+            self._fold_in = TensorFold(self._zero)
+            self._folds_out = [TensorFold(self._zero_result) for _ in merged]
         if self.inputs is not None and (counts := merged[0].inputs) is not None:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)

@@ -15,14 +15,15 @@ have an order of their own (counting.py). What one chunk is and how it is worked
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.backend import Backend, opened
-from hubmerge.engine.bursts import Bursts, lent
+from hubmerge.engine.bursts import Bursts
 from hubmerge.engine.chunks import Chunk, Sensitivities, Thresholds, Work, check_inputs, chunks_of, read_chunk
-from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
+from hubmerge.engine.counting import Counted, TensorFold
 from hubmerge.engine.distributed import of_all_devices
 from hubmerge.engine.journal import Journal, plan_identity
 from hubmerge.engine.options import StreamOptions
@@ -40,15 +41,7 @@ from hubmerge.sources import buffers
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 
-__all__ = [
-    "MergeResult",
-    "StreamOptions",
-    "Variant",
-    "layout_of",
-    "merge",
-    "merge_variants",
-    "probe",
-]
+__all__ = ["MergeResult", "StreamOptions", "Variant", "layout_of", "merge", "merge_variants", "probe"]
 
 
 @dataclass(frozen=True)
@@ -102,12 +95,11 @@ def merge_variants(
     if len({layout_of(plan) for plan in plans}) > 1:
         raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
     ranks.agree("the plan", plan_identity(plans[0]))
-    with opened(plans, options, observer) as backend, lent(options) as bursts:
+    with opened(plans, options, observer) as backend, closing(Bursts(options)) as bursts:
         statistics = _statistics(variants, reader, backend, observer)
         thresholds = [_thresholds(variant, reader, backend, observer) for variant in variants]
         _write(variants, statistics, thresholds, reader, backend, bursts, observer)
-        device = of_all_devices(ranks.gather(backend.facts()))
-        device |= bursts.facts if bursts is not None else {}
+        device = of_all_devices(ranks.gather(backend.facts())) | bursts.facts
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
 
@@ -136,7 +128,7 @@ def count_model(plan: Plan, reader: TensorReader, backend: Backend, observer: Ob
     for chunk, counts in in_order(chunks, count, backend.threads, reader.abandon):
         name = chunk.tensor.name
         if not chunk.start:
-            fold = TensorFold(nothing, fold_inputs)
+            fold = TensorFold(nothing)
         fold.add(counts)
         done += chunk.count
         check_inputs(plan, name, counts.tally)
@@ -222,7 +214,7 @@ def _write(
     thresholds: Sequence[Thresholds],
     reader: TensorReader,
     backend: Backend,
-    bursts: Bursts | None,
+    bursts: Bursts,
     observer: Observer,
 ) -> None:
     """Write this process's shards; when it returns, every process has written its own."""
@@ -240,12 +232,9 @@ def _write(
         at_once = 1
 
     def write(task: ShardTask, relay: Relay) -> list[FinishedShard]:
-        if bursts is not None:
-            task, shards = bursts.write(task, reader, backend, relay)
-            if shards:
-                return shards
+        task, shards = bursts.write(task, reader, backend, relay)
         try:
-            return write_shard(task, reader, backend, relay, max(1, backend.threads // at_once))
+            return shards or write_shard(task, reader, backend, relay, max(1, backend.threads // at_once))
         finally:
             buffers.drop()
 

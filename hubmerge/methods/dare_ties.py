@@ -11,17 +11,17 @@ from typing import Any
 
 from pydantic import Field
 
-from hubmerge.methods.base import Method, Paper, Scope, Threshold
+from hubmerge.methods.base import Paper, Scope, Threshold
 from hubmerge.methods.dare_linear import DARE_PAPER
 from hubmerge.methods.ops import absolute, where
-from hubmerge.methods.ties import TiesParameters, negative_mean, trim, trims
+from hubmerge.methods.ties import Ties, TiesParameters, elected, trim, trims
 
 
 class DareTiesParameters(TiesParameters):
     p: float = Field(default=0.5, ge=0.0, lt=1.0, description="probability that an element is dropped")
 
 
-class DareTies(Method):
+class DareTies(Ties):
     name = "dare_ties"
     title = "DARE + TIES"
     summary = "Drops elements of each update at random and rescales the rest, then merges as TIES does."
@@ -30,16 +30,12 @@ class DareTies(Method):
     parameters = DareTiesParameters
     extras = ("uniform",)
     permutation_invariant = False
-
     of_agent = ("p", "density")
 
-    def varying(self, parameters: DareTiesParameters) -> tuple[str, ...]:
+    def varying(self, parameters: Any) -> tuple[str, ...]:
         return ("lambda", *(("p", "density") if parameters.trim_scope == "tensor" else ()))
 
-    def check(self, parameters: DareTiesParameters, weights: Sequence[float]) -> str | None:
-        return negative_mean(parameters, weights)
-
-    def threshold(self, parameters: DareTiesParameters, own: Sequence[DareTiesParameters] = ()) -> Threshold | None:
+    def threshold(self, parameters: Any, own: Sequence[Any] = ()) -> Threshold | None:
         agents = own or (parameters,)
         return trim("dropped", agents, [agent.p for agent in agents])
 
@@ -49,27 +45,13 @@ class DareTies(Method):
             for weight, trimmed, agent in zip(scope.weights, trims(scope), scope.of_agents, strict=True)
         )
 
-    def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (scope.parameters.lam, 1.0 if scope.parameters.disjoint == "mean" else 0.0, 0.0, 1.0)
-
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, mean, zero, one = constants
-        agents = len(per_agent)
-        total = inputs[0] * zero
-        for k in range(agents):
-            weight, trimmed = per_agent[k][0], per_agent[k][1]
-            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
-            total = total + where(absolute(dropped) >= trimmed, dropped * weight, zero)
-        sign = where(total >= zero, one, -one)
-        agreeing = inputs[0] * zero
-        weights = inputs[0] * zero
-        for k in range(agents):
-            weight, trimmed = per_agent[k][0], per_agent[k][1]
-            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
-            kept = where(absolute(dropped) >= trimmed, dropped * weight, zero)
-            agrees = kept * sign > zero
-            agreeing = agreeing + where(agrees, kept, zero)
-            weights = weights + where(agrees, weight, zero)
-        divisor = mean * weights + (one - mean)
-        return lam * (agreeing / where(divisor == zero, one, divisor))
+        zero = constants[2]
+
+        def kept(k: int) -> Any:
+            weight, trimmed, p, rescale = per_agent[k]
+            dropped = where(inputs[len(per_agent) + k] >= p, inputs[k] * rescale, zero)
+            return where(absolute(dropped) >= trimmed, dropped * weight, zero)
+
+        return elected(kept, inputs, per_agent, constants)

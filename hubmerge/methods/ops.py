@@ -5,15 +5,8 @@ A kernel written with them runs unchanged on numpy arrays and torch tensors; the
 
 from __future__ import annotations
 
-from typing import Any
+from hubmerge.numerics.arrays import where  # element-wise; `yes` and `no` are arrays or scalars of the operands' dtype
 
-from hubmerge.numerics import arrays
+__all__ = ["absolute", "where"]
 
-
-def where(condition: Any, yes: Any, no: Any) -> Any:
-    """Element-wise choice; `yes` and `no` are arrays or scalars of the operands' dtype."""
-    return arrays.where(condition, yes, no)
-
-
-def absolute(x: Any) -> Any:
-    return abs(x)
+absolute = abs

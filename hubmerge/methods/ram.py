@@ -15,22 +15,6 @@ from hubmerge.methods.ops import absolute, where
 RAM_PAPER = "Behavior Knowledge Merge in Reinforced Agentic Models"
 
 
-def ram_kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-    """Eq. 7. per_agent: (weight, λt); constants: (ε, 0, 1), as scalars of the arrays' dtype."""
-    epsilon, zero, one = constants
-    count = inputs[0] * zero
-    shared = inputs[0] * zero
-    unique = inputs[0] * zero
-    for k in range(len(per_agent)):
-        active = absolute(inputs[k]) > epsilon
-        weighted = inputs[k] * per_agent[k][0]
-        count = count + where(active, one, zero)
-        shared = shared + where(active, weighted, zero)
-        unique = unique + where(active, weighted * per_agent[k][1], zero)
-    mean = shared / where(count > one, count, one)
-    return where(count > one, mean, unique)
-
-
 class Ram(Method):
     name = "ram"
     title = "RAM"
@@ -40,7 +24,7 @@ class Ram(Method):
     parameters = EpsilonParameters
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w, 1.0) for w in scope.weights)
+        return tuple(zip(scope.weights, self.scales(scope), strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (scope.parameters.epsilon, 0.0, 1.0)
@@ -48,4 +32,18 @@ class Ram(Method):
     def scales(self, scope: Scope) -> tuple[float, ...]:
         return tuple(1.0 for _ in scope.weights)
 
-    kernel = staticmethod(ram_kernel)
+    @staticmethod
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        """Eq. 7. per_agent: (weight, λt); constants: (ε, 0, 1), as scalars of the arrays' dtype."""
+        epsilon, zero, one = constants
+        count = inputs[0] * zero
+        shared = inputs[0] * zero
+        unique = inputs[0] * zero
+        for k in range(len(per_agent)):
+            active = absolute(inputs[k]) > epsilon
+            weighted = inputs[k] * per_agent[k][0]
+            count = count + where(active, one, zero)
+            shared = shared + where(active, weighted, zero)
+            unique = unique + where(active, weighted * per_agent[k][1], zero)
+        mean = shared / where(count > one, count, one)
+        return where(count > one, mean, unique)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope
-from hubmerge.methods.ram import RAM_PAPER, ram_kernel
+from hubmerge.methods.base import EpsilonParameters, Paper, Scope
+from hubmerge.methods.ram import RAM_PAPER, Ram
 
 _REFERENCE = {"r": 0.2, "alpha": 1.0}
 
@@ -39,7 +39,7 @@ class RamPlusParameters(EpsilonParameters):
         return values
 
 
-class RamPlus(Method):
+class RamPlus(Ram):
     name = "ram_plus"
     title = "RAM+"
     summary = "RAM that scales up what one agent alone changed, the more of its update others share."
@@ -59,13 +59,5 @@ class RamPlus(Method):
         assert counted is not None
         return tuple(1.0 + scope.parameters.r * min(rho, scope.parameters.alpha) for rho in counted.rho)
 
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, self.scales(scope), strict=True))
-
-    def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (scope.parameters.epsilon, 0.0, 1.0)
-
     def default_dtype(self, parameters: RamPlusParameters) -> str | None:
         return "float32" if parameters.preset == "reference" else None
-
-    kernel = staticmethod(ram_kernel)

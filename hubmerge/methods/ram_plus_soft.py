@@ -10,15 +10,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope
-from hubmerge.methods.ram import RAM_PAPER, ram_kernel
+from hubmerge.methods.base import EpsilonParameters, Paper, Scope
+from hubmerge.methods.ram import RAM_PAPER, Ram
 
 
 class RamPlusSoftParameters(EpsilonParameters):
     r: float = Field(default=0.1, ge=0.0, le=10.0, description="strength of the rescaling (Eq. 8)")
 
 
-class RamPlusSoft(Method):
+class RamPlusSoft(Ram):
     name = "ram_plus_soft"
     title = "RAM+s"
     summary = "RAM+ whose scaling grows with the part of the agent's update that others share."
@@ -39,11 +39,3 @@ class RamPlusSoft(Method):
             1.0 + scope.parameters.r * (int(shared) / int(active) if active else 0.0)
             for shared, active in zip(scope.model.shared, scope.model.changed, strict=True)
         )
-
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, self.scales(scope), strict=True))
-
-    def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (scope.parameters.epsilon, 0.0, 1.0)
-
-    kernel = staticmethod(ram_kernel)

@@ -12,7 +12,7 @@ inputs are read once instead of twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,11 +40,8 @@ def trim(
         return None
     ranks = tuple(map(rank, densities))
     alike = len(set(densities)) == 1
-    return Threshold(of, agents[0].trim_scope, ranks[0] if alike else ranks, one_or_each(drops))
-
-
-def one_or_each(values: Sequence[float]) -> float | tuple[float, ...]:
-    return values[0] if len(set(values)) == 1 else tuple(values)
+    drop = drops[0] if len(set(drops)) == 1 else tuple(drops)
+    return Threshold(of, agents[0].trim_scope, ranks[0] if alike else ranks, drop)
 
 
 def trims(scope: Scope) -> tuple[float, ...]:
@@ -56,12 +53,22 @@ def trims(scope: Scope) -> tuple[float, ...]:
     )
 
 
-def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str | None:
-    """The refusal of negative weights under `disjoint: mean`: the agreeing agents' weights could add up to 0, or to a
-    negative divisor that turns the mean round."""
-    if parameters.disjoint == "sum" or min(weights) >= 0:
-        return None
-    return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"
+def elected(kept: Callable[[int], Any], inputs: Any, per_agent: Any, constants: Any) -> Any:
+    """The election of a sign and the merge of what agrees with it; kept(k): agent k's trimmed wk·δk, which is made
+    anew each time rather than held. per_agent: (weight, …)."""
+    lam, mean, zero, one = constants
+    agents = range(len(per_agent))
+    agreeing = weights = total = inputs[0] * zero
+    for k in agents:
+        total = total + kept(k)
+    sign = where(total >= zero, one, -one)
+    for k in agents:
+        own = kept(k)
+        agrees = own * sign > zero
+        agreeing = agreeing + where(agrees, own, zero)
+        weights = weights + where(agrees, per_agent[k][0], zero)
+    divisor = mean * weights + (one - mean)
+    return lam * (agreeing / where(divisor == zero, one, divisor))
 
 
 class Ties(Method):
@@ -71,17 +78,21 @@ class Ties(Method):
     formula = (
         "δ* = λ·Σₖ wₖ·δ̂ₖ / Σₖ wₖ over sgn wₖ·δ̂ₖ = sgn Σⱼ wⱼ·δ̂ⱼ (disjoint sum: no division), δ̂ₖ the top density of δₖ"
     )
-    papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
+    papers: ClassVar[tuple[Paper, ...]] = (
+        Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),
+    )
     parameters = TiesParameters
-
-    of_agent = ("density",)
+    of_agent: ClassVar[tuple[str, ...]] = ("density",)
 
     def varying(self, parameters: TiesParameters) -> tuple[str, ...]:
         # the density of a tensor has a meaning only where the largest are sought in it
         return ("lambda", "density") if parameters.trim_scope == "tensor" else ("lambda",)
 
     def check(self, parameters: TiesParameters, weights: Sequence[float]) -> str | None:
-        return negative_mean(parameters, weights)
+        """The agreeing agents' weights could add up to 0, or to a negative divisor that turns the mean round."""
+        if parameters.disjoint == "sum" or min(weights) >= 0:
+            return None
+        return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"
 
     def threshold(self, parameters: TiesParameters, own: Sequence[TiesParameters] = ()) -> Threshold | None:
         return trim("delta", own or (parameters,))
@@ -94,18 +105,8 @@ class Ties(Method):
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, mean, zero, one = constants
-        total = inputs[0] * zero
-        for k in range(len(per_agent)):
-            kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
-            total = total + kept
-        sign = where(total >= zero, one, -one)
-        agreeing = inputs[0] * zero
-        weights = inputs[0] * zero
-        for k in range(len(per_agent)):
-            kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
-            agrees = kept * sign > zero
-            agreeing = agreeing + where(agrees, kept, zero)
-            weights = weights + where(agrees, per_agent[k][0], zero)
-        divisor = mean * weights + (one - mean)
-        return lam * (agreeing / where(divisor == zero, one, divisor))
+        def kept(k: int) -> Any:
+            weight, trimmed = per_agent[k]
+            return where(absolute(inputs[k]) >= trimmed, inputs[k] * weight, constants[2])
+
+        return elected(kept, inputs, per_agent, constants)

@@ -35,8 +35,7 @@ def make_key(seed: int, *identity: str) -> Key:
 
 def draws(key: Key, start: int, count: int) -> NDArray[np.uint64]:
     """[count] uniform 64-bit integers for the elements start … start + count − 1 of a tensor."""
-    drawn: NDArray[np.uint64] = draws_of(np.arange(start, start + count, dtype=np.int64), key).view(np.uint64)
-    return drawn
+    return np.asarray(draws_of(np.arange(start, start + count, dtype=np.int64), key)).view(np.uint64)
 
 
 def draws_of(elements: Array, key: Key) -> Array:
@@ -48,8 +47,7 @@ def draws_of(elements: Array, key: Key) -> Array:
 
 def uniform(key: Key, start: int, count: int) -> NDArray[np.float32]:
     """[count] float32 in [0, 1), multiples of 2⁻²⁴: the upper bits of `draws`."""
-    found: NDArray[np.float32] = uniform_of(np.arange(start, start + count, dtype=np.int64), key)
-    return found
+    return np.asarray(uniform_of(np.arange(start, start + count, dtype=np.int64), key))
 
 
 def uniform_of(elements: Array, key: Key) -> Array:

@@ -69,17 +69,6 @@ class Histogram:
         keys = np.flatnonzero(flat).astype(np.int64)
         return cls(keys, flat[keys], offsets.reshape(-1)[keys])
 
-    def __add__(self, other: Histogram) -> Histogram:
-        more, total = sorted((self, other), key=lambda histogram: len(histogram.keys))
-        place = np.searchsorted(total.keys, more.keys)
-        if len(place) and (place[-1] == len(total.keys) or not np.array_equal(total.keys[place], more.keys)):
-            return Histogram.sum_of((self, other))
-        # a total holds the bins of its parts, so that this is the usual case, and faster
-        counts, offsets = total.counts.copy(), total.offsets.copy()
-        counts[place] += more.counts
-        offsets[place] += more.offsets
-        return Histogram(total.keys, counts, offsets)
-
     @staticmethod
     def sum_of(parts: Iterable[Histogram]) -> Histogram:
         """All of them added up."""

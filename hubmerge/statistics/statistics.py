@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,17 @@ class Tally(Addable):
     @property
     def overlaps(self) -> Overlaps:
         return Overlaps(self.by_overlap)
+
+    @property
+    def sums(self) -> Sums:
+        """The real sums in a row: moments per power and agent, then dot for every a ≤ b."""
+        return np.concatenate([self.moments.reshape(-1), self.dot[np.triu_indices(self.agents)]])
+
+    def with_sums(self, sums: Sums) -> Self:
+        k, upper = self.agents, np.triu_indices(self.agents)
+        dot = np.zeros((k, k))
+        dot[upper] = dot.T[upper] = sums[3 * k :]
+        return replace(self, moments=sums[: 3 * k].reshape(3, k), dot=dot)
 
     @property
     def density(self) -> tuple[float, ...]:
@@ -168,6 +179,15 @@ class ResultTally(Addable):
     shared_kept: Sums  # [K]
 
     SUMS = ("unique_norm", "unique_kept", "unique_stored", "unique_other", "shared_norm", "shared_kept")
+
+    @property
+    def sums(self) -> Sums:
+        """The fields of SUMS in a row."""
+        return np.concatenate([getattr(self, name) for name in self.SUMS])
+
+    def with_sums(self, sums: Sums) -> Self:
+        rows: dict[str, Any] = dict(zip(self.SUMS, sums.reshape(len(self.SUMS), -1), strict=True))
+        return replace(self, **rows)
 
     @staticmethod
     def _ratio(numerator: Sums, norm: Sums) -> tuple[float | None, ...]:

@@ -52,7 +52,7 @@ def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
                 "unique_share": int(unique[k]) / max(int(tally.changed[k]), 1),
                 "shared": int(shared[k]),
                 "shared_with": [int(c) for c in tally.by_overlap[k, 1:]],
-                "rho": _finite(rho[k]),
+                "rho": rho[k] if np.isfinite(rho[k]) else "inf",  # JSON has no infinity
                 "l1": magnitudes.l1,
                 "l2": float(np.sqrt(tally.dot[k, k])),
                 "max": largest,
@@ -73,8 +73,3 @@ def concentration(magnitudes: AgentMagnitudes, largest: float) -> dict[str, Any]
     }
     values = {name: None if e is None else e.value for name, e in estimates.items()}
     return {**values, "error": {name: None if e is None else e.error for name, e in estimates.items()}}
-
-
-def _finite(value: float) -> float | str:
-    """The number, with infinity as "inf", since JSON has none."""
-    return value if np.isfinite(value) else "inf"

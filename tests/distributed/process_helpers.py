@@ -68,7 +68,6 @@ class Launcher:
             "notes": str(notes) if notes else None,
             "trouble": trouble,
         }
-        assert self._parent.stdout is not None
         self._parent.stdin.write(json.dumps(order).encode() + b"\n")
         self._parent.stdin.flush()
         if not select.select([self._parent.stdout], [], [], _TIMEOUT_S)[0]:

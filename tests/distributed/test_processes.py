@@ -1,21 +1,28 @@
-"""Two real processes with gloo: the bytes of one, a lost process ends the other, and the merge goes on."""
+"""Two real processes with gloo, of our own or a launcher's: the bytes of one, a lost process ends the other, and the
+merge goes on."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from process_helpers import ROOT, Launcher
-
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
 METHODS = ("ram_plus", "ties", "ram", "wudi")
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d",
+                 "--rdzv-endpoint", "127.0.0.1:0"],
+    # asks for nothing of a GPU that is not there: the processes choose their device themselves
+    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+                   "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +69,19 @@ def test_two_processes_give_the_bytes_and_statistics_of_one(
     assert [code for code, _ in finished] == [0, 0], finished
     for method in METHODS:
         assert content(tmp_path / method) == alone[method], method
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path, tmp_path: Path, launcher: str) -> None:
+    pytest.importorskip("accelerate")
+    for name, launched_by in (("alone", []), ("together", [*LAUNCHERS[launcher], "-m"])):
+        command = [sys.executable, "-m", *launched_by, "hubmerge", *argv(family, "ram_plus", tmp_path / name)]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert content(tmp_path / "together") == content(tmp_path / "alone")
+    card = json.loads((tmp_path / "together" / "hubmerge.json").read_text())
+    assert card["environment"]["processes"] == 2
 
 
 def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, family: Path, tmp_path: Path) -> None:

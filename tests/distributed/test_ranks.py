@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -12,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
-
 from rank_threads import merged_by, ranks_of, together
-from stream_helpers import bytes_of, plan_of, run, tallies, write_family
+from stream_helpers import Watching, bytes_of, family_plan, run, sensitivity_metadata, tallies
 
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several
+from hubmerge.engine import device
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, of_all_devices, refuse_several
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import FolderInUseError, RecipeError, SettingsError, TargetExistsError
-from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
+from hubmerge.sensitivity.file import read_sensitivity, write_tensors
 from hubmerge.sensitivity.of_plan import same_files
 from hubmerge.settings import load_settings
 
@@ -49,8 +45,7 @@ from hubmerge.settings import load_settings
 def test_several_ranks_give_the_bytes_and_statistics_of_one(
     tmp_path: Path, method: str, parameters: dict[str, Any], size: int
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
+    plan = family_plan(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
     one = run(plan, tmp_path / "one")
     found = merged_by(size, plan, tmp_path / "several")
     several = found[0]
@@ -66,8 +61,7 @@ def test_several_ranks_give_the_bytes_and_statistics_of_one(
 def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shard_again(
     tmp_path: Path, method: str, sizes: tuple[int, ...]
 ) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, method, max_shard_bytes=6_000), tmp_path / "out"
+    plan, out = family_plan(tmp_path, method, max_shard_bytes=6_000), tmp_path / "out"
     one = run(plan, tmp_path / "one")
     kept: dict[str, int] = {}
     for size in sizes[:-1]:
@@ -86,8 +80,7 @@ def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shar
 
 
 def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, "ram", max_shard_bytes=6_000), tmp_path / "out"
+    plan, out = family_plan(tmp_path, "ram", max_shard_bytes=6_000), tmp_path / "out"
     run(plan, tmp_path / "one")
     merged_by(2, plan, out)
     changed = out / plan.shards[1].filename
@@ -97,16 +90,14 @@ def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tm
 
 
 def test_a_folder_in_which_a_process_of_an_earlier_run_still_works_is_refused(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
+    plan, out = family_plan(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
     with sole_owner(out, 1), ExitStack() as held, pytest.raises(FolderInUseError, match="another process is merging"):
         own([out], held, ALONE)
     assert isinstance(merged_by(1, plan, out)[0], MergeResult)
 
 
 def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothing_there(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, "ram"), tmp_path / "out"
+    plan, out = family_plan(tmp_path, "ram"), tmp_path / "out"
     out.mkdir()
     (out / "theirs.txt").write_text("theirs")
     first, second = ranks_of(2)
@@ -133,36 +124,27 @@ def test_processes_that_resolved_other_commits_refuse() -> None:
 
 def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:
     """Two machines, each with a file of that name; then a machine without."""
-    facts = {"hubmerge": "1", "torch": "2", "transformers": "4", "model_id": "a", "model_sha": "0" * 40}
-    more = {"model_weights": "", "data": "d", "data_digest": "0" * 64, "pairs": 1, "max_tokens": 2, "prompt": "p"}
-    metadata = SensitivityMetadata(**facts, **more, answer="a", dtype="float32", device="cpu")
     for number, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         values = np.array([1.0, number], dtype=np.float32)
-        write_tensors(tmp_path / name / "f.safetensors", {"w": (2,)}, metadata.to_strings(), [("w", values)])
+        write_tensors(
+            tmp_path / name / "f.safetensors", {"w": (2,)}, sensitivity_metadata().to_strings(), [("w", values)]
+        )
     agent = SimpleNamespace(sensitivity=None)
     plan: Any = SimpleNamespace(recipe=SimpleNamespace(method="fisher", agents=[agent]))
     file = read_sensitivity(tmp_path / "one" / "f.safetensors")
 
-    def share(ranks: Ranks, folder: str) -> str:
-        try:
-            return str(same_files(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path)
-        except ProcessLostError as refused:
-            return str(refused)
+    def share(ranks: Ranks, folder: str) -> Path:
+        return same_files(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path
 
-    def both(folder: str) -> list[str]:
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(share, ranks_of(2), ("one", folder)))
+    def both(folder: str) -> list[Any]:
+        return together(2, lambda ranks: share(ranks, folder if ranks.rank else "one"))
 
-    assert both("one") == [str(file.path), str(file.path)]
-    assert all("do not agree on the sensitivities" in text for text in both("two"))
+    assert both("one") == [file.path, file.path]
+    assert all("do not agree on the sensitivities" in str(error) for error in both("two"))
     assert same_files(ALONE, plan, tmp_path, (file,)) == (file,)
-
-    first, second = ranks_of(2)
-    with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(first.first, ["f.safetensors"])
-        assert "not where this process looks for it" in share(second, "nowhere")
-        told.result()
+    told = together(2, lambda ranks: share(ranks, "nowhere") if ranks.rank else ranks.first(["f.safetensors"]))
+    assert "not where this process looks for it" in str(told[1])
 
 
 def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> None:
@@ -179,3 +161,45 @@ def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> 
     refuse_several(load_settings({}), "sweep")
     with pytest.raises(RecipeError, match="launcher"):
         refuse_several(mpi, "sweep")
+
+
+def test_the_facts_of_all_devices_become_one_report() -> None:
+    facts = [
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 5},
+        {"device": "cpu", "torch": "2.13.0", "device_failed": "CUDA out of memory"},
+        {"device": "H200", "torch": "2.13.0", "peak_device_bytes": 7},
+    ]
+    assert of_all_devices(facts) == {
+        "device": "H200, cpu",
+        "torch": "2.13.0",
+        "peak_device_bytes": 7,
+        "device_failed": "rank 1: CUDA out of memory",
+    }
+    assert of_all_devices([facts[1]]) == facts[1]
+    assert of_all_devices([{}, {}]) == {}
+
+
+@pytest.mark.slow
+def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    plan, out = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000), tmp_path / "out"
+    run(plan, tmp_path / "one")
+
+    def place(local_rank: int) -> Any:
+        if local_rank:
+            raise RuntimeError("CUDA error: no context")
+        return torch.device("cpu")
+
+    monkeypatch.setattr(device, "_place", place)
+
+    watching = Watching()
+    found = merged_by(2, plan, out, observer=watching, device="cuda")
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
+    [warning] = watching.messages
+    assert warning.startswith("rank 1: the CUDA device cannot be used")
+    for each in found:
+        assert each.device["device_failed"] == "rank 1: CUDA error: no context"
+        assert each.device["device"] == "cpu"

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import recipe_dict
 from huggingface_hub import HfApi
-from process_helpers import ROOT, Launcher, noted
+from line import Line, upload
+from process_helpers import Launcher, noted
 from processes import as_ada
-
-sys.path.insert(0, str(ROOT / "tests" / "engine"))
-
 from stream_helpers import write_family
 
-from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 
 SHARDS = 8
@@ -29,15 +24,12 @@ DISK_BYTES = 100_000  # for two shards of every process and inputs of 164 kB
 VOLATILE = ("created", "environment", "identity", "target")
 
 
-@dataclass(frozen=True)
-class Work:
-    """Runs of one recipe, to targets of their own."""
+@dataclass
+class Work(Line):
+    """Runs of one recipe by several processes."""
 
-    start: Launcher
-    process: LocalHubProcess
-    recipe: Path
-    folder: Path
-    target: str
+    start: Launcher = field(kw_only=True)
+    file: Path = field(kw_only=True)  # of the recipe
 
     @property
     def notes(self) -> Path:
@@ -46,7 +38,7 @@ class Work:
     def run(
         self, processes: int, trouble: dict[str, Any] | None = None, times: int = 1, **more: Any
     ) -> list[tuple[int, str]]:
-        command = ["run", str(self.recipe), "--to", self.target, "--license", "mit", "--device", "cpu"]
+        command = ["run", str(self.file), "--to", self.target, "--license", "mit", "--device", "cpu"]
         return self.start(
             processes,
             [[*command, "--disk-budget", str(DISK_BYTES / 1e9)]] * times,
@@ -57,63 +49,37 @@ class Work:
             **more,
         )
 
-    def report(self) -> dict[str, Any]:
-        hub = Hub(self.process.endpoint, self.process.tokens["ada"])
-        return dict(json.loads(hub.read_file(self.target, hub.repo_state(self.target).sha, "hubmerge.json")))
-
     def published(self) -> dict[str, Any]:
-        """The sha256 of every file that is a function of the inputs, and the manifest where it is."""
-        hub = Hub(self.process.endpoint, self.process.tokens["ada"])
-        state = hub.repo_state(self.target)
-        return {
-            "manifest": {key: value for key, value in self.report().items() if key not in VOLATILE},
-            **{
-                path: file.sha256 or sha256(hub.read_file(state.id, state.sha, path)).hexdigest()
-                for path, file in state.files.items()
-                if path not in {"README.md", "hubmerge.json", ".gitattributes"}
-            },
-        }
+        """And of the manifest what is a function of the inputs."""
+        return super().published() | {"manifest": {k: v for k, v in self.report().items() if k not in VOLATILE}}
 
     def copied_bytes(self, base: str) -> int:
         """Of the files beside the weights that the result has from its base."""
-        hub = Hub(self.process.endpoint, self.process.tokens["ada"])
         made_anew = {"README.md", "config.json", ".gitattributes", "model.safetensors.index.json"}
-        files = hub.repo_state(base).files
-        taken = (files.keys() & hub.repo_state(self.target).files.keys()) - made_anew
+        files = self.hub.repo_state(base).files
+        taken = (files.keys() & self.hub.repo_state(self.target).files.keys()) - made_anew
         return sum(files[name].size for name in taken if not name.endswith(".safetensors"))
 
     def commits(self) -> int:
-        """Beyond the Hub's initial one."""
-        api = HfApi(self.process.endpoint, token=self.process.tokens["ada"])
-        return len(api.list_repo_commits(self.target)) - 1 if api.repo_exists(self.target) else 0
+        return super().commits() if self.api.repo_exists(self.target) else 0
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
-    with LocalHubProcess(tmp_path_factory.mktemp("hub")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def recipe(hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recipe(local_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     write_family(folder, sizes=SIZES, shards=SHARDS)
-    api = HfApi(hub.endpoint, token=hub.tokens["ada"])
-    for name in ("base", "agent0", "agent1", "agent2"):
-        api.create_repo(f"ada/{name}")
-        api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
-    (folder / "recipe.yaml").write_text(
-        "base: ada/base\nagents: [ada/agent0, ada/agent1, ada/agent2]\nmethod: ram_plus\n", encoding="utf-8"
-    )
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    names = [upload(api, folder / name, f"ada/shared-{name}") for name in ("base", "agent0", "agent1", "agent2")]
+    (folder / "recipe.yaml").write_text(json.dumps(recipe_dict(names[0], names[1:], "ram_plus")), encoding="utf-8")
     return folder / "recipe.yaml"
 
 
 @pytest.fixture(scope="module")
 def alone(
-    start: Launcher, hub: LocalHubProcess, recipe: Path, tmp_path_factory: pytest.TempPathFactory
+    start: Launcher, local_hub: LocalHubProcess, recipe: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """What one process publishes."""
-    work = Work(start, hub, recipe, tmp_path_factory.mktemp("alone"), "ada/alone")
+    work = Work(local_hub, tmp_path_factory.mktemp("alone"), {}, "ada/alone", start=start, file=recipe)
     [(code, error)] = work.run(1)
     assert code == 0, error
     published = work.published()
@@ -122,9 +88,8 @@ def alone(
 
 
 @pytest.fixture
-def work(start: Launcher, hub: LocalHubProcess, recipe: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Work:
-    name = sha256(request.node.nodeid.encode()).hexdigest()[:12]
-    return Work(start, hub, recipe, tmp_path, f"ada/p-{name}")
+def work(start: Launcher, local_hub: LocalHubProcess, recipe: Path, tmp_path: Path, name: str) -> Work:
+    return Work(local_hub, tmp_path, {}, name, start=start, file=recipe)
 
 
 def input_bytes(recipe: Path) -> int:
@@ -144,7 +109,7 @@ def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_byte
     assert max(int(count) for own in noted(work.notes, "lying") for count in own) <= 2 * 2, "two of each process"
     report = work.report()
     fetch, shard_bytes = report["environment"]["fetch"], max(f["size"] for f in report["files"])
-    beside = work.copied_bytes("ada/base")
+    beside = work.copied_bytes("ada/shared-base")
     taken = 2 * shard_bytes + beside
     assert fetch["budget_bytes"] == DISK_BYTES // 2 - taken, "half of the budget, less two shards and the other files"
     assert fetch["high_water_bytes"] <= fetch["budget_bytes"]
@@ -200,6 +165,6 @@ def test_machines_without_a_common_folder_publish_too_and_go_on_after_a_failed_u
 
 
 def test_a_sweep_and_an_evaluation_are_refused_to_several_processes(work: Work) -> None:
-    [(code, error), _] = work.start(2, [["run", str(work.recipe), "--to", work.target, "--evaluate", "smoke"]])
+    [(code, error), _] = work.start(2, [["run", str(work.file), "--to", work.target, "--evaluate", "smoke"]])
     assert code == 1
     assert "E_RECIPE: this command is run by one process" in error

@@ -32,5 +32,4 @@ def compare(engine: Engine, chunk: definition.ChunkInputs, rule: definition.Rule
     assert engine.working
     assert engine.merge_chunk(chunk, rule, output, key, with_inputs=False).inputs is None
     probed, counted = engine.probe_chunk(chunk, rule.epsilon), wanted.inputs
-    assert counted is not None
     assert (probed.tally.to_json(), probed.sums.tobytes()) == (counted.tally.to_json(), counted.sums.tobytes())

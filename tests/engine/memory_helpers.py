@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stream_helpers import sensitivity_metadata
 
 from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import small_shape, write_family
@@ -20,7 +23,7 @@ from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
-from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
+from hubmerge.sensitivity.file import weights_digest, write_tensors
 from hubmerge.sources.open import open_model
 from hubmerge.sources.synthetic import DecoderShape
 
@@ -53,20 +56,7 @@ class Family:
         path = Path(f"{name}.sensitivity.safetensors")
         if not path.is_file():
             model = open_model(ModelName.parse(name), NOWHERE, allow_local=True)
-            words = {"hubmerge": "1", "torch": "1", "transformers": "1", "data": "d", "prompt": "p", "answer": "a"}
-            metadata = SensitivityMetadata.model_validate(
-                {
-                    **words,
-                    "model_id": Path(name).name,
-                    "model_sha": model.ref.sha,
-                    "model_weights": weights_digest(model),
-                    "data_digest": "0" * 64,
-                    "pairs": 1,
-                    "max_tokens": 2,
-                    "dtype": "float32",
-                    "device": "cpu",
-                }
-            )
+            metadata = sensitivity_metadata(Path(name).name, model.ref.sha, weights_digest(model))
             shapes = dict(self.shape.tensors())
             parts = ((n, np.linspace(0, 1, prod(s), dtype=np.float32)) for n, s in shapes.items())
             write_tensors(path, shapes, metadata.to_strings(), parts)
@@ -93,6 +83,13 @@ def merge_once(recipe: Recipe, folder: Path) -> None:
 def predicted(recipe: Recipe, threads: int) -> int:
     plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
     return predict(plan, Machine(2), StreamOptions(threads=threads)).memory_bytes
+
+
+def inspected(path: Path) -> dict[str, Any]:
+    """What the command says of a recipe or sweep."""
+    command = [sys.executable, "-m", "hubmerge", "inspect", str(path), "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
 
 
 def planned(method: str, agents: int, base: str, **more: object) -> Plan:

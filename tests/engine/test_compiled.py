@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import printed_by
 
 from hubmerge.engine import build, compiled, fast
 from hubmerge.engine.compiled import Library
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -55,15 +52,9 @@ def test_processes_that_need_it_at_once_build_it_once(tmp_path: Path, compiler: 
         "compiled.build = lambda *given: (print('built', flush=True), once(*given))\n"
         "compiled.library()\n"
     )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-
-    def run(_: int) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
-        ).stdout
-
     with ThreadPoolExecutor(3) as pool:
-        assert "".join(pool.map(run, range(3))) == "built\n"
+        running = [pool.submit(printed_by, code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(3)]
+        assert "".join(one.result() for one in running) == "built\n"
 
 
 def test_a_broken_file_is_built_anew(bare: Path, compiler: tuple[str, ...]) -> None:
@@ -96,21 +87,22 @@ def test_what_computes_other_bits_than_the_definition_is_not_used(
     assert fast.unavailable() == "what was built computes other bits than the definition"
 
 
-def test_a_compiler_that_fails_is_told_in_its_own_words(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'fatal error: stdint.h: No such file' >&2; exit 1", "stdint.h: No such file"),
+        ("exec sleep 60", "timed out"),
+    ],
+)
+def test_a_compiler_that_fails_is_told_in_its_own_words_and_one_that_hangs_is_ended(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
     broken = bare / "cc"
-    broken.write_text("#!/bin/sh\necho 'fatal error: stdint.h: No such file' >&2\nexit 1\n")
+    broken.write_text(f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
     monkeypatch.setattr(compiled, "find_compiler", lambda: (str(broken),))
-    assert "stdint.h: No such file" in (fast.unavailable() or "")
-
-
-def test_a_compiler_that_hangs_is_ended(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging = bare / "cc"
-    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
-    hanging.chmod(0o755)
-    monkeypatch.setattr(compiled, "find_compiler", lambda: (str(hanging),))
-    monkeypatch.setattr(build, "BUILD_S", 0.2)
-    assert "timed out" in (fast.unavailable() or "")
+    monkeypatch.setattr(build, "BUILD_S", 0.5)
+    assert said in (fast.unavailable() or "")
 
 
 def test_where_nothing_can_be_kept_it_is_built_all_the_same(

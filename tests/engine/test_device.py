@@ -15,8 +15,8 @@ import pytest
 import torch
 from cuda_fake import MEMORY, FakeCuda
 from device_helpers import engine_here, pretend_a_device
-from stream_helpers import NOWHERE, Watching, bytes_of, plan_of, run, tallies, tensors_of, write_family
-from test_fast import chunk_of, for_method, rule_of
+from stream_helpers import NOWHERE, Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
+from test_fast import chunk_of, rule_of
 
 from hubmerge.cli import main as cli
 from hubmerge.cli.flags import stream_options
@@ -52,19 +52,27 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    write_family(tmp_path)
-    return plan_of(tmp_path, "ram_plus")
+    return family_plan(tmp_path, "ram_plus")
+
+
+def watched(plan: Plan, out: Path, **options: Any) -> tuple[MergeResult, list[str]]:
+    """A merge, and its warnings."""
+    watching = Watching()
+    return run(plan, out, observer=watching, **options), watching.messages
 
 
 def merged(plan: Plan, out: Path, **options: Any) -> tuple[MergeResult, list[str]]:
     """The merge with a device, whose bytes and counts are those of a merge without; its warnings."""
-    watching = Watching()
     options = {"chunk": BLOCK, "threads": 3, "backend": "eager", "device": "cuda", **options}
-    found = run(plan, out, observer=watching, **options)
+    found, warnings = watched(plan, out, **options)
     wanted = run(plan, out.with_name(f"{out.name}-cpu"))
     assert bytes_of(out, plan) == bytes_of(out.with_name(f"{out.name}-cpu"), plan)
     assert tallies(found) == tallies(wanted)
-    return found, watching.messages
+    return found, warnings
+
+
+def out_of_memory(*_: Any) -> Any:
+    raise OUT_OF_MEMORY
 
 
 # --- opening -----------------------------------------------------------------------------------------------------
@@ -187,14 +195,15 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("dare_ties", {}), ("ties", {"trim_scope": "tensor"})],
     ids=str,
 )
+@pytest.mark.parametrize("name", ["cuda", "auto"])  # there is no fast pass
 def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
-    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str]
+    tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, str], name: str
 ) -> None:
     calls: list[int] = []
     on_device = lanes.merge_on_device
     monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: (calls.append(1), on_device(*a, **n))[1])
-    write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method, parameters=parameters), tmp_path / "device")
+    plan = family_plan(tmp_path, method, parameters=parameters)
+    found, warnings = merged(plan, tmp_path / "device", device=name)
     assert warnings == []
     assert found.device["device"] == "cpu"
     assert len(calls) > 5
@@ -202,7 +211,7 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
 
 def test_threads_share_few_lanes_and_get_their_own_results() -> None:
     opened = engine_here()
-    chunks = [for_method(chunk_of(2, BLOCK + n, ("BF16",) * 3, start=n * BLOCK), "linear") for n in range(12)]
+    chunks = [chunk_of("linear", 2, BLOCK + n, start=n * BLOCK) for n in range(12)]
     rule, key = rule_of("linear", chunks[0], "stochastic"), make_key(0, "x")
     with ThreadPoolExecutor(2 * LANES) as pool:
         found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
@@ -234,7 +243,7 @@ def test_a_device_that_computes_other_bits_is_not_used(
 
 def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
     opened = engine_here()
-    chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
+    chunk = chunk_of("linear", 2, 10, "F32")
 
     def wrong(*_: object) -> torch.Tensor:
         return torch.zeros(3) + torch.zeros(4)
@@ -276,8 +285,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_w
     method: str,
     good: int,
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
+    plan = family_plan(tmp_path, method, max_shard_bytes=12_000)
     calls = []
     for name in ("merge_on_device", "count_on_device"):
         exact = getattr(lanes, name)
@@ -301,13 +309,10 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_all_cores_w
 def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
     plan: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: Any) -> Any:
-        raise OUT_OF_MEMORY
-
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
         options, watching = StreamOptions(BLOCK, 2, backend="eager"), Watching()
         wanted = probe(plan, reader, options, watching)
-        monkeypatch.setattr(lanes, "count_on_device", failing)
+        monkeypatch.setattr(lanes, "count_on_device", out_of_memory)
         found = probe(plan, reader, replace(options, device="cuda"), watching)
     assert found.total.to_json() == wanted.total.to_json()
     assert len(watching.messages) == 1
@@ -316,8 +321,7 @@ def test_a_probe_whose_device_fails_counts_the_rest_on_the_cpu(
 def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(
     tmp_path: Path, here: None, many_cores: list[int]
 ) -> None:
-    write_family(tmp_path)
-    run(plan_of(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
+    run(family_plan(tmp_path, "ties"), tmp_path / "out", threads=0, device="cuda")
     selecting, merging = many_cores[:-1], many_cores[-1]
     assert set(selecting) == {16}
     assert merging == HOST_THREADS
@@ -335,15 +339,8 @@ def test_auto_gives_chunks_to_the_fast_pass_and_asks_torch_for_nothing(
 
     monkeypatch.setattr(resources, "device_there", lambda: True)
     monkeypatch.setattr(device, "_place", asked)
-    write_family(tmp_path)
-    found, warnings = merged(plan_of(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
+    found, warnings = merged(family_plan(tmp_path, method), tmp_path / "out", device="auto", backend="auto")
     assert (found.device, warnings) == ({}, [])
-
-
-def test_auto_gives_chunks_to_a_device_where_there_is_no_fast_pass(plan: Plan, tmp_path: Path, here: None) -> None:
-    found, warnings = merged(plan, tmp_path / "device", device="auto", backend="eager")
-    assert warnings == []
-    assert found.device["device"] == "cpu"  # torch's
 
 
 # --- products of matrices ----------------------------------------------------------------------------------------
@@ -376,9 +373,8 @@ def test_products_are_a_devices_and_all_else_is_counted_as_ever(
         return of_method(self, deltas, *arguments)
 
     monkeypatch.setattr(Wudi, "merge_whole", seen)
-    watching = Watching()
-    found = run(whole, tmp_path / "device", device=name, backend=backend, observer=watching)
-    assert watching.messages == []
+    found, warnings = watched(whole, tmp_path / "device", device=name, backend=backend)
+    assert warnings == []
     assert set(kinds) == {torch.Tensor}
     assert found.device["device"] == "cpu"  # torch's
     assert near(tmp_path / "device", tmp_path / "cpu", whole)
@@ -389,21 +385,15 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(whole, tmp_path / "cpu")
-
-    def failing(*_: Any) -> Any:
-        raise OUT_OF_MEMORY
-
     there = device.Engine._there
     calls: list[int] = []
 
     def some(self: Any, stored: Any, dtype: str) -> Any:
         calls.append(1)
-        return there(self, stored, dtype) if len(calls) < 8 else failing()
+        return there(self, stored, dtype) if len(calls) < 8 else out_of_memory()
 
     monkeypatch.setattr(device.Engine, "_there", some)
-    watching = Watching()
-    found = run(whole, tmp_path / "device", device="auto", observer=watching)
-    [warning] = watching.messages
+    found, [warning] = watched(whole, tmp_path / "device", device="auto")
     assert "the CPU goes on: CUDA out of memory" in warning
     assert "CUDA out of memory" in found.device["device_failed"]
     assert near(tmp_path / "device", tmp_path / "cpu", whole)
@@ -419,17 +409,13 @@ def test_a_device_whose_products_are_those_of_tf32_is_not_used(
         return exact(self, *short)
 
     monkeypatch.setattr(device.Engine, "_product", coarse)
-    watching = Watching()
-    run(whole, tmp_path / "out", device="auto", observer=watching)
-    [warning] = watching.messages
+    _, [warning] = watched(whole, tmp_path / "out", device="auto")
     assert "less exact than float32" in warning
 
 
 def test_a_tensor_that_exceeds_the_memory_that_was_named_is_merged_on_the_cpu(
     whole: Plan, tmp_path: Path, here: None
 ) -> None:
-    watching = Watching()
-    found = run(whole, tmp_path / "out", device="auto", device_memory_bytes=10_000, observer=watching)
-    [warning] = watching.messages
+    found, [warning] = watched(whole, tmp_path / "out", device="auto", device_memory_bytes=10_000)
     assert "the largest tensor does not fit" in warning
     assert "device_failed" in found.device

@@ -12,7 +12,7 @@ import torch
 from device_helpers import CPU, compare, engine_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fast import chunk_of, for_method, rule_of
+from test_fast import chunk_of, rule_of
 from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
@@ -40,15 +40,14 @@ def engine() -> Iterator[Engine]:
 def test_every_method_gives_the_bits_of_the_definition(
     engine: Engine, method: str, rounding: str, stored: str, output: str
 ) -> None:
-    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(4))
     for n in (1, 2 * BLOCK + 65):
-        chunk = for_method(chunk_of(3, n, dtypes, start=7 * BLOCK), method)
+        chunk = chunk_of(method, 3, n, stored, start=7 * BLOCK)
         compare(engine, chunk, rule_of(method, chunk, rounding), output)
 
 
 @pytest.mark.parametrize("agents", [2, 9])
 def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
-    chunk = for_method(chunk_of(agents, BLOCK + 1, ("BF16",) * (agents + 1)), "ram_plus")
+    chunk = chunk_of("ram_plus", agents, BLOCK + 1)
     compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
 
 
@@ -57,7 +56,7 @@ def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
 def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
     """By torch's own account of what is taken and given back, on the CPU."""
     n = 8 * BLOCK
-    chunk = for_method(chunk_of(agents, n, ("F32",) * (agents + 1)), method)
+    chunk = chunk_of(method, agents, n, "F32")
     rule, lane = rule_of(method, chunk, "stochastic"), Lane(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
@@ -68,12 +67,11 @@ def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, meth
 
 
 def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
-    chunk = for_method(chunk_of(2, 5000, ("F32",) * 3), "linear")
+    chunk = chunk_of("linear", 2, 5000, "F32")
     rule = rule_of("linear", chunk, "stochastic")
     chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
     for output in ("BF16", "F16", "F32"):
         found = engine.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
-        assert found.inputs is not None
         assert found.inputs.tally.nonfinite.tolist() == [1, 1, 1]
         assert found.result.tally.nonfinite == 3
 
@@ -111,12 +109,10 @@ def test_sums_have_the_order_of_the_definition(blocks: int, seed: int) -> None:
 
 def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
     lane, places = Lane(CPU), set()
-    rule = rule_of("linear", chunk_of(2, 10, ("BF16",) * 3), "nearest")
+    rule = rule_of("linear", chunk_of("linear", 2, 10), "nearest")
     for n in (BLOCK, BLOCK, 100, BLOCK):
-        lane.merge(
-            for_method(chunk_of(2, n, ("BF16",) * 3), "linear"), rule, "BF16", make_key(0, "x"), with_inputs=True
-        )
-        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane._scalars)))
+        lane.merge(chunk_of("linear", 2, n), rule, "BF16", make_key(0, "x"), with_inputs=True)
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
     assert len(places) == 1
 
 
@@ -133,14 +129,14 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
     monkeypatch.setattr(torch.cuda, "stream", entered)
     lane = Lane(CPU)
     lane._stream = object()  # type: ignore[assignment]
-    chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
+    chunk = chunk_of("linear", 2, BLOCK + 1, "mixed")
     rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
 
     def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
         begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
         assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
         lane._in.buffer.zero_()  # the host's may be filled again
-        return definition.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
+        return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
 
     copy = torch.Tensor.copy_
 
@@ -151,6 +147,5 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
     monkeypatch.setattr(torch.Tensor, "copy_", noted)
     raw, _ = lane.run(chunk, work)
     wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
-    assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
     assert events == ["begin", "begin", "copy", "copy", "copy", "end", "end"]

@@ -4,21 +4,22 @@ a chunk, and in what it counts of magnitudes."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_helpers import tally_of
 
 from hubmerge.engine import definition, fast
-from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
 from hubmerge.numerics.counter_rng import Key, make_key, uniform
 from hubmerge.numerics.dtypes import decode, encode
 from hubmerge.recipe.recipe import MAX_AGENTS
-from hubmerge.statistics.statistics import zero_tally
 
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
 
@@ -28,7 +29,10 @@ def grid(values: np.ndarray) -> np.ndarray:
     return np.ldexp(np.round(np.ldexp(values, 20)), -20).astype(np.float32)
 
 
-def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> definition.ChunkInputs:
+def chunk_of(method: str, agents: int, n: int, stored: str = "BF16", start: int = 0) -> definition.ChunkInputs:
+    """With the extras that the method declares."""
+    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
+    extras = get_method(method).extras
     rng = np.random.default_rng([agents, n])
     base = grid(rng.normal(size=n) * 0.02)
     base[: n // 50] = -0.0
@@ -39,41 +43,22 @@ def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> de
         sign = rng.choice(np.array([1, 1, -1, 0.5], np.float32), n)
         values.append(np.where(moved, base + sign * step, base).astype(np.float32))
     raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, dtypes, strict=True))
-    keys = tuple(make_key(5, "uniform", str(k)) for k in range(agents))
-    sensitivities = tuple(rng.integers(1, 5, n).astype(np.float32) / 4 for _ in range(agents))
+    keys = tuple(make_key(5, "uniform", str(k)) for k in range(agents if "uniform" in extras else 0))
+    measured = range(agents if "sensitivity" in extras else 0)
+    sensitivities = tuple(rng.integers(1, 5, n).astype(np.float32) / 4 for _ in measured)
     return definition.ChunkInputs(raws, dtypes, start, keys, sensitivities)
-
-
-def for_method(chunk: definition.ChunkInputs, method: str) -> definition.ChunkInputs:
-    """Only the extras that the method declares."""
-    extras = get_method(method).extras
-    return replace(
-        chunk,
-        uniform_keys=chunk.uniform_keys if "uniform" in extras else (),
-        sensitivities=chunk.sensitivities if "sensitivity" in extras else (),
-    )
 
 
 def rule_of(method_name: str, chunk: definition.ChunkInputs, rounding: str, more: float = 0.25) -> definition.Rule:
     """Each agent weighs so much `more` than the one before."""
     method = get_method(method_name)
-    parameters = method.parse_parameters({})
     values = [decode(r, d) for r, d in zip(chunk.raws, chunk.dtypes, strict=True)]
     deltas = [v - values[0] for v in values[1:]]
     weights = [1.0 + more * k for k in range(len(deltas))]
-    counted = count_inputs(values[0], values[1:], deltas, activity(deltas, 1e-5))
-    tally = fold_inputs(zero_tally(len(deltas)), counted)
+    overlaps = tally_of(values[0], values[1:]).overlaps
     thresholds = tuple(float(np.sort(np.abs(d))[-1 - np.count_nonzero(d) // 2]) for d in deltas)  # an update's own
-    scope = Scope(parameters, weights, tally.overlaps, tally.overlaps, thresholds)
-    return definition.Rule(
-        kernel=method.kernel,
-        extras=method.extras,
-        per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
-        constants=tuple(np.float32(v) for v in method.constants(scope)),
-        epsilon=1e-5,
-        rounding=rounding,
-        both_roundings=True,
-    )
+    scope = Scope(method.parse_parameters({}), weights, overlaps, overlaps, thresholds)
+    return definition.Rule.of(method, scope, 1e-5, rounding, both_roundings=True)  # type: ignore[arg-type]
 
 
 def assert_alike(
@@ -101,23 +86,21 @@ def assert_alike(
     ],
 )
 def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, stored: str, output: str) -> None:
-    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
     for number, n in enumerate(SIZES):
-        chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
+        chunk = chunk_of(method, agents, n, stored, start=7 * BLOCK)
         rule = rule_of(method, chunk, rounding, more=0.25 * (number % 2))  # alike in the longest, where updates tie
         found = assert_alike(chunk, rule, output, make_key(3, "rounding", method))
         probed = fast.probe_chunk(chunk, 1e-5)
-        assert found.inputs is not None
         assert probed.tally.to_json() == definition.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == found.inputs.sums.tobytes()
         met = fast.count_overlaps(chunk, 1e-5)
         assert met.tolist() == definition.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
 
-@pytest.mark.parametrize("dtypes", [("BF16",) * 3, ("F16",) * 3, ("F32",) * 3, ("F32", "BF16", "F16")])
-def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
-    chunk = chunk_of(2, 2 * 5000, dtypes)
-    gaps = definition.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
+@pytest.mark.parametrize("stored", ["BF16", "F16", "F32", "mixed"])
+def test_elements_need_not_lie_side_by_side(stored: str) -> None:
+    chunk = chunk_of("ram", 2, 2 * 5000, stored)
+    gaps = replace(chunk, raws=tuple(raw[::2] for raw in chunk.raws))
     close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
     rule = rule_of("ram", close, "nearest")
     assert assert_alike(gaps, rule, "BF16").bits() == assert_alike(close, rule, "BF16").bits()
@@ -128,19 +111,18 @@ def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("method", ["ram", "ties", "sar"])
 def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
-    chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, ("BF16",) * (MAX_AGENTS + 1)), method)
+    chunk = chunk_of(method, MAX_AGENTS, BLOCK + 65)
     assert_alike(chunk, rule_of(method, chunk, "nearest"), "BF16")
 
 
 def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
-    chunk = for_method(chunk_of(2, 5000, ("F32", "F32", "F32")), "linear")
+    chunk = chunk_of("linear", 2, 5000, "F32")
     clean = rule_of("linear", chunk, "nearest")
     chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
     for rounding in ("nearest", "stochastic"):
         rule, key = replace(clean, rounding=rounding), make_key(0, "x")
         slow, quick = (module.merge_chunk(chunk, rule, "BF16", key, with_inputs=True) for module in (definition, fast))
         assert quick.raw.tobytes() == slow.raw.tobytes()
-        assert quick.inputs is not None
         assert quick.inputs.tally.nonfinite.tolist() == [1, 1, 1]
         assert quick.result.tally.nonfinite == slow.result.tally.nonfinite == 3
 
@@ -160,13 +142,11 @@ def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[in
     for stored in ("F32", "BF16"):
         dtypes = (stored,) * len(values)
         chunk = definition.ChunkInputs(tuple(encode(v, stored, "nearest", None) for v in values), dtypes, 0)
-        rule = replace(rule_of("ram_plus", chunk_of(len(exponents), n, dtypes), "nearest"), epsilon=0.0)
+        rule = replace(rule_of("ram_plus", chunk_of("ram_plus", len(exponents), n, stored), "nearest"), epsilon=0.0)
         for output in ("BF16", "F32"):
             slow = definition.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
             quick = fast.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
             assert quick.raw.tobytes() == slow.raw.tobytes()
-            assert quick.inputs is not None
-            assert slow.inputs is not None
             np.testing.assert_array_equal(quick.inputs.sums, slow.inputs.sums)  # NaN where both have one
             np.testing.assert_array_equal(quick.result.sums, slow.result.sums)
             if not with_nan:
@@ -183,7 +163,7 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     halfway = (patterns[:-1] + patterns[1:]) / 2
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
     chunk = definition.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
-    assert_alike(chunk, rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding), dtype)
+    assert_alike(chunk, rule_of("linear", chunk_of("linear", 2, 5000, "F32"), rounding), dtype)
 
 
 # --- outputs and draws at every place of a chunk --------------------------------------------------------------------
@@ -277,37 +257,23 @@ def odd_chunk(seed: int, dtypes: tuple[str, ...], count: int) -> definition.Chun
     return definition.ChunkInputs(tuple(raws), dtypes, 8192, uniform_keys=keys)
 
 
-@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 9])
-@pytest.mark.parametrize("drop", [None, 0.0, 0.7])
+@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 9, ("BF16",) * 2])
+@pytest.mark.parametrize(("of", "drop"), [("delta", 0.0), ("dropped", 0.0), ("dropped", 0.7), ("private", 0.0)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
-def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float | None) -> None:
-    stored = odd_chunk(len(dtypes), dtypes, 10_000)
-    threshold = Threshold("delta" if drop is None else "dropped", "model", lambda n: 1, drop or 0.0)
-    plain, fused = Magnitudes(threshold, 1e-5, fast=False), Magnitudes(threshold, 1e-5)
-    with np.errstate(all="ignore"):
-        coarse = plain.count(stored)
-        assert np.array_equal(fused.count(stored), coarse)
-        assert coarse[:, 2].sum() == 10_000 * (len(dtypes) - 1)
-        largest = [int(coarse[coarse[:, 0] == k, 1].max()) for k in range(len(dtypes) - 1)]
-        rows = [coarse[(coarse[:, 0] == k) & (coarse[:, 1] != 0)] for k in range(len(dtypes) - 1)]
-        fullest = [int(row[np.argmax(row[:, 2]), 1]) for row in rows]
-        odd = [int(row[np.argmax(row[:, 2] * (row[:, 1] % 2)), 1]) for row in rows]
-        for wanted in (largest, fullest, odd, [0] * len(largest), [9] * len(largest)):
-            assert np.array_equal(fused.count(stored, wanted), plain.count(stored, wanted))
-
-
-@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 2])
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
-def test_the_fast_counts_of_private_updates_are_the_plain_ones(dtypes: tuple[str, ...]) -> None:
-    stored = odd_chunk(len(dtypes), dtypes, 10_001)
-    threshold = Threshold("private", "tensor", lambda n: 1)
+def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], of: Any, drop: float) -> None:
+    n, agents = 10_001, len(dtypes) - 1
+    stored, threshold = odd_chunk(len(dtypes), dtypes, n), Threshold(of, "tensor", lambda n: 1, drop)
     plain, fused = Magnitudes(threshold, 1e-4, fast=False), Magnitudes(threshold, 1e-4)
     with np.errstate(all="ignore"):
         coarse = plain.count(stored)
         assert np.array_equal(fused.count(stored), coarse)
-        odd = coarse[coarse[:, 1] % 2 == 1]
-        for wanted in (*odd[np.argsort(odd[:, 2])[-3:], 1], 0, 9, 30_000):
-            assert np.array_equal(fused.count(stored, [int(wanted)]), plain.count(stored, [int(wanted)]))
+        assert of == "private" or coarse[:, 2].sum() == n * agents
+        rows = [coarse[coarse[:, 0] == k] for k in range(1 if of == "private" else agents)]
+        largest = [int(row[:, 1].max()) for row in rows]
+        fullest = [int(row[np.argmax(row[:, 2] * (row[:, 1] != 0)), 1]) for row in rows]
+        odd = [[int(row[np.argsort(row[:, 2] * (row[:, 1] % 2))[-k], 1]) for row in rows] for k in (1, 2, 3)]
+        for wanted in (largest, fullest, *odd, *([key] * len(rows) for key in (0, 9, 30_000))):
+            assert np.array_equal(fused.count(stored, wanted), plain.count(stored, wanted))
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from line import Line
@@ -17,42 +18,26 @@ from hubmerge.errors import DiskError, RecipeError, TargetExistsError
 from hubmerge.output.finished import load_report
 
 
-def lose_power(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + bytes(4096))
+def of_lines(text: bytes, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
+    return b"".join(change(text.splitlines(keepends=True)))
 
 
-def lose_power_before_a_line(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], bytes(len(lines[2]) - 1) + b"\n", *lines[3:]]))
+def with_a_changed_digest(text: bytes) -> bytes:
+    before, key, after = text.rpartition(b'"sha256": "')
+    return before + key + (b"0" if after[:1] != b"0" else b"1") + after[1:]
 
 
-def append_garbage(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\xff\xfe not a line\n")
-
-
-def append_a_line_of_somebody_else(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b'{"event": "shard", "filename": "../x"}\n')
-
-
-def nest_deeply(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"[" * 100_000 + b"\n")
-
-
-def leave_half_a_line_before_a_whole_one(path: Path) -> None:
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:-1], lines[-1][:100], lines[-1]]))
-
-
-def change_a_count(path: Path) -> None:
-    """In a line that is read as before, so that only its seal tells."""
-    text = path.read_text()
-    assert '"changed": ' in text
-    path.write_text(text.replace('"changed": ', '"changed": 1', 1))
-
-
-def change_a_digest(path: Path) -> None:
-    before, key, after = path.read_text().rpartition('"sha256": "')
-    path.write_text(before + key + ("0" if after[0] != "0" else "1") + after[1:])
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "lost power": lambda text: text + bytes(4096),
+    "garbage": lambda text: text + b"\xff\xfe not a line\n",
+    "deep nesting": lambda text: text + b"[" * 100_000 + b"\n",
+    "lost power before a line": lambda text: of_lines(text, lambda ls: [*ls[:2], bytes(len(ls[2])) + b"\n", *ls[3:]]),
+    "a line of somebody else": lambda text: text + b'{"event": "shard", "filename": "../x"}\n',
+    "half a line before a whole one": lambda text: of_lines(text, lambda ls: [*ls[:-1], ls[-1][:100], ls[-1]]),
+    # in lines that are read as before, so that only their seals tell
+    "a changed count": lambda text: text.replace(b'"changed": ', b'"changed": 1', 1),
+    "a changed digest": with_a_changed_digest,
+}
 
 
 @pytest.fixture
@@ -69,86 +54,68 @@ def unfinished(line: Line) -> Line:
 
 
 def journal_of(line: Line) -> Path:
-    return line.folder / "out" / ".hubmerge" / "journal.jsonl"
+    return line.out / ".hubmerge" / "journal.jsonl"
+
+
+def damage(line: Line, how: str) -> None:
+    path = journal_of(line)
+    before = path.read_bytes()
+    path.write_bytes(DAMAGES[how](before))
+    assert path.read_bytes() != before
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_what_a_damaged_journal_no_longer_says_is_repeated(
+    unfinished: Line, undisturbed: dict[str, str], how: str
+) -> None:
+    damage(unfinished, how)
+    assert unfinished.to_folder() == undisturbed
+    resumed = load_report(unfinished.out)
+    unfinished.folder = unfinished.folder / "whole"
+    unfinished.to_folder()
+    assert resumed.statistics == load_report(unfinished.out).statistics
+
+
+@pytest.mark.parametrize("how", [*DAMAGES][:3])
+def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(unfinished: Line, how: str) -> None:
+    damage(unfinished, how)
+    plan = unfinished.prepare().plan
+    Journal.open(unfinished.out, plan).add_thresholds({"a": (0.5,)})
+    assert Journal.open(unfinished.out, plan).thresholds == {"a": (0.5,)}
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        lose_power,
-        lose_power_before_a_line,
-        append_garbage,
-        append_a_line_of_somebody_else,
-        nest_deeply,
-        leave_half_a_line_before_a_whole_one,
-        change_a_count,
-        change_a_digest,
-    ],
+    "first", [b"garbage\n", b'{"event": "plan", "identity": "x", "models": []}\n', b'{"event": "pla']
 )
-def test_what_a_damaged_journal_no_longer_says_is_repeated(
-    unfinished: Line, undisturbed: dict[str, str], damage: Callable[[Path], None]
-) -> None:
-    damage(journal_of(unfinished))
-    assert unfinished.to_folder() == undisturbed
-    resumed = load_report(unfinished.folder / "out")
-    unfinished.folder = unfinished.folder / "whole"
-    unfinished.to_folder()
-    assert resumed.statistics == load_report(unfinished.folder / "out").statistics
-
-
-@pytest.mark.parametrize("damage", [lose_power, append_garbage, nest_deeply])
-def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
-    unfinished: Line, damage: Callable[[Path], None]
-) -> None:
-    damage(journal_of(unfinished))
-    plan = unfinished.prepare().plan
-    Journal.open(unfinished.folder / "out", plan).add_thresholds({"a": (0.5,)})
-    assert Journal.open(unfinished.folder / "out", plan).thresholds == {"a": (0.5,)}
-
-
-@pytest.mark.parametrize("first", [b"garbage\n", b'{"event": "plan", "identity": "x", "models": []}\n'])
 def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(unfinished: Line, first: bytes) -> None:
     journal = journal_of(unfinished)
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([first, *lines[1:]]))
-    before = {p: p.read_bytes() for p in (unfinished.folder / "out").rglob("*") if p.is_file() and p.name != "lock"}
+    others = journal.read_bytes().splitlines(keepends=True)[1:] if first.endswith(b"\n") else []
+    journal.write_bytes(b"".join([first, *others]))
+    before = {p: p.read_bytes() for p in unfinished.out.rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(TargetExistsError, match="damaged"):
         unfinished.to_folder()
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_finished_shards_without_a_journal_line_at_all_are_somebody_elses(unfinished: Line) -> None:
-    journal_of(unfinished).write_bytes(b'{"event": "pla')
-    with pytest.raises(TargetExistsError, match="damaged"):
-        unfinished.to_folder()
-
-
 def test_a_finished_shard_that_rots_before_the_merge_is_resumed_is_made_again(
     unfinished: Line, undisturbed: dict[str, str]
 ) -> None:
-    for shard in (unfinished.folder / "out").glob("*.safetensors"):
-        content = bytearray(shard.read_bytes())
-        content[-1] ^= 1
-        shard.write_bytes(content)
-        break
+    shard = next(unfinished.out.glob("*.safetensors"))
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert unfinished.to_folder() == undisturbed
 
 
 def test_a_line_that_the_disk_refuses_does_not_hide_those_that_other_threads_write_after_it(
     unfinished: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FullDisk:
-        def __getattr__(self, name: str) -> object:
-            return getattr(os, name)
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        @staticmethod
-        def fsync(descriptor: int) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    journal = Journal.open(unfinished.folder / "out", unfinished.prepare().plan)
+    journal = Journal.open(unfinished.out, unfinished.prepare().plan)
     before = journal_of(unfinished).read_bytes()
     with monkeypatch.context() as context:
-        context.setattr(journal_module, "os", FullDisk())
+        context.setattr(journal_module, "os", SimpleNamespace(**{**vars(os), "fsync": fsync}))
         with pytest.raises(DiskError):
             journal.add_thresholds({})
     journal.add_uploaded("x")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from device_helpers import compare
 from stream_helpers import Watching, bytes_of, plan_of, run, tallies, write_family
-from test_fast import chunk_of, for_method, rule_of
+from test_fast import chunk_of, rule_of
 
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
@@ -45,9 +45,8 @@ def engine() -> Iterator[Engine]:
 def test_every_method_gives_the_bits_of_the_definition(
     engine: Engine, method: str, rounding: str, stored: str, output: str
 ) -> None:
-    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(4))
     for n in (1, BLOCK, 20 * BLOCK + 65):
-        chunk = for_method(chunk_of(3, n, dtypes, start=7 * BLOCK), method)
+        chunk = chunk_of(method, 3, n, stored, start=7 * BLOCK)
         rule = rule_of(method, chunk, rounding)
         compare(engine, chunk, rule, output)
         engine.prove(rule, 3, output)
@@ -56,7 +55,7 @@ def test_every_method_gives_the_bits_of_the_definition(
 @pytest.mark.parametrize("agents", [3, 8])
 def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine: Engine, agents: int) -> None:
     _, n = device_shares(agents, StreamOptions())
-    chunk = for_method(chunk_of(agents, n, ("BF16",) * (agents + 1)), "dare_ties")
+    chunk = chunk_of("dare_ties", agents, n)
     rule = rule_of("dare_ties", chunk, "stochastic")
     key = make_key(0, "x")
     for _ in range(2 * LANES):
@@ -94,7 +93,7 @@ def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(
         values = [rng.normal(size=shape).astype(np.float32) * np.float32(0.01) for _ in range(4)]
         chunk = ChunkInputs(tuple(v.reshape(-1) for v in values), ("F32",) * 4, 0)
         rule = replace(
-            rule_of("linear", for_method(chunk, "linear"), "nearest"),
+            rule_of("linear", chunk, "nearest"),
             whole=lambda deltas, each, shape=shape: method.merge_whole([d.reshape(shape) for d in deltas], scope, each),
         )
         wanted = definition.whole_update(chunk, rule, one_by_one)

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stream_helpers import bytes_of, plan_of, run, write_family
+from line import threads_left
+from stream_helpers import bytes_of, family_plan, plan_of, run
 
 from hubmerge.engine import journal as journal_module
 from hubmerge.engine import sink
@@ -27,8 +28,7 @@ from hubmerge.statistics.statistics import Tally, zero_tally
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    write_family(tmp_path)
-    return plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    return family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
 
 
 def opened(
@@ -99,12 +99,24 @@ def test_tallies_take_several_short_lines_that_count_once_all_are_there(
     assert [*(opened(tmp_path, plan).statistics or {})] == [*tallies]
 
 
-def test_a_journal_of_another_form_is_refused(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "_FORM", journal_module._FORM - 1)
+@pytest.mark.parametrize("other", ["method", "form", "no models"])
+def test_another_merge_is_not_gone_on_with(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    out, work = tmp_path / "out", tmp_path / "out" / WORK
+    if other == "method":
+        run(plan_of(tmp_path, "linear"), out)
+    elif other == "form":
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "_FORM", journal_module._FORM - 1)
+            opened(tmp_path, plan)
+    else:
+        work.mkdir(parents=True)
+        (work / "journal.jsonl").write_text(journal_module.sealed({"event": "plan", "identity": "0" * 64}))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {out}: "):
         opened(tmp_path, plan)
-    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {tmp_path / 'out'}: "):
-        opened(tmp_path, plan)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_shard_whose_file_is_gone_or_cut_short_is_made_again(tmp_path: Path, plan: Plan) -> None:
@@ -248,18 +260,10 @@ def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(
         interrupted(ShardWriter(tmp_path / "out", plan.shards[0], keep=keep))
     assert len(os.listdir("/proc/self/fd")) <= before
     assert [p.name for p in (tmp_path / "out").rglob("*")] == [WORK] * keep
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(("hubmerge-hash", "hubmerge-write"))]
+    assert threads_left() == []
 
 
 def interrupted(writing: ShardWriter) -> None:
     with writing:
         writing.write(b"some")
         raise KeyboardInterrupt
-
-
-def test_another_merge_s_journal_without_models_is_refused_as_one(tmp_path: Path, plan: Plan) -> None:
-    work = tmp_path / "out" / WORK
-    work.mkdir(parents=True)
-    (work / journal_module._JOURNAL).write_text(journal_module.sealed({"event": "plan", "identity": "0" * 64}))
-    with pytest.raises(TargetExistsError, match="another merge is unfinished here"):
-        opened(tmp_path, plan)

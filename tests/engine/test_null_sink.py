@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from line import threads_left
 from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.cli.main import main
@@ -23,7 +21,6 @@ from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.output.finished import load_report
 from hubmerge.recipe.file import load_recipe
 
-REPO = Path(__file__).resolve().parents[2]
 QUIET: Observer = Terminal(as_json=False)
 
 
@@ -56,7 +53,7 @@ def test_its_report_is_that_of_a_written_merge_and_nothing_stays(
     assert measured == written
     assert "nothing of it is kept" in told.err
     assert sorted(tmp_path.rglob("*")) == before
-    assert [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")] == []
+    assert threads_left() == []
 
 
 def test_no_shard_is_written_even_for_a_moment(
@@ -72,34 +69,35 @@ def test_no_shard_is_written_even_for_a_moment(
 
 def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
     prepared = prepare(load_recipe(recipe), NOWHERE, Request(license="apache-2.0", allow_local=True))
-    options = StreamOptions(threads=1)
+    options = StreamOptions(threads=1, cache=tmp_path / "c", disk_budget=1000)
     with pytest.raises(DiskError):
-        merge_to_folder(
-            prepared, NOWHERE, tmp_path / "a", replace(options, cache=tmp_path / "c", disk_budget=1000), QUIET
-        )
-    options = replace(options, sink="null")
+        merge_to_folder(prepared, NOWHERE, tmp_path / "a", options, QUIET)
     folder = tmp_path / "b"
-    merge_to_folder(prepared, NOWHERE, folder, replace(options, cache=tmp_path / "c", disk_budget=1000), QUIET)
+    merge_to_folder(prepared, NOWHERE, folder, replace(options, sink="null"), QUIET)
     assert load_report(folder).files[0].size > 1000
     assert list(folder.glob("*.safetensors")) == []
 
 
-@pytest.mark.parametrize("more", [["--resume"], ["--out"], ["--resume", "--log-json"]], ids=" ".join)
-def test_what_would_keep_something_is_refused(recipe: Path, more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["merge", "--resume"], ["merge", "--out", "somewhere"], ["merge", "--resume", "--log-json"]),
+        *(["run", "--to", "ada/x"], ["sweep", "--out", "x"], ["publish", "ada/x"]),
+    ],
+    ids=" ".join,
+)
+def test_what_would_keep_something_is_refused(
+    recipe: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(recipe.parent)
     before = sorted(recipe.parent.rglob("*"))
-    folder = [str(recipe.parent / "somewhere")] if "--out" in more else []
-    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe), "--null-sink", *more, *folder]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
-    assert done.returncode == (2 if folder else 1)
-    assert more[0] in done.stderr
+    try:
+        code = main([command[0], str(recipe), *command[1:], "--null-sink"])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == (1 if "--resume" in command else 2)
+    assert (command[1] if command[0] == "merge" else "--null-sink") in capsys.readouterr().err
     assert sorted(recipe.parent.rglob("*")) == before
-
-
-@pytest.mark.parametrize("command", [["run", "--to", "ada/x"], ["sweep", "--out", "x"], ["publish", "ada/x"]])
-def test_only_a_merge_to_a_folder_has_it(recipe: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command[0], str(recipe), *command[1:], "--null-sink"])
-    assert "--null-sink" in capsys.readouterr().err
 
 
 def test_several_processes_are_refused(

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stream_helpers import StopAfter, Watching, bytes_of, plan_of, run, spoil, tallies, write_family
+from line import threads_left
+from stream_helpers import StopAfter, Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
 
 from hubmerge.engine import parallel_shards
 from hubmerge.engine.backend import MOST_SHARDS, opened
@@ -22,18 +23,13 @@ SHARD = 20_000  # bytes: the family becomes several shards
 
 
 def planned(folder: Path, method: str) -> Plan:
-    plan = plan_of(folder, method, max_shard_bytes=SHARD)
+    plan = family_plan(folder, method, max_shard_bytes=SHARD)
     assert len(plan.shards) >= 3
     return plan
 
 
-def left_over() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("hubmerge")]
-
-
 @pytest.mark.parametrize("method", [name for name, m in registry().items() if "sensitivity" not in m.extras])
 def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_once(tmp_path: Path, method: str) -> None:
-    write_family(tmp_path)
     plan = planned(tmp_path, method)
     one = run(plan, tmp_path / "one", parallel_shards=1)
     for parallel in (2, 3, 7):
@@ -42,7 +38,7 @@ def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_on
         assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
         assert [s.sha256 for s in several.shards] == [s.sha256 for s in one.shards]
         assert tallies(several) == tallies(one)
-    assert left_over() == []
+    assert threads_left() == []
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -50,7 +46,6 @@ def test_the_observer_sees_one_merge_in_its_own_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: int
 ) -> None:
     monkeypatch.setattr(parallel_shards, "_SUMMARY_S", 0.0)
-    write_family(tmp_path)
     plan, seen = planned(tmp_path, "ram"), Watching()
     merged = run(plan, tmp_path / "out", observer=seen, parallel_shards=parallel)
     assert seen.threads == {threading.current_thread().name}
@@ -67,12 +62,11 @@ def test_the_observer_sees_one_merge_in_its_own_thread(
 
 @pytest.mark.parametrize("stop_at", [0, 2])
 def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path: Path, stop_at: int) -> None:
-    write_family(tmp_path)
     plan = planned(tmp_path, "ram_plus")
     run(plan, tmp_path / "whole", parallel_shards=1)
     with pytest.raises(KeyboardInterrupt):
         run(plan, tmp_path / "out", observer=StopAfter(stop_at), parallel_shards=3)
-    assert left_over() == []
+    assert threads_left() == []
     run(plan, tmp_path / "out", parallel_shards=2)
     assert bytes_of(tmp_path / "out", plan) == bytes_of(tmp_path / "whole", plan)
 
@@ -80,11 +74,11 @@ def test_cancelling_breaks_all_shards_off_and_the_next_run_goes_on(tmp_path: Pat
 def test_the_error_of_one_shard_is_what_is_raised(tmp_path: Path) -> None:
     _, agents = write_family(tmp_path)
     spoil(tmp_path, agents)
-    plan = planned(tmp_path, "ram")
+    plan = plan_of(tmp_path, "ram", max_shard_bytes=SHARD)
     for _ in range(5):
         with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
             run(plan, tmp_path / "out", parallel_shards=len(plan.shards))
-    assert left_over() == []
+    assert threads_left() == []
 
 
 def test_an_error_counts_before_those_who_noticed_it() -> None:
@@ -116,7 +110,6 @@ def test_a_warning_reaches_the_observer_in_its_own_thread(at_once: int) -> None:
 
 
 def test_a_second_shard_needs_the_cores_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_family(tmp_path)
     plans = [planned(tmp_path, "ram")]
 
     def at_once(cores: int, **options: Any) -> int:

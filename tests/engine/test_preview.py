@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from builders import random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from stream_helpers import NOWHERE, plan_of, write_family
+from line import upload
+from stream_helpers import NOWHERE, plan_of, spoil, write_family
 
 from hubmerge.engine import preview as previewing
 from hubmerge.engine.options import StreamOptions
@@ -74,18 +75,12 @@ def test_a_preview_of_large_models_reads_no_more_than_it_may(tmp_path: Path, mon
 def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once_and_says_how_far_it_is(
     tmp_path: Path, faulty_hub: LocalHubProcess, switch: FaultSwitch, name: str
 ) -> None:
-    shapes = {
-        f"model.layers.{depth}.{part}.weight": (512, 1024)
-        for depth in range(4)
-        for part in ("self_attn.q_proj", "mlp.up_proj")
-    }
+    parts = [f"{depth}.{part}" for depth in range(4) for part in ("self_attn.q_proj", "mlp.up_proj")]
+    shapes = {f"model.layers.{part}.weight": (512, 1024) for part in parts}
     base = write_model(tmp_path / "base", tensors := random_base(0, sizes=shapes))
     agents = [write_model(tmp_path / f"agent{k}", sparse_agent(tensors, 0.1, seed=k)) for k in (1, 2)]
     api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
-    names = [f"{name}-{k}" for k in range(3)]
-    for repo, folder in zip(names, (base, *agents), strict=True):
-        api.create_repo(repo)
-        api.upload_folder(repo_id=repo, folder_path=folder)
+    names = [upload(api, folder, f"{name}-{k}") for k, folder in enumerate((base, *agents))]
     hub = Hub(faulty_hub.endpoint)
     plan = prepare(recipe_from_dict({"base": names[0], "agents": names[1:], "method": "ram"}), hub, Request()).plan
     slow = switch.add(r"/resolve/.*safetensors", Delay(seconds=SLOW_S), methods=["GET"], times=None)
@@ -102,15 +97,11 @@ def test_a_look_over_a_slow_hub_reads_eight_megabytes_at_once_and_says_how_far_i
 
 
 def test_a_nan_is_told_with_its_tensor_and_its_model(tmp_path: Path) -> None:
-    sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
-    base = random_base(7, "F32", sizes)
-    agent = sparse_agent(base, 0.2, 1)
-    agent["model.layers.0.mlp.up_proj.weight"].values[3, 3] = float("nan")
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    for name, tensors in (("base", base), ("agent0", sparse_agent(base, 0.2, 2)), ("agent1", agent)):
-        write_model(tmp_path / name, tensors, config=config)
+    name = "model.layers.0.mlp.up_proj.weight"
+    _, agents = write_family(tmp_path, sizes={name: (64, 64)})
+    spoil(tmp_path, agents, name=name)
     with pytest.raises(NonFiniteError, match="agent1"):
-        preview(plan_of(tmp_path, "linear", agents=2), NOWHERE)
+        preview(plan_of(tmp_path, "linear"), NOWHERE)
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,11 @@ def selected(threshold: Threshold, base: np.ndarray, agents: list[np.ndarray], s
     size=st.sampled_from([1, 7, 64, 1000]),
 )
 def test_the_selected_magnitude_is_the_one_that_sorting_finds(values: list[float], share: float, size: int) -> None:
-    deltas = np.array(values, dtype=F)
-    rank = max(1, int(share * len(values)))
-    got = selected(
-        Threshold("delta", "tensor", lambda n: max(1, int(share * n))), np.zeros_like(deltas), [deltas], size
-    )
-    assert got == (float(np.sort(np.abs(deltas))[::-1][rank - 1]),)
-
-
-@pytest.mark.parametrize("rank", [1, 2, 499, 500, 501, 999, 1000])
-def test_every_rank_and_every_agent_has_its_own_value(rank: int) -> None:
-    rng = np.random.default_rng(rank)
-    base = np.zeros(1000, dtype=F)
-    agents = [rng.normal(size=1000).astype(F), (rng.normal(size=1000) * 1e-3).astype(F)]
-    got = selected(Threshold("delta", "tensor", lambda n: rank), base, agents, 128)
-    assert got == tuple(float(np.sort(np.abs(a))[::-1][rank - 1]) for a in agents)
+    agents = [np.array(values, dtype=F), np.array(values[::-1], dtype=F) * F(1e-3)]
+    threshold = Threshold("delta", "tensor", lambda n: max(1, int(share * n)))
+    rank = threshold.rank_of(0, len(values))
+    got = selected(threshold, np.zeros_like(agents[0]), agents, size)
+    assert got == tuple(float(np.sort(np.abs(agent))[::-1][rank - 1]) for agent in agents)
 
 
 def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
@@ -62,10 +52,7 @@ def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
     # private: 1, 2, 3, 4 (element 2 is shared, element 5 unchanged); the lower median is 2
     got = selected(Threshold("private", "tensor", lambda n: n - (n - 1) // 2), base, [a, b], 2)
     assert got == (2.0, 2.0)
-
-
-def test_nothing_to_rank_gives_zero() -> None:
-    base = np.zeros(5, dtype=F)
+    # where there is nothing to rank
     assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)
 
 

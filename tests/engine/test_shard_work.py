@@ -21,12 +21,14 @@ from stream_helpers import (
     StopAfter,
     Watching,
     bytes_of,
+    family_plan,
     plan_of,
+    report_of,
     run,
     tallies,
     write_family,
 )
-from test_sweep import run_variants
+from test_sweep import assert_each_is_as_alone, run_variants
 
 from hubmerge.engine import backend, parallel_shards, shard_work
 from hubmerge.engine.journal import Journal
@@ -34,7 +36,6 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import find_thresholds, merge, probe
-from hubmerge.output.report import make_report
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
 
@@ -76,8 +77,7 @@ def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(
 def test_nothing_depends_on_what_is_counted_together_nor_on_chunks_threads_or_shards_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, parameters: dict[str, Any]
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
+    plan = family_plan(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
     first = run(plan, tmp_path / "first")
     cases = [(0, 1, 1, 1), (40_000, 8192, 3, 1), (0, 10**9, 2, 3), (10**9, 4096, 4, 2)]
     for number, (together, chunk, threads, parallel) in enumerate(cases):
@@ -91,11 +91,10 @@ def test_nothing_depends_on_what_is_counted_together_nor_on_chunks_threads_or_sh
 def test_the_report_says_the_scale_that_the_tensors_have_on_average(tmp_path: Path) -> None:
     """In float32 nothing is lost to rounding, so that what was intended is what is measured."""
     write_family(tmp_path, dtype="F32")
-    words = {"identity": "", "target": "", "created": "", "license": {}, "environment": {}}
     scales = []
     for number, parameters in enumerate((SCOPED, {**SCOPED, "scope": "model"})):
         plan = plan_of(tmp_path, "ram_plus", parameters=parameters)
-        report = make_report(plan, run(plan, tmp_path / str(number)), **words)
+        report = report_of(plan, run(plan, tmp_path / str(number)))
         scales.append([outcome.scale for outcome in report.outcomes])
         assert scales[-1] == pytest.approx([outcome.effective_scale for outcome in report.outcomes], rel=1e-5)
     assert scales[0] != pytest.approx(scales[1], rel=1e-3)
@@ -118,10 +117,7 @@ def test_in_one_pass_with_another_recipe_it_gives_what_it_gives_alone(
     write_family(tmp_path)
     plans = [scoped_plan(tmp_path), plan_of(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)]
     plans = plans if first else plans[::-1]
-    for number, (plan, result) in enumerate(zip(plans, run_variants(plans, tmp_path / "swept"), strict=True)):
-        alone = run(plan, tmp_path / f"alone{number}")
-        assert bytes_of(tmp_path / "swept" / str(number), plan) == bytes_of(tmp_path / f"alone{number}", plan)
-        assert tallies(result) == tallies(alone)
+    assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "swept"), tmp_path / "swept")
 
 
 @pytest.mark.parametrize("left", ["ram", "ram_plus"])
@@ -130,11 +126,8 @@ def test_what_a_sweep_had_probed_counts_when_only_a_recipe_is_left_that_needs_no
 ) -> None:
     """The others may have been finished before the kill; its shards were written without counting the inputs."""
     write_family(tmp_path)
-    parameters = SCOPED if left == "ram_plus" else {}
-    plans = [
-        plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000),
-        plan_of(tmp_path, left, parameters=parameters, max_shard_bytes=12_000),
-    ]
+    kinds: list[tuple[str, dict[str, Any]]] = [("ram_plus", {}), (left, SCOPED if left == "ram_plus" else {})]
+    plans = [plan_of(tmp_path, method, parameters=own, max_shard_bytes=12_000) for method, own in kinds]
     alone = run(plans[1], tmp_path / "alone")
     with pytest.raises(KeyboardInterrupt):
         run_variants(plans, tmp_path / "swept", observer=StopAfter(16))

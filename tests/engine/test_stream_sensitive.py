@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import merge_reference
 import ml_dtypes
@@ -20,14 +21,18 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+PAIRS = [str(ZOO / "eval" / f"dev_{name}.jsonl") for name in ("math", "tool")]
 CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}
 
 
-def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list[Model]]:
+def write_sensitivities(folder: Path, agents: int = 3) -> tuple[list[dict[str, np.ndarray]], list[Model]]:
+    """Of each agent; some are zero, and in a quarter of every tensor all agents' are equal."""
     rng = np.random.default_rng(3)
+    common = {name: rng.random(shape) for name, shape in SIZES.items()}
     values, models = [], []
-    for k in range(3):
-        table = {name: tensor(rng.random(shape) ** 4, "F32") for name, shape in SIZES.items()}
+    for k in range(agents):
+        own = {n: np.where(rng.random(shape) < 0.1, 0, rng.random(shape) ** 4) for n, shape in SIZES.items()}
+        table = {n: tensor(np.where(common[n] < 0.25, common[n], own[n]), "F32") for n in SIZES}
         path = write_model(folder / f"fisher{k}", table, config={"architectures": ["LlamaForCausalLM"]})
         values.append(values_of(table))
         models.append(open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True))
@@ -35,14 +40,19 @@ def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list
 
 
 @pytest.mark.parametrize("method", ["fisher", "sar"])
-@pytest.mark.parametrize("dtype", ["BF16", "F32"])
-def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path: Path, method: str, dtype: str) -> None:
-    base, agents = write_family(tmp_path, dtype=dtype)
-    values, measured = write_sensitivities(tmp_path)
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("BF16", [1, 1, 1]), ("F32", [1, 1]), ("F32", [0.5, 2.0, 1.0]), ("F32", [1, 1, 1.5, 0.5])]
+)
+def test_merged_bytes_equal_the_reference_for_every_chunk_size(
+    tmp_path: Path, method: str, dtype: str, weights: list[float]
+) -> None:
+    base, agents = write_family(tmp_path, dtype=dtype, densities=(0.05, 0.4, 0.5, 0.3)[: len(weights)])
+    values, measured = write_sensitivities(tmp_path, len(weights))
     expected = merge_reference.merge(
-        method, values_of(base), [values_of(a) for a in agents], seed=0, sensitivities=values
+        method, values_of(base), [values_of(a) for a in agents], weights, seed=5, sensitivities=values
     )
-    plan = plan_of(tmp_path, method, calibration=CALIBRATION)
+    named = [{"model": str(tmp_path / f"agent{k}"), "weight": w} for k, w in enumerate(weights)]
+    plan = plan_of(tmp_path, method, agents=named, calibration=CALIBRATION, seed=5)
     stored = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}[dtype]
     outcomes = []
     for number, (chunk, threads) in enumerate([(4096, 1), (8192, 2), (10**9, 3)]):
@@ -66,26 +76,20 @@ def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: 
     assert "columns of questions" in problem.next_step  # as a form names them
 
 
-def zoo_recipe(tmp_path: Path, **changes: str) -> str:
-    agents = [
-        {
-            "model": str(ZOO / name),
-            "calibration": {
-                "data": str(ZOO / "eval" / f"dev_{name}.jsonl"),
-                "prompt": changes.get("prompt", "prompt"),
-                "answer": "answer",
-                "max_pairs": 4,
-            },
-        }
-        for name in ("math", "tool")
-    ]
-    path = tmp_path / "recipe.yaml"
+def zoo_recipe(path: Path, *of_agents: dict[str, Any]) -> str:
+    """With what is said of the agents `math` and `tool` beside their names."""
+    agents = [{"model": str(ZOO / name), **own} for name, own in zip(("math", "tool"), of_agents, strict=True)]
     path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
     return str(path)
 
 
+def calibrated(path: Path, prompt: str = "prompt") -> str:
+    columns = {"prompt": prompt, "answer": "answer", "max_pairs": 4}
+    return zoo_recipe(path, *({"calibration": {"data": data, **columns}} for data in PAIRS))
+
+
 def test_the_command_line_measures_the_agents_and_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = zoo_recipe(tmp_path)
+    recipe = calibrated(tmp_path / "recipe.yaml")
     assert main(["merge", recipe, "--out", str(tmp_path / "a"), "--log-json"]) == 0
     stages = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
     assert "sensitivity" in [line.get("stage") for line in stages]
@@ -97,25 +101,17 @@ def test_the_command_line_measures_the_agents_and_merges(tmp_path: Path, capsys:
 def test_a_sensitivity_file_is_used_and_one_of_another_model_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {}
-    for name in ("math", "tool"):
-        files[name] = str(tmp_path / f"{name}.safetensors")
-        data = str(ZOO / "eval" / f"dev_{name}.jsonl")
+    files = [{"sensitivity": str(tmp_path / f"{name}.safetensors")} for name in ("math", "tool")]
+    for name, data, own in zip(("math", "tool"), PAIRS, files, strict=True):
         arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
-        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", files[name]]) == 0
-    assert main(["merge", zoo_recipe(tmp_path), "--out", str(tmp_path / "computed")]) == 0
-
-    def with_files(**named: str) -> str:
-        agents = [{"model": str(ZOO / n), "sensitivity": f} for n, f in named.items()]
-        path = tmp_path / f"{len(named)}{'x' if named['math'] != files['math'] else ''}.yaml"
-        path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
-        return str(path)
-
-    assert main(["merge", with_files(**files), "--out", str(tmp_path / "named")]) == 0
-    computed = (tmp_path / "computed" / "model.safetensors").read_bytes()
-    assert (tmp_path / "named" / "model.safetensors").read_bytes() == computed
+        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", own["sensitivity"]]) == 0
+    recipes = [calibrated(tmp_path / "computed.yaml"), zoo_recipe(tmp_path / "named.yaml", *files)]
+    for name, recipe in zip(("computed", "named"), recipes, strict=True):
+        assert main(["merge", recipe, "--out", str(tmp_path / name)]) == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("computed", "named")]
+    assert weights[0] == weights[1]
     capsys.readouterr()
-    swapped = with_files(math=files["tool"], tool=files["math"])
+    swapped = zoo_recipe(tmp_path / "swapped.yaml", *files[::-1])
     assert main(["merge", swapped, "--out", str(tmp_path / "swapped")]) == 1
     assert "another model" in capsys.readouterr().err
     assert not list((tmp_path / "swapped").glob("*.safetensors"))
@@ -124,5 +120,6 @@ def test_a_sensitivity_file_is_used_and_one_of_another_model_refused(
 def test_calibration_data_without_the_named_columns_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["merge", zoo_recipe(tmp_path, prompt="question"), "--out", str(tmp_path / "out")]) == 1
+    recipe = calibrated(tmp_path / "recipe.yaml", prompt="question")
+    assert main(["merge", recipe, "--out", str(tmp_path / "out")]) == 1
     assert "question" in capsys.readouterr().err

@@ -50,12 +50,16 @@ def base() -> dict[str, T]:
     return random_base(3, "BF16", SIZES)
 
 
-@pytest.mark.parametrize(("dtype", "block"), [("F8_E4M3", (128, 128)), ("F8_E5M2", (128, 128)), ("F8_E4M3", None)])
-def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path: Path, base: Any, dtype: str, block: Any) -> None:
+def fp8_family(folder: Path, base: dict[str, T], dtype: str = "F8_E4M3", block: Any = (128, 128)) -> list[Any]:
     models = [to_fp8(t, dtype=dtype, block=block) for t in (base, *(sparse_agent(base, 0.3, s) for s in (1, 2)))]
     for name, tensors in zip(("base", "agent0", "agent1"), models, strict=True):
-        write_plain(tmp_path / name, tensors, quantization_config=FP8_CONFIG)
-    values = [from_fp8(t, block) for t in models]
+        write_plain(folder / name, tensors, quantization_config=FP8_CONFIG)
+    return models
+
+
+@pytest.mark.parametrize(("dtype", "block"), [("F8_E4M3", (128, 128)), ("F8_E5M2", (128, 128)), ("F8_E4M3", None)])
+def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path: Path, base: Any, dtype: str, block: Any) -> None:
+    values = [from_fp8(t, block) for t in fp8_family(tmp_path, base, dtype, block)]
     plan = assert_merged(tmp_path, values[0], values[1:])
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
     assert any("fp8 weights are stored as bfloat16" in w for w in plan.warnings)
@@ -77,11 +81,7 @@ def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_pa
 def test_whole_tensors_of_fp8_are_multiplied_on_a_device_as_on_the_cpu(
     tmp_path: Path, base: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = [
-        to_fp8(t, dtype="F8_E4M3", block=(128, 128)) for t in (base, *(sparse_agent(base, 0.3, s) for s in (1, 2)))
-    ]
-    for name, tensors in zip(("base", "agent0", "agent1"), models, strict=True):
-        write_plain(tmp_path / name, tensors, quantization_config=FP8_CONFIG)
+    fp8_family(tmp_path, base)
     plan = plan_of(tmp_path, "wudi", agents=2, parameters={"steps": 4, "lr": 1e-3})
     run(plan, tmp_path / "cpu")
     pretend_a_device(monkeypatch)
@@ -128,13 +128,9 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
             rank_pattern={"q_proj": 2},
             alpha_pattern={f"^{Q}": 3},
         )
-        agents.append(
-            values
-            | {
-                "model.embed_tokens.weight": adapted(values["model.embed_tokens.weight"], a, b, 4.0, transposed=True),
-                Q + ".weight": adapted(values[Q + ".weight"], a2, b2, 3 / 2**0.5),
-            }
-        )
+        embedding, q = values["model.embed_tokens.weight"], values[Q + ".weight"]
+        changed = {"model.embed_tokens.weight": adapted(embedding, a, b, 4.0, transposed=True)}
+        agents.append(values | changed | {Q + ".weight": adapted(q, a2, b2, 3 / 2**0.5)})
     assert_merged(tmp_path, values, agents, method="task_arithmetic", dtype="float32")
 
 
@@ -144,13 +140,8 @@ def test_weights_stored_the_other_way_round_are_adapted_so(tmp_path: Path, base:
     for k in range(2):
         (a, b), (a2, b2) = lora((200, 260), seed=k, transposed=True), lora((64, 64), seed=9 + k, transposed=True)
         write_adapter(tmp_path / f"agent{k}", {**pair(Q, a, b), **pair(OUT, a2, b2)}, fan_in_fan_out=True)
-        agents.append(
-            values
-            | {
-                Q + ".weight": adapted(values[Q + ".weight"], a, b, 2.0, transposed=True),
-                OUT + ".weight": adapted(values[OUT + ".weight"], a2, b2, 2.0, transposed=True),
-            }
-        )
+        factors = {Q + ".weight": (a, b), OUT + ".weight": (a2, b2)}
+        agents.append(values | {n: adapted(values[n], *ab, 2.0, transposed=True) for n, ab in factors.items()})
     assert_merged(tmp_path, values, agents)
 
 

@@ -28,19 +28,12 @@ MIXED = [
 
 
 def test_lists_expand_to_every_combination_in_the_order_written() -> None:
-    sweep = sweep_from_dict(
-        {
-            **MODELS,
-            "sweep": [
-                {"method": ["linear", "ram"]},
-                {
-                    "method": "ram_plus",
-                    "parameters": {"r": [0.1, 0.2], "alpha": 1.0},
-                    "rounding": ["nearest", "stochastic"],
-                },
-            ],
-        }
-    )  # fmt: skip
+    parameters = {"r": [0.1, 0.2], "alpha": 1.0}
+    entries = [
+        {"method": ["linear", "ram"]},
+        {"method": "ram_plus", "parameters": parameters, "rounding": ["nearest", "stochastic"]},
+    ]
+    sweep = sweep_from_dict({**MODELS, "sweep": entries})
     assert [name for name, _ in sweep.variants] == [
         "linear",
         "ram",
@@ -104,14 +97,19 @@ def run_variants(plans: list[Plan], out: Path, *, observer: Observer | None = No
         return merge_variants(variants, reader, StreamOptions(4096, 2), observer or Unobserved())
 
 
+def assert_each_is_as_alone(plans: list[Plan], results: list[MergeResult], swept: Path) -> None:
+    """The variants in `swept` have the bytes and counts of merges of their own."""
+    for number, (plan, result) in enumerate(zip(plans, results, strict=True)):
+        own = swept.with_name(f"alone{number}")
+        alone = run(plan, own)
+        assert bytes_of(swept / str(number), plan) == bytes_of(own, plan)
+        assert tallies(result) == tallies(alone)
+
+
 def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_path: Path) -> None:
     write_family(tmp_path)
     plans = [plan_of(tmp_path, method, max_shard_bytes=12_000, **fields) for method, fields in MIXED]
-    results = run_variants(plans, tmp_path / "sweep")
-    for number, (plan, result) in enumerate(zip(plans, results, strict=True)):
-        alone = run(plan, tmp_path / f"alone{number}")
-        assert bytes_of(tmp_path / "sweep" / str(number), plan) == bytes_of(tmp_path / f"alone{number}", plan)
-        assert tallies(result) == tallies(alone)
+    assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "sweep"), tmp_path / "sweep")
 
 
 def test_inputs_are_read_once_for_all_variants(tmp_path: Path) -> None:
@@ -152,7 +150,4 @@ def test_numbers_over_the_layers_are_a_list_within_the_choices_and_rules_have_sh
     assert [recipe.parameters["density"] for _, recipe in variants] == [0.3, [1.0, 0.5], rules]
     assert max(len(name) for name, _ in variants) < 80
     plans = [plan_of(tmp_path, "ties", parameters=recipe.parameters) for _, recipe in variants]
-    run_variants(plans, tmp_path / "all")
-    for number, plan in enumerate(plans):
-        run(plan, tmp_path / f"alone{number}")
-        assert bytes_of(tmp_path / "all" / str(number), plan) == bytes_of(tmp_path / f"alone{number}", plan)
+    assert_each_is_as_alone(plans, run_variants(plans, tmp_path / "all"), tmp_path / "all")

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,14 +43,9 @@ def written(path: Path, parts: Sequence[NDArray[np.uint8]], files: int = 1) -> b
     return path.read_bytes()
 
 
-class Writing:
-    """Stands for `os`, with another `write`."""
-
-    def __init__(self, write: Callable[[int, memoryview], int]) -> None:
-        self.write = write
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
+def with_write(write: Callable[[int, memoryview], int]) -> object:
+    """`os` with another `write`."""
+    return SimpleNamespace(**{**vars(os), "write": write})
 
 
 @pytest.mark.parametrize("placed", [True, False])
@@ -71,7 +67,7 @@ def test_a_large_array_in_its_place_is_written_from_where_it_lies(
         return os.write(file, view)
 
     parts = parts_of((5000, 3_000_000, 77), placed=True)
-    monkeypatch.setattr(uncached, "os", Writing(noting))
+    monkeypatch.setattr(uncached, "os", with_write(noting))
     content = written(tmp_path / "file", parts)
     if sizes[0] == len(content) // 4096 * 4096:
         pytest.skip("this file system takes no direct writes")
@@ -96,7 +92,7 @@ def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
         return os.write(file, view)
 
     parts = parts_of((5000, *LARGE, 77), placed=True)
-    monkeypatch.setattr(uncached, "os", Writing(strict))
+    monkeypatch.setattr(uncached, "os", with_write(strict))
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
     assert refused == 1
 
@@ -106,7 +102,7 @@ def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkey
         return os.write(file, view[: len(view) // 4096 // 2 * 4096 or 4096] if len(view) > 4096 else view)
 
     parts = parts_of((5000, *LARGE, 77), placed=True)
-    monkeypatch.setattr(uncached, "os", Writing(short))
+    monkeypatch.setattr(uncached, "os", with_write(short))
     assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from builders import T, f32
 from safetensors.numpy import load_file
-from stream_helpers import bytes_of, plan_of, run, write_family
+from stream_helpers import bytes_of, plan_of, report_of, run, write_family
 
 from hubmerge.engine.stream import MergeResult
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.output.report import make_report
+from hubmerge.plan.plan import Plan
 
 LAYERS = 4
 SIZES = {
@@ -34,61 +34,37 @@ SIZES = {
     "lm_head.weight": (16, 37),
 }
 OVER_LAYERS = [0.0, 0.25, 1.0]
-BY_NAME = [{"filter": "mlp", "value": 0.5}, {"value": [0.25, 2.0]}]
+WEIGHTS = (OVER_LAYERS, [{"filter": "mlp", "value": 0.5}, {"value": [0.25, 2.0]}], 1.0)
+NONE: list[dict[str, Any]] = [{}, {}, {}]
 
-
-def over_layers(numbers: Sequence[float], name: str) -> float:
-    """numpy's interpolation over the layers; the first number outside of them."""
-    if ".layers." not in name:
-        return numbers[0]
-    layer = int(name.split(".")[2])
-    return float(np.interp(layer / (LAYERS - 1), np.linspace(0, 1, len(numbers)), numbers))
-
-
-def by_name(name: str) -> float:
-    return 0.5 if "mlp" in name else over_layers([0.25, 2.0], name)
-
-
-# per method: its parameters as written, and those of one tensor; then the agents' own, likewise
-CASES: dict[str, tuple[dict[str, Any], Any, list[dict[str, Any]], Any]] = {
-    "task_arithmetic": (
-        {"lambda": [0.5, 1.0], "normalize": True},
-        lambda n: {"lambda": over_layers([0.5, 1.0], n), "normalize": True},
-        [{}] * 3,
-        lambda n: [{}] * 3,
-    ),
-    "linear": (
-        {"base_weight": [0.5, 2.0]},
-        lambda n: {"base_weight": over_layers([0.5, 2.0], n)},
-        [{}] * 3,
-        lambda n: [{}] * 3,
-    ),
+# per method: its parameters, and those that agents have of their own
+CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "task_arithmetic": ({"lambda": [0.5, 1.0], "normalize": True}, NONE),
+    "linear": ({"base_weight": [0.5, 2.0]}, NONE),
     "ties": (
         {"density": 0.7, "trim_scope": "tensor", "lambda": [1.0, 0.5]},
-        lambda n: {"density": 0.7, "trim_scope": "tensor", "lambda": over_layers([1.0, 0.5], n)},
         [{"density": [1.0, 0.3]}, {}, {"density": [{"filter": "norm", "value": 1.0}, {"value": 0.1}]}],
-        lambda n: [{"density": over_layers([1.0, 0.3], n)}, {}, {"density": 1.0 if "norm" in n else 0.1}],
     ),
-    "dare_linear": (
-        {"p": [0.2, 0.6], "lambda": 0.5},
-        lambda n: {"p": over_layers([0.2, 0.6], n), "lambda": 0.5},
-        [{}, {"p": 0.0}, {}],
-        lambda n: [{}, {"p": 0.0}, {}],
-    ),
-    "dare_ties": (
-        {"p": 0.3, "density": [0.5, 1.0], "trim_scope": "tensor"},
-        lambda n: {"p": 0.3, "density": over_layers([0.5, 1.0], n), "trim_scope": "tensor"},
-        [{}, {"p": [0.0, 0.9]}, {}],
-        lambda n: [{}, {"p": over_layers([0.0, 0.9], n)}, {}],
-    ),
-    "ram_plus": (
-        {"r": [0.0, 1.0], "scope": "tensor"},
-        lambda n: {"r": over_layers([0.0, 1.0], n), "scope": "tensor"},
-        [{}] * 3,
-        lambda n: [{}] * 3,
-    ),
-    "ram_quantile": ({"q": [0.5, 0.9]}, lambda n: {"q": over_layers([0.5, 0.9], n)}, [{}] * 3, lambda n: [{}] * 3),
+    "dare_linear": ({"p": [0.2, 0.6], "lambda": 0.5}, [{}, {"p": 0.0}, {}]),
+    "dare_ties": ({"p": 0.3, "density": [0.5, 1.0], "trim_scope": "tensor"}, [{}, {"p": [0.0, 0.9]}, {}]),
+    "ram_plus": ({"r": [0.0, 1.0], "scope": "tensor"}, NONE),
+    "ram_quantile": ({"q": [0.5, 0.9]}, NONE),
 }
+
+
+def of_tensor(written: Any, name: str) -> Any:
+    """What the settings are for one tensor: the first rule's, and numpy's interpolation over the layers, outside of
+    which the first number holds."""
+    if isinstance(written, dict):
+        return {key: of_tensor(value, name) for key, value in written.items()}
+    if not isinstance(written, list | tuple):
+        return written
+    if isinstance(written[0], dict):
+        return of_tensor(next(rule["value"] for rule in written if rule.get("filter", "") in name), name)
+    if ".layers." not in name:
+        return written[0]
+    layer = int(name.split(".")[2])
+    return float(np.interp(layer / (LAYERS - 1), np.linspace(0, 1, len(written)), written))
 
 
 def agents_of(folder: Path, weights: Sequence[Any], own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -112,26 +88,20 @@ def merged(plan: Any, out: Path, **options: Any) -> tuple[dict[str, bytes], Merg
 @pytest.mark.parametrize("method", CASES)
 def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, family: Any, tmp_path: Path) -> None:
     folder, *_ = family
-    written, of_tensor, own, own_of_tensor = CASES[method]
-    agents = agents_of(folder, (OVER_LAYERS, BY_NAME, 1.0), own)
-    plan = plan_of(folder, method, agents=agents, parameters=written, dtype="float32")
+    parameters, own = CASES[method]
+
+    def planned(weights: Sequence[Any], own: Sequence[dict[str, Any]], parameters: dict[str, Any]) -> Plan:
+        return plan_of(folder, method, agents=agents_of(folder, weights, own), parameters=parameters, dtype="float32")
+
+    plan = planned(WEIGHTS, own, parameters)
     assert plan.values.vary
     found, _ = merged(plan, tmp_path / "varying")
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, tuple[Plan, list[str]]] = {}
     for name in SIZES:
-        weights = (over_layers(OVER_LAYERS, name), by_name(name), 1.0)
-        groups.setdefault(repr((weights, of_tensor(name), own_of_tensor(name))), []).append(name)
+        settings = [of_tensor(w, name) for w in WEIGHTS], [of_tensor(p, name) for p in own], of_tensor(parameters, name)
+        groups.setdefault(repr(settings), (planned(*settings), []))[1].append(name)
     assert len(groups) > LAYERS
-    for number, names in enumerate(groups.values()):
-        one = names[0]
-        weights = (over_layers(OVER_LAYERS, one), by_name(one), 1.0)
-        constant = plan_of(
-            folder,
-            method,
-            agents=agents_of(folder, weights, own_of_tensor(one)),
-            parameters=of_tensor(one),
-            dtype="float32",
-        )
+    for number, (constant, names) in enumerate(groups.values()):
         assert not constant.values.vary
         expected, _ = merged(constant, tmp_path / str(number))
         for name in names:
@@ -141,8 +111,8 @@ def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, fa
 @pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
 def test_the_bytes_do_not_depend_on_chunks_threads_or_the_pass(method: str, family: Any, tmp_path: Path) -> None:
     folder, *_ = family
-    written, _, own, _ = CASES[method]
-    plan = plan_of(folder, method, agents=agents_of(folder, (OVER_LAYERS, BY_NAME, 1.0), own), parameters=written)
+    parameters, own = CASES[method]
+    plan = plan_of(folder, method, agents=agents_of(folder, WEIGHTS, own), parameters=parameters)
     run(plan, tmp_path / "a", threads=1)
     run(plan, tmp_path / "b", chunk=65536)
     run(plan, tmp_path / "c", backend="eager")
@@ -186,14 +156,14 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_is_read(
 ) -> None:
     folder, *_ = family
     with pytest.raises(IncompatibleError) as caught:
-        plan_of(folder, method, agents=agents_of(folder, (weight, 1.0, 1.0), [{}] * 3), parameters=parameters)
+        plan_of(folder, method, agents=agents_of(folder, (weight, 1.0, 1.0), NONE), parameters=parameters)
     assert said in str(caught.value)
 
 
 def test_a_filter_that_no_name_contains_is_warned_of(family: Any) -> None:
     folder, *_ = family
     weight = [{"filter": "mpl", "value": 0.5}, {"value": 1.0}]
-    plan = plan_of(folder, "linear", agents=agents_of(folder, (weight, 1.0, 1.0), [{}] * 3))
+    plan = plan_of(folder, "linear", agents=agents_of(folder, (weight, 1.0, 1.0), NONE))
     assert plan.warnings[0] == "weight of agent 1: no tensor's name contains 'mpl'"
 
 
@@ -246,24 +216,12 @@ def test_the_only_layer_takes_the_last_number() -> None:
     assert at((0.0, 1.0), place) == 1.0
 
 
-def report_of(plan: Any, result: MergeResult) -> Any:
-    return make_report(
-        plan,
-        result,
-        identity="0" * 64,
-        target="",
-        created="2026-11-22T00:00:00Z",
-        license={"id": "mit"},
-        environment={},
-    )
-
-
 def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: Any, tmp_path: Path) -> None:
     folder, base, agents = family
     plan = plan_of(
         folder,
         "task_arithmetic",
-        agents=agents_of(folder, (OVER_LAYERS, 1.0, 1.0), [{}] * 3),
+        agents=agents_of(folder, (OVER_LAYERS, 1.0, 1.0), NONE),
         parameters={"lambda": 1.0},
         dtype="float32",
     )
@@ -274,7 +232,7 @@ def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: 
         n: float((d[0] ** 2)[(np.abs(d[0]) > 1e-5) & (np.abs(d[1]) <= 1e-5) & (np.abs(d[2]) <= 1e-5)].sum())
         for n, d in deltas.items()
     }
-    mean = sum(over_layers(OVER_LAYERS, n) * e for n, e in energy.items()) / sum(energy.values())
+    mean = sum(of_tensor(OVER_LAYERS, n) * e for n, e in energy.items()) / sum(energy.values())
     weight = report.parents[1].weight
     assert weight == pytest.approx(mean, rel=1e-5)
     # which is what the output has of that agent's own updates

@@ -16,11 +16,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
-from stream_helpers import Watching, bytes_of, plan_of, run, spoil, tallies, write_family
+from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 
 from hubmerge import line as line_module
@@ -29,7 +28,7 @@ from hubmerge.engine.bursts import Burst, BurstProcess, announce, run_burst, sec
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.shard_work import Output, ShardTask
 from hubmerge.engine.stream import MergeResult
-from hubmerge.errors import CancelledError, NonFiniteError
+from hubmerge.errors import NonFiniteError
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.line import merge_to_hub
@@ -37,7 +36,6 @@ from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
-from hubmerge.sources.shard_cache import ShardCache
 from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
 from workflows.jobs.protocol import Line as SpokenLine
 from workflows.jobs.worker import child_environment
@@ -56,7 +54,7 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
 
 
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+def until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
     """Wait for a condition; the limit only turns a hang into a failure."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -77,8 +75,7 @@ def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[Mer
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
     tmp_path: Path, method: str, parameters: dict[str, str]
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
+    plan = family_plan(tmp_path, method, max_shard_bytes=12_000, parameters=parameters)
     wanted = run(plan, tmp_path / "cpu")
     found, warnings = merged(plan, tmp_path / "lent")
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
@@ -93,8 +90,7 @@ def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
 def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, calls: int
 ) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "cpu")
     monkeypatch.setenv("FAKE_SPACES", how)
     if "@" not in how:  # it is waited for in vain, for as long as this clock says once the platform was asked
@@ -108,8 +104,7 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
 
 
 def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
+    plan = family_plan(tmp_path, "ram")
     (tmp_path / "lent").mkdir()
     task = ShardTask((Output(plan, tmp_path / "lent", (), {}),), 0, None)
     burst = Burst(task, plan.models, {}, StreamOptions())
@@ -129,23 +124,6 @@ def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> N
     assert len(spaces.notes("call")) == 1
 
 
-def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
-    monkeypatch.setenv("FAKE_SPACES", "hang")
-
-    class Cancelling(Watching):
-        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-            if spaces.notes("middle"):
-                raise CancelledError("the user cancelled")
-
-    with pytest.raises(CancelledError):
-        merged(plan, tmp_path / "lent", Cancelling())
-    [worker] = spaces.notes("worker")
-    assert not Path(f"/proc/{worker}/exe").exists()
-    assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
-
-
 def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
     process = BurstProcess()
     try:
@@ -160,8 +138,7 @@ def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> N
 
 
 def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram")
+    plan = family_plan(tmp_path, "ram")
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Dying(Watching):
@@ -326,27 +303,6 @@ def test_a_budget_for_ranges_only_asks_for_no_gpu(
     assert line.published() == undisturbed
 
 
-def test_what_is_held_stays_until_it_is_given_back_and_goes_with_its_last_use(tmp_path: Path) -> None:
-    hub = FolderHub()
-    models = [made_model(hub, name, [[("x", KB)], [("y", KB)]]) for name in ("a", "b")]
-    names = ["0.safetensors", "1.safetensors"]
-    cache: Any = ShardCache(hub, tmp_path, models, 2 * KB)  # type: ignore[arg-type]
-    try:
-        cache.expect(reads_of(models, ["x", "y"]), again=False)
-        for tensor, name in zip("xy", names, strict=True):
-            with cache.held([(m, name) for m in models]) as paths:
-                cache.consumed(tensor, KB)
-                read = {repo: path.read_bytes() for (repo, _, _), path in paths.items()}
-                assert read == {m.ref.id: hub.contents[m.ref.id, name] for m in models}
-            assert not any(path.exists() for path in paths.values())
-        assert (cache.fetched.shards, cache.fetched.high_water_bytes) == (4, 2 * KB)
-        with cache.held([(m, name) for m in models for name in names]) as paths:
-            assert paths is None
-        assert cache.fetched.shards == 4
-    finally:
-        cache.close()
-
-
 # --- the app's own line, in its process ---------------------------------------------------------------------
 
 
@@ -376,13 +332,10 @@ def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProce
         raise
 
 
-def ended(child: ChildProcess, limit_s: float = 120.0) -> list[SpokenLine]:
+def ended(child: ChildProcess) -> list[SpokenLine]:
     """What the child still said until its end."""
-    deadline = time.monotonic() + limit_s  # only turns a hang into a failure
     lines: list[bytes] = []
-    while not child.has_ended():
-        assert time.monotonic() < deadline
-        lines += child.lines(0.1)
+    until(lambda: lines.extend(child.lines(0.1)) or child.has_ended())
     return list(decoded(lines + child.close()[1]))
 
 
@@ -406,11 +359,8 @@ def test_a_job_of_the_app_on_zerogpu_multiplies_its_matrices_there(line: Line) -
 def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
     line.recipe |= WUDI
     with child_of(line, line.target, FAKE_SPACES="hang") as child:
-        deadline = time.monotonic() + 120
-        while not spaces.notes("middle"):
-            assert time.monotonic() < deadline
-            assert not child.has_ended()
-            child.lines(0.05)
+        until(lambda: spaces.notes("middle") or (child.lines(0.05) and child.has_ended()))
+        assert not child.has_ended()
         child.terminate()
         lines = ended(child)
     assert [line.code for line in lines if isinstance(line, Failure)] == ["E_CANCELLED"]

@@ -2,71 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
+from stream_helpers import select, tally_of
 
-from hubmerge.engine.counting import activity, count_inputs, fold_inputs
+from hubmerge.engine import definition
+from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
-from hubmerge.statistics.statistics import zero_tally
+from hubmerge.numerics.counter_rng import make_key
 
 # three agents, six elements: changed by nobody, by agent 0, by agents 0 and 1, by all (with a conflict),
 # by agent 2 alone, and by an update of exactly ε, which is none
-DELTAS = [
-    np.array([0.0, 0.5, 0.5, 0.25, 0.0, 1e-5], dtype=np.float32),
-    np.array([0.0, 0.0, 0.25, 0.50, 0.0, 0.0], dtype=np.float32),
-    np.array([0.0, 0.0, 0.0, -0.75, 2.0, 0.0], dtype=np.float32),
-]
+DELTAS = [[0.0, 0.5, 0.5, 0.25, 0.0, 1e-5], [0.0, 0.0, 0.25, 0.50, 0.0, 0.0], [0.0, 0.0, 0.0, -0.75, 2.0, 0.0]]
 
 
-def apply(name: str, parameters: dict | None = None, weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> list[float]:
+def apply(
+    name: str,
+    parameters: Mapping[str, Any],
+    weights: Sequence[float] = (1.0, 1.0, 1.0),
+    deltas: Sequence[Any] = DELTAS,
+    sensitivities: Sequence[Any] = (),
+) -> list[float]:
+    """δ* of a base of zeros."""
     method = get_method(name)
-    values = method.parse_parameters(parameters or {})
-    base = np.zeros(6, dtype=np.float32)
-    tally = fold_inputs(zero_tally(3), count_inputs(base, DELTAS, DELTAS, activity(DELTAS, 1e-5)))
-    scope = Scope(values, weights, tally.overlaps, tally.overlaps)
-    per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
-    constants = tuple(np.float32(v) for v in method.constants(scope))
-    return [float(x) for x in method.kernel(DELTAS, per_agent, constants)]
+    values, k = method.parse_parameters(parameters), len(deltas)
+    base, agents = np.zeros(len(deltas[0]), np.float32), [np.array(d, np.float32) for d in deltas]
+    measured = tuple(np.array(s, np.float32) for s in sensitivities)
+    keys = tuple(make_key(5, "uniform", str(agent), "t") for agent in range(k)) if "uniform" in method.extras else ()
+    chunk = definition.ChunkInputs((base, *agents), ("F32",) * (k + 1), 0, keys, measured)
+    threshold, overlaps = method.threshold(values), tally_of(base, agents).overlaps
+    limits = () if threshold is None else select(Magnitudes(threshold, 1e-5), k, [chunk])
+    scope = Scope(values, weights[:k], overlaps, overlaps, limits)
+    rule = definition.Rule.of(method, scope, 1e-5, "nearest", both_roundings=False)
+    found = definition.merge_chunk(chunk, rule, "F32", make_key(0, "r"), with_inputs=False).raw.tolist()
+    return list(found)
 
 
-def test_linear_divides_by_the_number_of_agents() -> None:
-    assert apply("linear") == pytest.approx([0, 0.5 / 3, 0.25, 0.0, 2 / 3, 1e-5 / 3], rel=1e-6)
+@pytest.mark.parametrize(
+    ("method", "parameters", "weights", "expected"),
+    [
+        ("linear", {}, (1, 1, 1), [0, 0.5 / 3, 0.25, 0, 2 / 3, 1e-5 / 3]),
+        ("linear", {}, (2, 1, 1), [0, 0.25, (1 + 0.25) / 4, (0.5 + 0.5 - 0.75) / 4, 0.5, 2e-5 / 4]),
+        ("task_arithmetic", {}, (1, 1, 1), [0, 0.5 / 3, 0.25, 0, 2 / 3, 1e-5 / 3]),
+        ("task_arithmetic", {"lambda": 0.5}, (1, 2, 1), [0, 0.25, 0.5, 0.5 * (0.25 + 1 - 0.75), 1, 0.5e-5]),
+        # what one agent changed stays whole, what several did is averaged over those alone
+        ("ram", {}, (1, 1, 1), [0, 0.5, 0.375, 0, 2, 0]),
+        ("ram", {}, (0.5, 2, 1), [0, 0.25, 0.375, (0.125 + 1 - 0.75) / 3, 2, 0]),
+        ("ram", {"epsilon": 9e-6}, (1, 1, 1), [0, 0.5, 0.375, 0, 2, 1e-5]),
+        # agent 0: unique 1 (element 1), shared 2 → ρ = 2; agent 1: unique 0, shared 2; agent 2: 1 and 1 → ρ = 1
+        ("ram_plus", {}, (1, 1, 1), [0, 0.5 * 1.2, 0.375, 0, 2 * 1.1, 0]),
+        ("ram_plus", {"alpha": 0.5, "r": 0.2}, (1, 1, 1), [0, 0.5 * 1.1, 0.375, 0, 2 * 1.1, 0]),
+        ("ram_plus", {"r": 0.0}, (1, 1, 1), [0, 0.5, 0.375, 0, 2, 0]),
+    ],
+)
+def test_an_element_is_what_the_formula_says(
+    method: str, parameters: dict[str, float], weights: tuple[float, ...], expected: list[float]
+) -> None:
+    assert apply(method, parameters, weights) == pytest.approx(expected, rel=2e-7)
 
 
-def test_linear_divides_by_the_sum_of_the_weights() -> None:
-    assert apply("linear", weights=(2.0, 1.0, 1.0))[:3] == pytest.approx([0, 0.25, (1.0 + 0.25) / 4])
+A, B = [1.0, 1.0, 1.0, 1.0], [2.0, -2.0, -2.0, -2.0]
 
 
-def test_task_arithmetic_scales_the_sum_and_defaults_to_one_over_k() -> None:
-    assert apply("task_arithmetic") == pytest.approx(apply("linear"), rel=1e-6)
-    assert apply("task_arithmetic", {"lambda": 0.5}, (1.0, 2.0, 1.0))[2] == pytest.approx(0.5 * (0.5 + 0.5))
+@pytest.mark.parametrize(
+    ("method", "parameters", "deltas", "sensitivities", "expected"),
+    [
+        ("fisher", {}, ([1, 1, 4], [2, 2, 2]), ([3, 0, 0], [1, 5, 0]), [1.25, 2, 3]),
+        # agreement: the sum; A more sensitive; B more sensitive; a tie goes to the later agent
+        ("sar", {}, (A, B), ([0, 2, 1, 1], [0, 1, 2, 1]), [3, 1, -2, -2]),
+        # of three agents those of the elected sign are summed
+        ("sar", {}, ([1, 1], [2, 2], [-4, -4]), ([1, 9], [2, 1], [3, 2]), [-4, 3]),
+        ("sar", {"lambda": 0.5, "p": 0.0}, ([1, 0], [0, 3]), ([0, 0], [0, 0]), [0.5, 1.5]),
+    ],
+)
+def test_an_element_is_weighed_by_how_sensitive_its_agents_are(
+    method: str, parameters: dict[str, float], deltas: Any, sensitivities: Any, expected: list[float]
+) -> None:
+    assert apply(method, parameters, deltas=deltas, sensitivities=sensitivities) == expected
 
 
-def test_ram_keeps_unique_updates_whole_and_averages_over_the_active_agents_only() -> None:
-    assert apply("ram") == [0.0, 0.5, 0.375, 0.0, 2.0, 0.0]
-
-
-def test_ram_multiplies_an_update_by_its_weight_after_masking() -> None:
-    assert apply("ram", weights=(0.5, 2.0, 1.0)) == [0.0, 0.25, 0.375, (0.125 + 1.0 - 0.75) / 3, 2.0, 0.0]
-
-
-def test_ram_plus_rescales_by_the_overlap_unique_ratio() -> None:
-    # agent 0: unique 1 (element 1), shared 2 → ρ = 2;  agent 1: unique 0, shared 2;  agent 2: 1 and 1 → ρ = 1
-    assert apply("ram_plus") == pytest.approx([0.0, 0.5 * 1.2, 0.375, 0.0, 2.0 * 1.1, 0.0], rel=1e-7)
-
-
-def test_ram_plus_clips_the_ratio_at_alpha() -> None:
-    assert apply("ram_plus", {"alpha": 0.5, "r": 0.2}) == pytest.approx([0, 0.55, 0.375, 0, 2.2, 0], rel=1e-7)
-
-
-def test_ram_plus_with_r_zero_is_ram() -> None:
-    assert apply("ram_plus", {"r": 0.0}) == apply("ram")
-
-
-def test_an_update_of_exactly_epsilon_is_not_active() -> None:
-    assert apply("ram")[5] == 0.0
-    assert apply("ram", {"epsilon": 9e-6})[5] == np.float32(1e-5)
+def test_sar_thins_out_the_weaker_half_of_the_private_updates_and_keeps_their_expectation() -> None:
+    n = 100_000
+    deltas = [np.where(np.arange(n) % 2 == 0, 1.0, 2.0), np.zeros(n)]
+    out = np.array(apply("sar", {"p": 0.2}, deltas=deltas, sensitivities=[np.ones(n), np.ones(n)]))
+    assert set(np.unique(out[1::2]).tolist()) == {2.0}
+    weak = out[::2]
+    assert set(np.unique(weak).tolist()) == {0.0, 1.25}
+    assert weak.mean() == pytest.approx(1.0, abs=5 * 1.25 * np.sqrt(0.16 / len(weak)))
 
 
 @pytest.mark.parametrize("name", list(registry()))

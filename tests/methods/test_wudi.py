@@ -20,29 +20,31 @@ from hubmerge.methods.base import Scope
 from hubmerge.methods.wudi import Wudi
 
 F = np.float32
+WUDI = get_method("wudi")
+
+
+def scope_of(*weights: float, **parameters: float) -> Scope:
+    return Scope(WUDI.parse_parameters(parameters), weights)
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
 def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     deltas = [(rng.normal(size=shape) * (rng.random(shape) < 0.5) * 0.01).astype(F) for _ in range(3)]
-    method = get_method("wudi")
-    scope = Scope(method.parse_parameters({"steps": 50, "lr": 1e-4}), [1.0] * 3)
     expected = merge_reference.wudi(deltas, 50, 1e-4)
     moved = np.abs(expected - sum(deltas)).max()
     assert moved > 1e-3  # the descent does something
-    assert np.abs(method.merge_whole(deltas, scope) - expected).max() < 1e-3 * moved
+    assert np.abs(WUDI.merge_whole(deltas, scope_of(1, 1, 1, steps=50, lr=1e-4)) - expected).max() < 1e-3 * moved
 
 
 @pytest.mark.parametrize("shape", [(600, 40), (600, 700), (1, 8)])
 def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(3)]
-    method = get_method("wudi")
-    scope = Scope(method.parse_parameters({"steps": 5, "lr": 1e-3}), [1.0, 0.5, 2.0])
+    scope = scope_of(1.0, 0.5, 2.0, steps=5, lr=1e-3)
     with threadpool_limits(1), ThreadPoolExecutor(4) as pool:
-        alone = method.merge_whole(deltas, scope)
-        together = method.merge_whole(deltas, scope, lambda work, parts: list(pool.map(work, parts)))
+        alone = WUDI.merge_whole(deltas, scope)
+        together = WUDI.merge_whole(deltas, scope, lambda work, parts: list(pool.map(work, parts)))
     assert together.tobytes() == alone.tobytes()
     weighted = [d * F(w) for d, w in zip(deltas, scope.weights, strict=True)]
     assert np.abs(alone - merge_reference.wudi(weighted, 5, 1e-3)).mean() < 1e-5, "of 5e-3 that it may move"
@@ -78,22 +80,19 @@ def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(
 
 def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
     rng = np.random.default_rng(2)
-    method = get_method("wudi")
-    scope = Scope(method.parse_parameters({"steps": 20, "lr": 1e-3}), [1.0, 1.5])
+    scope = scope_of(1.0, 1.5, steps=20, lr=1e-3)
     for shape in ((300, 8), (8, 300)):
         deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(2)]
-        found = method.merge_whole([torch.from_numpy(d) for d in deltas], scope)
+        found = WUDI.merge_whole([torch.from_numpy(d) for d in deltas], scope)
         assert found.dtype == torch.float32
-        assert np.abs(found.numpy() - method.merge_whole(deltas, scope)).mean() < 1e-5
-    assert not method.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
+        assert np.abs(found.numpy() - WUDI.merge_whole(deltas, scope)).mean() < 1e-5
+    assert not WUDI.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
 def test_agents_in_orthogonal_rows_keep_their_sum_which_is_the_optimum() -> None:
     a, b = np.zeros((4, 4), dtype=F), np.zeros((4, 4), dtype=F)
     a[:, :2], b[:, 2:] = 0.5, -0.25  # what one responds to, the other does not touch
-    method = get_method("wudi")
-    out = method.merge_whole([a, b], Scope(method.parse_parameters({}), [1.0, 1.0]))
-    assert np.allclose(out, a + b, atol=1e-6)
+    assert np.allclose(WUDI.merge_whole([a, b], scope_of(1.0, 1.0)), a + b, atol=1e-6)
 
 
 def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path) -> None:

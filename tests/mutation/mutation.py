@@ -55,18 +55,16 @@ GROUPS = {
             f"hubmerge/engine/{name}.py"
             for name in ("chunks", "counting", "rules", "selection", "shard_work", "stream")
         ),
-        tuple(
-            f"tests/engine/test_{name}.py"
-            for name in (
-                "counting",
-                "fast",
-                "parallel_shards",
-                "selection",
-                "shard_work",
-                "stream",
-                "stream_sources",
-                "sweep",
-            )
+        (
+            "tests/engine/test_counting.py",
+            "tests/engine/test_fast.py",
+            "tests/engine/test_parallel_shards.py",
+            "tests/engine/test_selection.py",
+            "tests/engine/test_shard_work.py",
+            "tests/engine/test_stream.py",
+            "tests/engine/test_stream_sources.py",
+            "tests/engine/test_sweep.py",
+            "tests/statistics/test_histogram.py",
         ),
     ),
     "journal": Group(
