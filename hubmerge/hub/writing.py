@@ -115,9 +115,8 @@ class HubWriting:
                 )
             return operation
 
-        return self.patience.repeat(
-            upload, TooLateError
-        )  # the client repeats what else may pass, with the same address
+        # the client repeats what else may pass, with the same address
+        return self.patience.repeat(upload, TooLateError)
 
     @contextmanager
     def _may_break_off(self, operation: Any, path: Path, sent: Callable[[int], None] | None) -> Iterator[None]:

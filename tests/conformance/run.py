@@ -48,6 +48,7 @@ NAMES = (
     "not TestCollectionAPI and not TestHfApiInferenceCatalog"
     " and not test_autocomplete_works_as_expected"  # of an editor, needs jedi
 )
+# whom the client's tests sign in as; the tokens stand in its published source and open nothing
 USERS = {
     "users": [
         {
