@@ -72,7 +72,7 @@ def _note(notes: Path) -> None:
     def slow(self: upload.ShardUploader, shard: Any) -> None:
         while len(self._pending) < 2 and not draining:
             time.sleep(0.001)
-        file.write(f"lying {len([*self._folder.glob('*.safetensors')])}\n")
+        file.write(f"lying {len([*self.folder.glob('*.safetensors')])}\n")
         upload_one(self, shard)
         file.write(f"uploaded {shard.filename}\n")
 
