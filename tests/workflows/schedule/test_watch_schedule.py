@@ -328,7 +328,7 @@ def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
 
 
 def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
-    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path
+    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path, clock: FakeClock
 ) -> None:
     """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
     base = agents.base()
@@ -337,7 +337,7 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
     quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
     bot = bot_for(rule, scoring=scoring, jobs_per_user=20, intervals=quick)
     names = [agents.agent(base) for _ in range(2)]
-    store = Store(tmp_path / "data")
+    store = Store(tmp_path / "data", clock=clock)  # the bot's: by another clock it would take the job back
 
     def await_jobs(kind: str, count: int) -> tuple[Job, ...]:
         return until(lambda: len(found := store.list_jobs(kinds=[kind])) >= count and found)
