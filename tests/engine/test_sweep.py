@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, tallies, write_family
@@ -13,6 +14,7 @@ from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
 from hubmerge.plan.plan import Plan
+from hubmerge.recipe import sweep
 from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, sweep_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -69,7 +71,11 @@ def test_problems_of_all_variants_are_listed_together() -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read() -> None:
+def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Mock(side_effect=sweep.recipe_from_dict)
+    monkeypatch.setattr(sweep, "recipe_from_dict", read)
     slips = {f"slip{number:04d}": 1 for number in range(1000)}
     entry = {"method": "ram_plus", "parameters": {"r": [k / 100 for k in range(MAX_VARIANTS)], **slips}}
     with pytest.raises(RecipeError) as caught:
@@ -78,6 +84,7 @@ def test_a_slip_that_every_variant_repeats_is_listed_no_longer_than_people_read(
     assert "slip0099" in caught.value.problems[-2].where
     assert "there is more" in caught.value.problems[-1].what
     assert len(str(caught.value)) < 50_000
+    assert read.call_count == 1, "a variant that tells no more is not read"
 
 
 class CountingReader(TensorReader):
