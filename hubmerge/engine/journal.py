@@ -188,8 +188,8 @@ class Journal:
                 return
             whole = file.seek(0, os.SEEK_END)
             file.seek(0)
-            damaged = b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)
-            if not length and damaged and path.name == _JOURNAL:
+            nothing_sound = not length and path.name == _JOURNAL
+            if nothing_sound and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
                 raise TargetExistsError(
                     "the journal of an unfinished merge is damaged, or of another version of hubmerge",
                     where=str(self._path),

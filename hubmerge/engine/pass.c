@@ -2,7 +2,7 @@
 
    A chunk is worked through in blocks of 4,096 elements, so that everything between the stored inputs and the stored
    output stays in the first two cache levels. Loops work on vectors of WIDTH elements in the vector types of GCC and
-   Clang, which exist on every machine. The file is compiled once for each kind of machine (library.py), without
+   Clang, which exist on every machine. The file is compiled once for each kind of machine (build.py), without
    contraction and without fast-math: every operation is one rounded IEEE operation, which is why the bits agree.
 
    Intrinsics stand where compilers find no good instructions: to widen and narrow, for the larger of two, and to pack what is not zero. */
