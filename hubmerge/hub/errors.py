@@ -159,8 +159,11 @@ def asked_pause_s(headers: Mapping[str, str]) -> float | None:
             return max(0.0, (date - datetime.now(UTC if date.tzinfo else None)).total_seconds())
         except (ValueError, OverflowError):
             pass
-    limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    try:
+        limit = parse_ratelimit_headers(headers)
+        return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    except (ValueError, OverflowError):  # numbers without measure
+        return None
 
 
 @contextmanager
@@ -215,7 +218,7 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
             raise
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         # the client reads the answer without checking it: HTML for JSON, a missing field
         raise HubUnavailableError(
             "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
