@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
@@ -32,7 +33,6 @@ _SHAPING_KEYS = (
 _BEHAVIOUR_KEYS = (
     "rope_theta",
     "rope_scaling",
-    "rope_parameters",
     "rms_norm_eps",
     "hidden_act",
     "sliding_window",
@@ -146,8 +146,9 @@ def agent_problems(
     for key in _SHAPING_KEYS:
         if key == "vocab_size" and resized:
             continue  # which the shapes tell below
-        if key in base.config and key in agent.config and base.config[key] != agent.config[key]:
-            where, own, other = f"config.json of {agent.ref}", shown(base.config[key]), shown(agent.config[key])
+        ours, theirs = base.config.get(key), agent.config.get(key)
+        if ours is not None and theirs is not None and ours != theirs:  # a null is what the shapes tell
+            where, own, other = f"config.json of {agent.ref}", shown(ours), shown(theirs)
             problems.append(unfit(f"another {key}", where=where, expected=own, got=other))
     if missing := [n for n in base_tensors if n not in tensors]:
         step = _with_line("To keep the base's", ignoring, remove)
@@ -225,12 +226,23 @@ def differences(base: Model, agent: Model) -> list[str]:
 
 def other_settings(base: Model, agent: Model) -> list[str]:
     """Settings of the two configs that make the models compute differently with the same weights."""
+    ours, theirs = _behaviour(base.config), _behaviour(agent.config)
     return [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))})"
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(ours[key])} → {shown(theirs[key])})"
         for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+        if ours[key] != theirs[key]
     ]
+
+
+def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: config.get(key) for key in _BEHAVIOUR_KEYS}
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict):  # transformers 5 has one table for both keys, in which `type` is `rope_type`
+        scaling = {"rope_type": rope.get("type"), **rope}
+        found["rope_theta"] = scaling.pop("rope_theta", found["rope_theta"])
+        scaling.pop("type", None)
+        found["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+    return found
 
 
 def architecture(model: Model) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from time import process_time
 
 import pytest
 from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
@@ -148,6 +149,16 @@ def test_many_tensors_are_counted_rather_than_all_named():
     assert "extra.5" not in problem
 
 
+def test_thousands_of_strange_tensors_are_told_at_once():
+    begin = process_time()
+    (problem,) = problems(BASE, A, model("org/x", {**SHAPES, **{f"x{i}z": (1,) for i in range(3000)}}))
+    assert "and 2995 more" in problem
+    assert "ignore" not in problem
+    half, whole = ({**SHAPES, **{f"layers.{i}.w": (1,) for i in range(n)}} for n in (20_000, 40_000))
+    assert "and 19995 more" in problems(model("org/base", whole), model("org/a", whole), model("org/b", half))[0]
+    assert process_time() - begin < 10
+
+
 def test_a_hostile_config_does_not_flood_the_message():
     (problem,) = problems(BASE, A, model("org/x", config={**CONFIG, "hidden_size": ["x" * 10_000]}))
     assert len(problem) < 500
@@ -170,6 +181,18 @@ def test_what_does_not_forbid_a_merge_is_a_warning():
         "org/b: rope_theta",
         "org/b: tokenizer.json",
     ]
+
+
+def test_settings_that_versions_of_transformers_write_differently_are_the_same():
+    before = {**CONFIG, "rope_theta": 1e6, "num_key_value_heads": None}
+    yarn = {"type": "yarn", "factor": 4.0}
+    for old, new in ((None, {"rope_type": "default"}), (yarn, {**yarn, "rope_type": "yarn"})):
+        base = model("org/base", config={**before, "rope_scaling": old})
+        config = {**CONFIG, "rope_parameters": {**new, "rope_theta": 1e6}, "num_key_value_heads": 2}
+        assert plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings == ()
+        config["rope_parameters"]["factor"] = 2.0
+        [warning] = plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings
+        assert "org/a: rope_scaling in config.json differs from the base" in warning
 
 
 # --- layout ------------------------------------------------------------------------------------------------------

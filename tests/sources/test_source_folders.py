@@ -215,6 +215,11 @@ def test_an_index_may_only_name_shards_that_are_there(sharded: Path, shard: Any)
     assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, sharded)
 
 
+def test_safetensors_that_transformers_would_not_load_are_named(sharded: Path):
+    (sharded / INDEX).unlink()
+    assert f"got {FIRST}, {SECOND}. Fetch the whole model, its index too" in refuse_folder(FormatError, sharded)
+
+
 def test_a_hostile_index_sends_no_request(sharded: Path, clock: Clock):
     for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
