@@ -126,10 +126,6 @@ def test_a_vocabulary_size_is_compared_where_the_rows_are_alike():
     assert "another vocabulary size or shape" in problem
 
 
-def test_a_merge_needs_two_agents():
-    assert "at least two agents" in problems(BASE, A)[0]
-
-
 def test_the_method_may_refuse_the_weights():
     agents = [{"model": "org/a", "weight": 1}, {"model": "org/b", "weight": -1}]
     (problem,) = problems(BASE, A, B, method="linear", agents=agents)
