@@ -17,7 +17,7 @@ from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
-from hubmerge.sources.same_tensors import Tensors, is_embedding
+from hubmerge.sources.same_tensors import is_embedding
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.text.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
@@ -41,10 +41,10 @@ _BEHAVIOUR_KEYS = (
 )
 
 
-def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
+def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Problem]:
     """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
-    tensors = {n: t for n, t in tensors.items() if n not in kept}
+    tensors = {n: t for n, t in base.tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
         shown_tensors = [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]
@@ -125,9 +125,7 @@ def refuse_equal_to_base(agents: Sequence[Model], statistics: Statistics) -> Non
         raise IncompatibleError("these models cannot be merged", problems=problems)
 
 
-def agent_problems(
-    base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
-) -> list[Problem]:
+def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> list[Problem]:
     """Problems that forbid a merge of this agent with this base.
 
     `ignoring`: the line of a recipe that leaves out the tensors that only some of the models have."""
@@ -139,6 +137,7 @@ def agent_problems(
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
     if problems := _quantized(agent):
         return problems  # it stores other tensors by its nature
+    base_tensors, tensors = base.tensors, agent.tensors
     resized = any(
         is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
         for n, t in base_tensors.items()
