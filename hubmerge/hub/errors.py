@@ -29,6 +29,7 @@ from hubmerge.errors import (
     HubmergeError,
     HubUnavailableError,
     LoginError,
+    MissingExtraError,
     PermissionDeniedError,
     SettingsError,
     SourceChangedError,
@@ -204,8 +205,17 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
     except httpx2.LocalProtocolError:
         # its text quotes the header, which may be the token
         raise HubUnavailableError("a request that cannot be sent", where=where) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except httpx2.InvalidURL:
+        # its text quotes a part of it, which may be of a proxy's password
+        step = "Check HF_ENDPOINT, and HTTPS_PROXY or ALL_PROXY."
+        raise HubUnavailableError("an address that is not valid", where=where, next_step=step) from None
+    except httpx2.HTTPError as error:
         raise _unreachable(error, where) from None
+    except ImportError as error:
+        if "SOCKS" not in str(error):
+            raise
+        step = "pip install socksio, or unset HTTPS_PROXY and ALL_PROXY."
+        raise MissingExtraError("a SOCKS proxy needs another package", expected="socksio", next_step=step) from None
     except OSError as error:
         if error.filename is not None:
             raise  # a local file, not the network

@@ -4,7 +4,7 @@ This module does so instead of the client, because it does not trust the answers
 `Content-Range`, no byte is read beyond the request, and compressed answers are refused, so no server can fill memory or
 disk. Redirects are followed by hand: credentials go to the endpoint only, never to another origin, and no redirect
 leads from a public Hub into a private network. (Between the check of an address and the connection its name could be
-rebound. TLS to that name then fails, which is why https is required.)
+rebound. TLS to that name then fails, which is why https is required. What a proxy alone can look up is left to it.)
 
 A download appends to `NAME.partial`, so a broken connection or a killed process costs only the bytes not yet written.
 The file gets its name after its sha256 was compared with the one that the Hub states. When a later run asks for it, it

@@ -13,6 +13,7 @@ import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub.utils import _http
+from processes import printed_by
 from scripted_hub import Answer, Request, ScriptedHub, error
 from served_models import Clock, fetch, weights
 
@@ -455,6 +456,24 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
         return
     monkeypatch.setenv(proxy, "http://proxy.example:3128")
     assert hub.read_file("org/model", "a" * 40, "config.json") == b"content"
+
+
+@pytest.mark.parametrize(
+    ("proxy", "told"),
+    [("socks5://u:s3cret@h:1", "E_EXTRA: a SOCKS proxy"), ("http://u:s3/cret@h:1", "E_HUB: an address that is not")],
+)
+def test_a_proxy_that_cannot_be_used_is_named_without_its_password(proxy: str, told: str):
+    code = """
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
+try:
+    Hub("https://hub.example").head("org/model")
+except HubmergeError as error:
+    print(error)
+"""
+    said = printed_by(code, HTTPS_PROXY=proxy)
+    assert said.startswith(told)
+    assert "s3" not in said
 
 
 @pytest.mark.parametrize(
