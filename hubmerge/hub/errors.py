@@ -306,6 +306,8 @@ def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:
     got, step = f"{type(error).__name__}: {_reason(error)}", "Check the connection and HF_ENDPOINT."
+    if isinstance(error, FileNotFoundError) or "CERTIFICATE" in got:
+        step = "Name a file with the network's certificates in SSL_CERT_FILE."
     return TransientHubError("the Hub cannot be reached", where=where, got=got, next_step=step)
 
 
