@@ -141,6 +141,8 @@ def kind_of(path: str, *, modules: bool = False) -> Kind | None:
 
 
 def _kind_by(rules: Sequence[tuple[str, Kind]], path: str) -> Kind | None:
+    if len(path) > 300:  # longer than any of these; a stranger's could take the patterns quadratic time
+        return None
     return next((kind for pattern, kind in rules if re.fullmatch(pattern, path, re.ASCII)), None)
 
 

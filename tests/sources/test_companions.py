@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -145,6 +146,12 @@ def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules()
 def test_what_is_code_a_pickle_or_another_place_stays_behind(name: str):
     assert kind_of(name) is None
     assert kind_of(name, modules=True) is None
+
+
+def test_a_name_without_end_takes_no_time():
+    begin = process_time()
+    assert [kind_of("vocab_" * 10_000 + end, modules=True) for end in ("x.json", "x.jsom")] == [None, None]
+    assert process_time() - begin < 1
 
 
 # --- a merge -----------------------------------------------------------------------------------------------------
