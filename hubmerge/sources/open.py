@@ -231,7 +231,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
 
 def _card_data(content: bytes) -> dict[str, Any]:
     """The YAML front matter of a local card; empty where it is broken."""
-    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8", errors="replace"), re.DOTALL)
+    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8-sig", errors="replace"), re.DOTALL)
     try:
         data = load_plain_yaml(match.group(1)) if match else {}
     except ValueError:

@@ -114,7 +114,7 @@ def test_a_pin_reads_few_blocks_of_a_large_model_and_any_of_them_tells(
 def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_path: Path):
     cards = {
         b"---\nlicense: apache-2.0\ntags: [x]\n---\n# Hi": "apache-2.0",
-        b"---\r\nlicense: mit\r\n---\r\n": "mit",
+        b"\xef\xbb\xbf---\r\nlicense: mit\r\n---\r\n": "mit",
         b"---\nlicense: [mit]\n---\n": None,
         b"---\nlicense: &a mit\nother: *a\n---\n": None,
         b"---\n[" + b"[" * 5000 + b"\n---\n": None,
