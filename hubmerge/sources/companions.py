@@ -192,7 +192,7 @@ def read_companions(
         clean, removed = without_code(content) if file.kind == "settings" else (content, ())
         if clean is None:
             notes.append(f"{file.path}: left out (not JSON)")
-        elif file.kind in ("text", "license") and not _is_text(clean):
+        elif (file.kind == "text" and not _is_text(clean)) or (file.kind == "license" and b"\0" in clean):
             notes.append(f"{file.path}: left out (not text)")
         elif not _is_data(file.kind, content):
             notes.append(f"{file.path}: left out (a program, archive or pickle under another name)")

@@ -181,9 +181,9 @@ def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
 def test_no_license_text_takes_the_place_of_another(tmp_path: Path):
     """As where agents of a merge are merged into it once more."""
     of_base = {"LICENSE": b"base", "licenses/A/LICENSE": b"of the base's parent"}
-    of_a = {"LICENSE": b"a", "licenses/LICENSE": b"of a's parent"}
+    of_a = {"LICENSE": "© a".encode("latin-1"), "licenses/LICENSE": b"of a's parent"}
     files, _ = files_of(plan_of(tmp_path, of_base, of_a, {}))
-    kept = {**of_base, "licenses/a-2/LICENSE": b"a", "licenses/a-2/licenses/LICENSE": b"of a's parent"}
+    kept = {**of_base, "licenses/a-2/LICENSE": of_a["LICENSE"], "licenses/a-2/licenses/LICENSE": b"of a's parent"}
     assert {name: content for name, content in files.items() if "LICENSE" in name} == kept
 
 
