@@ -45,7 +45,7 @@ from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
-from hubmerge.plan.files import folder_files
+from hubmerge.plan.files import folder_files, refuse_pointers
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import Plan, make_plan, refusal
@@ -107,6 +107,7 @@ def prepare_variants(
     plans = [make_plan(recipe, base, agents) for recipe in recipes]
     if request.calibrate != "not" and any(map(weighs, plans)):
         observer.stage("calibration")
+    refuse_pointers(plans[0], companions_of(hub))
     prepared = [_checked(plan, hub, request, calibration) for plan in plans]
     if problems := module_problems(base, agents, companions_of(hub)):
         raise refusal(problems)

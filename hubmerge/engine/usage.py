@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def usage_now(fetched: Fetched, gauge: DiskGauge) -> dict[str, Any]:
     return {
         "peak_rss_bytes": peak_rss_bytes(),
         "disk_high_water_bytes": gauge.high_water_bytes,
-        "fetch": fetched.to_json(),
+        "fetch": asdict(fetched),
     }
 
 

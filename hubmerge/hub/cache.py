@@ -32,11 +32,12 @@ class ClientCache:
 
         return self._given or Path(constants.HF_HUB_CACHE)
 
-    def find(self, repo_id: str, sha: str, path: str) -> Path | None:
-        """The file at that commit; None where the client does not have it."""
+    def find(self, repo_id: str, sha: str, path: str, size: int | None = None) -> Path | None:
+        """The file at that commit; None where the client does not have it, or one of another size."""
         found = self._snapshot(repo_id, sha) / path
         try:
-            return found.resolve() if found.is_file() else None
+            fits = found.is_file() and size in (None, found.stat().st_size)
+            return found.resolve() if fits else None
         except OSError:
             return None
 
@@ -47,13 +48,6 @@ class ClientCache:
 
     def _snapshot(self, repo_id: str, sha: str) -> Path:
         return self._repo(repo_id) / "snapshots" / sha
-
-    @property
-    def is_offline(self) -> bool:
-        """Whether the user forbade the client to use the network (HF_HUB_OFFLINE)."""
-        from huggingface_hub import is_offline_mode
-
-        return bool(is_offline_mode())
 
     def state(self, repo_id: str, revision: str | None) -> RepoState:
         """A model from the cache alone; SourceNotFoundError where a part of it is missing."""

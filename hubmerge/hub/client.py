@@ -8,6 +8,7 @@ words, and which of them are worth a retry).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
@@ -20,7 +21,7 @@ from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha
 from hubmerge.hub.names import RepoState as RepoState
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
-from hubmerge.hub.writing import HubWriting
+from hubmerge.hub.writing import Answer, HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 
 if TYPE_CHECKING:
@@ -161,83 +162,80 @@ class Hub(HubWriting):
 
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
+        from huggingface_hub import is_offline_mode
+
         where = f"{repo_id}@{revision}" if revision else repo_id
         pinned = is_sha(revision)
-        if self._cache is not None and self._cache.is_offline:
+        if self._cache is not None and is_offline_mode():
             return self._cache.state(repo_id, revision)
 
-        def ask() -> Any:
-            return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
+        def ask() -> RepoState:
+            info: Any = self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
+            if not is_sha(info.sha) or not is_hub_id(info.id):
+                raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
+            if pinned and info.sha != revision:
+                what = "the Hub states another commit"
+                raise HubUnavailableError(what, where=where, expected=str(revision), got=info.sha)
+            if len(info.siblings or ()) > MAX_FILES:
+                raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
+            found = map(_file_info, info.siblings or ())
+            files = {f.path: replace(f, here=self._here(info.id, info.sha, f.path, f.size)) for f in found}
+            card = dict(info.card_data.to_dict()) if info.card_data else {}
+            license_name = card.get("license") if isinstance(card.get("license"), str) else None
+            return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), license_name, card)
 
-        info = self._ask(where, ask, pinned=pinned)
-        if not is_sha(info.sha) or not is_hub_id(info.id):
-            raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
-        if pinned and info.sha != revision:
-            raise HubUnavailableError(
-                "the Hub states another commit", where=where, expected=str(revision), got=info.sha
-            )
-        if len(info.siblings or ()) > MAX_FILES:
-            raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
-        found = [FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in info.siblings or ()]
-        files = {file.path: self._with_cached(file, info.id, info.sha) for file in found}
-        card = dict(info.card_data.to_dict()) if info.card_data else {}
-        license_name = card.get("license") if isinstance(card.get("license"), str) else None
-        return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), license_name, card)
+        return self._ask(where, ask, pinned=pinned)
 
-    def _with_cached(self, file: FileInfo, repo_id: str, sha: str) -> FileInfo:
-        here = self._here(repo_id, sha, file.path)
-        return file if here is None or here.stat().st_size != file.size else replace(file, here=here)
-
-    def _here(self, repo_id: str, sha: str, path: str) -> Path | None:
-        return None if self._cache is None else self._cache.find(repo_id, sha, path)
+    def _here(self, repo_id: str, sha: str, path: str, size: int | None = None) -> Path | None:
+        return None if self._cache is None else self._cache.find(repo_id, sha, path, size)
 
     def head(self, repo_id: str) -> str:
         """The commit that main stands at, and nothing else of the repo."""
-        sha = self._ask(repo_id, lambda: self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")).sha
-        if not is_sha(sha):
-            raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
-        return str(sha)
+
+        def ask() -> str:
+            sha = self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha").sha
+            if not is_sha(sha):
+                raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
+            return str(sha)
+
+        return self._ask(repo_id, ask)
 
     def tree(self, repo_id: str, sha: str) -> Mapping[str, TreeFile]:
         """Every file of a commit by path; for repos of many small files, which `repo_state` lists slowly."""
 
-        def ask() -> Any:
-            found = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
-            return [entry for entry in found if hasattr(entry, "blob_id")]
+        def ask() -> dict[str, TreeFile]:
+            found: Any = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
+            files = (entry for entry in found if hasattr(entry, "blob_id"))
+            return {f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in files}
 
-        return {
-            f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None)
-            for f in self._ask(f"{repo_id}@{sha}", ask, pinned=True)
-        }
+        return self._ask(f"{repo_id}@{sha}", ask, pinned=True)
 
     def search_models(self, text: str, limit: int = 10, *, tags: Sequence[str] = ()) -> list[RepoSummary]:
         """Models whose id holds `text` and that carry all `tags`, most downloaded first."""
 
-        return [
-            RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))
-            for m in self._models(search=text or None, filter=list(tags) or None, sort="downloads", limit=limit)
-        ]
+        def read(m: Any) -> RepoSummary:
+            return RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))
 
-    def _models(self, **query: Any) -> list[Any]:
-        return self._ask("the search", lambda: list(self._api.list_models(**query)))
+        return self._models(read, search=text or None, filter=list(tags) or None, sort="downloads", limit=limit)
+
+    def _models(self, read: Callable[[Any], Answer], **query: Any) -> list[Answer]:
+        return self._ask("the search", lambda: [read(m) for m in self._api.list_models(**query) if is_hub_id(m.id)])
 
     def find_models(self, *, tags: Sequence[str] = (), author: str | None = None, limit: int = 1000) -> list[Candidate]:
         """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
 
+        def read(m: Any) -> Candidate:
+            owner, changed = m.author or m.id.partition("/")[0], m.last_modified.isoformat() if m.last_modified else ""
+            return Candidate(m.id, m.sha or "", owner, tuple(m.tags or ()), changed, bool(m.private), bool(m.gated))
+
         expand = ["sha", "lastModified", "tags", "private", "gated", "author"]
         wanted = {"filter": list(tags) or None, "author": author, "limit": limit}
-        found = self._models(sort="last_modified", expand=expand, **wanted)
-        candidates = []
-        for m in (m for m in found if is_hub_id(m.id)):
-            author, tags = m.author or m.id.partition("/")[0], tuple(m.tags or ())
-            changed = m.last_modified.isoformat() if m.last_modified else ""
-            candidates.append(Candidate(m.id, m.sha or "", author, tags, changed, bool(m.private), bool(m.gated)))
-        return candidates
+        return self._models(read, sort="last_modified", expand=expand, **wanted)
 
     def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
         if (here := self._here(repo_id, sha, path)) is not None:
-            with here.open("rb") as file:
+            with suppress(OSError), here.open("rb") as file:  # it may be gone, or another user's
                 file.seek(start)
                 if len(found := file.read(end - start)) == end - start:
                     return found
@@ -249,11 +247,10 @@ class Hub(HubWriting):
 
     def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """A whole small file; FormatError above `max_bytes`."""
-        here = self._here(repo_id, sha, path)
-        if here is not None and here.stat().st_size <= max_bytes:
-            content = here.read_bytes()
-            if is_as_named(content, here.name):
-                return content
+        if (here := self._here(repo_id, sha, path)) is not None:
+            with suppress(OSError):
+                if here.stat().st_size <= max_bytes and is_as_named(content := here.read_bytes(), here.name):
+                    return content
         return self._bytes.file(repo_id, sha, path, max_bytes)
 
     def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
@@ -300,6 +297,13 @@ class Hub(HubWriting):
 
     def url(self, repo_id: str) -> str:
         return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
+
+
+def _file_info(sibling: Any) -> FileInfo:
+    found = FileInfo(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
+    if not (isinstance(found.path, str) and isinstance(found.size, int) and isinstance(found.sha256, str | None)):
+        raise TypeError("a file without a name, a size or a digest")
+    return found
 
 
 def _account(name: Any) -> str:

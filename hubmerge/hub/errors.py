@@ -29,6 +29,7 @@ from hubmerge.errors import (
     HubmergeError,
     HubUnavailableError,
     LoginError,
+    MissingExtraError,
     PermissionDeniedError,
     SettingsError,
     SourceChangedError,
@@ -159,8 +160,11 @@ def asked_pause_s(headers: Mapping[str, str]) -> float | None:
             return max(0.0, (date - datetime.now(UTC if date.tzinfo else None)).total_seconds())
         except (ValueError, OverflowError):
             pass
-    limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    try:
+        limit = parse_ratelimit_headers(headers)
+        return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+    except (ValueError, OverflowError):  # numbers without measure
+        return None
 
 
 @contextmanager
@@ -201,8 +205,17 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
     except httpx2.LocalProtocolError:
         # its text quotes the header, which may be the token
         raise HubUnavailableError("a request that cannot be sent", where=where) from None
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except httpx2.InvalidURL:
+        # its text quotes a part of it, which may be of a proxy's password
+        step = "Check HF_ENDPOINT, and HTTPS_PROXY or ALL_PROXY."
+        raise HubUnavailableError("an address that is not valid", where=where, next_step=step) from None
+    except httpx2.HTTPError as error:
         raise _unreachable(error, where) from None
+    except ImportError as error:
+        if "SOCKS" not in str(error):
+            raise
+        step = "pip install socksio, or unset HTTPS_PROXY and ALL_PROXY."
+        raise MissingExtraError("a SOCKS proxy needs another package", expected="socksio", next_step=step) from None
     except OSError as error:
         if error.filename is not None:
             raise  # a local file, not the network
@@ -215,7 +228,7 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
             raise
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         # the client reads the answer without checking it: HTML for JSON, a missing field
         raise HubUnavailableError(
             "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
@@ -293,6 +306,8 @@ def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:
     got, step = f"{type(error).__name__}: {_reason(error)}", "Check the connection and HF_ENDPOINT."
+    if isinstance(error, FileNotFoundError) or "CERTIFICATE" in got:
+        step = "Name a file with the network's certificates in SSL_CERT_FILE."
     return TransientHubError("the Hub cannot be reached", where=where, got=got, next_step=step)
 
 

@@ -4,7 +4,7 @@ This module does so instead of the client, because it does not trust the answers
 `Content-Range`, no byte is read beyond the request, and compressed answers are refused, so no server can fill memory or
 disk. Redirects are followed by hand: credentials go to the endpoint only, never to another origin, and no redirect
 leads from a public Hub into a private network. (Between the check of an address and the connection its name could be
-rebound. TLS to that name then fails, which is why https is required.)
+rebound. TLS to that name then fails, which is why https is required. What a proxy alone can look up is left to it.)
 
 A download appends to `NAME.partial`, so a broken connection or a killed process costs only the bytes not yet written.
 The file gets its name after its sha256 was compared with the one that the Hub states. When a later run asks for it, it
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub.errors import Patience, TransientHubError, translated
@@ -239,11 +240,8 @@ class HubBytes:
             return
         if parts.scheme != "https" or not host:
             raise HubUnavailableError("the Hub redirects to something that is not https", where=str(at), got=host)
-        for info in socket.getaddrinfo(host, parts.port or 443, proto=socket.IPPROTO_TCP):
-            address = ipaddress.ip_address(str(info[4][0]).partition("%")[0])
-            mapped = getattr(address, "ipv4_mapped", None) or address
-            if not mapped.is_global or mapped.is_multicast or address in _NAT64:
-                raise HubUnavailableError("the Hub redirects into a private network", where=str(at), got=host)
+        if not _is_public(url) and _is_public(self._endpoint):
+            raise HubUnavailableError("the Hub redirects into a private network", where=str(at), got=host)
 
 
 def _refuse_failure(response: Any) -> None:
@@ -319,6 +317,25 @@ def _capped(response: Any, cap: int, at: _At) -> Iterator[bytes]:
                 "the server sends more than was asked for", where=str(at), expected=f"{cap} bytes", got="more"
             )
         yield part
+
+
+def _is_public(url: str) -> bool:
+    """Whether all addresses of a URL's host belong to the Internet. A name that only a proxy can look up is taken for
+    one of it."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        found = socket.getaddrinfo(host, parts.port or 443, proto=socket.IPPROTO_TCP)
+    except socket.gaierror:
+        if {parts.scheme, "all"} & getproxies().keys() and not proxy_bypass(host):
+            return True
+        raise
+    for info in found:
+        address = ipaddress.ip_address(str(info[4][0]).partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        if not mapped.is_global or mapped.is_multicast or address in _NAT64:
+            return False
+    return True
 
 
 def _origin(url: str) -> tuple[str, str, int]:

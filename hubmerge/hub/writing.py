@@ -166,7 +166,7 @@ class HubWriting:
         infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
 
         def ask() -> set[str]:
-            token = self._token if isinstance(self._token, str) else None
+            token: Any = self._token  # False, where None would be the login of another Hub
             known, refused, _ = post_lfs_batch_info(infos, token, self.repo_type, repo_id, endpoint=self.endpoint)
             # the Hub answers with what to do about an object: nothing, when it is there
             return {a["oid"] for a in known if a.get("actions")} | {r["oid"] for r in refused}

@@ -8,17 +8,18 @@ import shutil
 from collections.abc import Mapping, Set
 from dataclasses import replace
 from difflib import SequenceMatcher
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
-from hubmerge.errors import RecipeError, TargetExistsError
+from hubmerge.errors import GatedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.machine.disk_errors import writing
 from hubmerge.output.card import render_card
 from hubmerge.output.publish import Published, Shard, Target, publish
-from hubmerge.output.report import Report
+from hubmerge.output.report import Parent, Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import json_file
 
@@ -90,7 +91,8 @@ def publish_folder(
     """
     report = load_report(folder)
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
-    prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
+    parents = ((p.id, p.private or _is_private(p, hub)) for p in report.parents)
+    prepared_target.refuse_to_expose(chain(data, parents))
     stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}
@@ -101,6 +103,14 @@ def publish_folder(
     title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
     return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
+
+
+def _is_private(parent: Parent, hub: Hub) -> bool:
+    """Whether a parent is private now: a merge that was made offline could not know it."""
+    try:
+        return parent.kind == "hub" and hub.repo_state(parent.id).private
+    except (SourceNotFoundError, GatedError):  # gone since, of another Hub, or not private
+        return False
 
 
 def _licensed(report: Report, choice: str | None) -> Report:

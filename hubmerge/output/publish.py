@@ -66,8 +66,9 @@ class Target:
 
     def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
         """RecipeError where a public target would expose a private source; `sources`: (name, whether it is private)."""
-        hidden = list(dict.fromkeys(name for name, private in sources if private))
-        if hidden and not self.private and not self.expose:
+        if self.private or self.expose:
+            return
+        if hidden := list(dict.fromkeys(name for name, private in sources if private)):
             raise RecipeError(
                 "a public merge would tell what private models or data hold",
                 where=self.repo,

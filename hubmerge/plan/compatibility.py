@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import filecmp
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
-from hubmerge.sources.same_tensors import Tensors, is_embedding
+from hubmerge.sources.same_tensors import is_embedding
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.text.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
@@ -32,7 +33,6 @@ _SHAPING_KEYS = (
 _BEHAVIOUR_KEYS = (
     "rope_theta",
     "rope_scaling",
-    "rope_parameters",
     "rms_norm_eps",
     "hidden_act",
     "sliding_window",
@@ -41,10 +41,10 @@ _BEHAVIOUR_KEYS = (
 )
 
 
-def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
+def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Problem]:
     """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
-    tensors = {n: t for n, t in tensors.items() if n not in kept}
+    tensors = {n: t for n, t in base.tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
         shown_tensors = [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]
@@ -125,9 +125,7 @@ def refuse_equal_to_base(agents: Sequence[Model], statistics: Statistics) -> Non
         raise IncompatibleError("these models cannot be merged", problems=problems)
 
 
-def agent_problems(
-    base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
-) -> list[Problem]:
+def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> list[Problem]:
     """Problems that forbid a merge of this agent with this base.
 
     `ignoring`: the line of a recipe that leaves out the tensors that only some of the models have."""
@@ -139,6 +137,7 @@ def agent_problems(
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
     if problems := _quantized(agent):
         return problems  # it stores other tensors by its nature
+    base_tensors, tensors = base.tensors, agent.tensors
     resized = any(
         is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
         for n, t in base_tensors.items()
@@ -146,8 +145,9 @@ def agent_problems(
     for key in _SHAPING_KEYS:
         if key == "vocab_size" and resized:
             continue  # which the shapes tell below
-        if key in base.config and key in agent.config and base.config[key] != agent.config[key]:
-            where, own, other = f"config.json of {agent.ref}", shown(base.config[key]), shown(agent.config[key])
+        ours, theirs = base.config.get(key), agent.config.get(key)
+        if ours is not None and theirs is not None and ours != theirs:  # a null is what the shapes tell
+            where, own, other = f"config.json of {agent.ref}", shown(ours), shown(theirs)
             problems.append(unfit(f"another {key}", where=where, expected=own, got=other))
     if missing := [n for n in base_tensors if n not in tensors]:
         step = _with_line("To keep the base's", ignoring, remove)
@@ -225,12 +225,23 @@ def differences(base: Model, agent: Model) -> list[str]:
 
 def other_settings(base: Model, agent: Model) -> list[str]:
     """Settings of the two configs that make the models compute differently with the same weights."""
+    ours, theirs = _behaviour(base.config), _behaviour(agent.config)
     return [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))})"
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(ours[key])} → {shown(theirs[key])})"
         for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+        if ours[key] != theirs[key]
     ]
+
+
+def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: config.get(key) for key in _BEHAVIOUR_KEYS}
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict):  # transformers 5 has one table for both keys, in which `type` is `rope_type`
+        scaling = {"rope_type": rope.get("type"), **rope}
+        found["rope_theta"] = scaling.pop("rope_theta", found["rope_theta"])
+        scaling.pop("type", None)
+        found["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
+    return found
 
 
 def architecture(model: Model) -> str:

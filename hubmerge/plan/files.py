@@ -20,7 +20,7 @@ from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.companions import ReadFile, read_companions
 from hubmerge.sources.config import merged_config
-from hubmerge.sources.open import INDEX
+from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
 from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
 from hubmerge.text.wording import json_file
 
@@ -44,6 +44,14 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
         )
     files["recipe.yaml"] = plan.recipe.to_yaml().encode()
     return files, left_out
+
+
+def refuse_pointers(plan: Plan, read: ReadFile) -> None:
+    """Refuse files of local folders that git-lfs did not fetch, as where it was asked for the weights alone."""
+    small = [(plan.models[f.model], f.source) for f in plan.companions.files if f.size < 1024]
+    local = [(model, path) for model, path in small if model.ref.kind == "local"]
+    if pointers := [f"{path} in {model.ref}" for model, path in local if read(model, path).startswith(LFS_POINTER)]:
+        raise not_fetched(pointers)
 
 
 def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -> dict[str, bytes]:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
@@ -38,7 +37,7 @@ from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
-from hubmerge.sources.same_tensors import Untied, untie
+from hubmerge.sources.same_tensors import untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.text.wording import incompatible, named
@@ -218,20 +217,20 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     if base.adapter is not None:  # every other problem would follow from this one
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
-    floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
+    floats = [n for n, t in views.base.tensors.items() if t.entry.dtype in FLOAT_DTYPES]
     undecided, unnamed = misplaced(recipe.given, floats)
     problems += undecided
-    foreign = {str(a.ref) for a in seen.agents if architecture(a) != architecture(seen.base)}
+    foreign = {str(a.ref) for a in views.agents if architecture(a) != architecture(views.base)}
     tying = [p for p in views.problems if p.where not in foreign]  # theirs follow from the architecture
-    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *tying]
+    problems += [*base_problems(views.base, seen.kept), *repeated(base, agents), *tying]
     problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
-    for agent, tensors in zip(seen.agents, views.agents, strict=True):
-        problems += agent_problems(seen.base, views.base, agent, tensors, line)
-        warnings += differences(seen.base, agent)
+    for agent in views.agents:
+        problems += agent_problems(views.base, agent, line)
+        warnings += differences(views.base, agent)
     if left_out := merged_config(base.config, ())[1]:
         warnings.append(told("config.json", left_out))
     donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
@@ -240,9 +239,9 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     warnings += companions.warnings
     if problems:
         raise refusal(problems)
-    if any(method.needs_whole(name, t.entry.shape) for name, t in views.base.items()):
+    if any(method.needs_whole(name, t.entry.shape) for name, t in views.base.tensors.items()):
         max_shard_bytes = min(max_shard_bytes, WHOLE_SHARD_BYTES)
-    shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
+    shards = _lay_out(recipe, (views.base, *views.agents), seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
@@ -286,15 +285,15 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     problems = list(seen.problems)
     if base.adapter is None:  # else every other problem would follow from this one
         views = untie(seen.base, seen.agents)
-        problems += [*base_problems(seen.base, views.base, frozenset(*dropped)), *views.problems]
+        problems += [*base_problems(views.base, frozenset(*dropped)), *views.problems]
         line = ignoring_line(recipe.ignore, views.base, views.agents)
-        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
+        problems += agent_problems(views.base, views.agents[0], line)
     if problems:
         told = tuple(dict.fromkeys(map(_of_comparison, problems)))
         raise IncompatibleError("these models cannot be compared", problems=told)
-    zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
-    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
+    zeros = replace(nothing, tensors={name: ZeroTensor.like(t) for name, t in views.base.tensors.items()})
+    shards = _lay_out(recipe, (views.base, *views.agents, zeros), frozenset(), MAX_SHARD_BYTES)
     names = [name for group in (*dropped, *more) for name in group]
     notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
     notes += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
@@ -337,7 +336,9 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
             )
 
 
-def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:
+def _lay_out(
+    recipe: Recipe, models: Sequence[Model], kept: frozenset[str], max_shard_bytes: int
+) -> tuple[PlannedShard, ...]:
     """The base's tensors in their stored order, cut into shards; wider dtypes first within each.
 
     Readers view the bytes in place, which needs every tensor at a multiple of its element's size. Tensors of the
@@ -352,7 +353,8 @@ def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_byte
     def dtype_of(tensor: StoredTensor) -> str:
         return tensor.kept_dtype if is_copied(tensor) or recipe.dtype is None else NAMES[recipe.dtype]
 
-    stored = sorted(views.base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
+    base, *agents = (model.tensors for model in models)
+    stored = sorted(base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
     groups: list[list[StoredTensor]] = [[]]
     filled = 0
     for tensor in stored:
@@ -374,7 +376,7 @@ def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_byte
                 dtype_of(t),
                 "copy" if is_copied(t) else "merge",
                 *ranges[t.entry.name],
-                (t, *(view[t.entry.name] for view in views.agents)),
+                (t, *(agent[t.entry.name] for agent in agents)),
             )
             for t in group
         )

@@ -16,7 +16,7 @@ MAX_TOKENS = 1_000_000
 class CalibrationSpec(BaseModel):
     """Which pairs of which data."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # else true were 1 pair, and "8" were 8
 
     data: str = Field(min_length=1, max_length=4096)  # a JSONL file, or a dataset's id on the Hub
     split: str = Field(default="train", min_length=1, max_length=256)  # of a Hub dataset; `train[:1000]` works

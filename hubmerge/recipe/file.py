@@ -99,10 +99,8 @@ def located(recipe: Recipe, folder: Path) -> Recipe:
         notes.extend([note] * bool(note))
         return found
 
-    base = here(recipe.base)
-    agents = tuple(agent.model_copy(update={"model": here(agent.model)}) for agent in recipe.agents)
-    changed = recipe.model_copy(update={"base": base, "agents": agents})
-    return changed.with_notes(tuple(dict.fromkeys(notes))).in_folder(folder)
+    named = recipe.naming([here(name) for name in (recipe.base, *(agent.model for agent in recipe.agents))])
+    return named.with_notes(tuple(dict.fromkeys(notes))).in_folder(folder)
 
 
 def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:

@@ -1,4 +1,4 @@
-"""The patterns of a recipe's `ignore`; sources/ignore.py applies them to models.
+"""The patterns of a recipe's `ignore`; sources/views.py applies them to models.
 
 A pattern is a shell's: `*` matches any characters, dots too, `?` one, `[ab]` one of these; case counts.
 """

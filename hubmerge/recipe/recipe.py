@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +180,8 @@ class Recipe(_Frozen):
     def _tokenizer_is_of_a_model(self) -> Recipe:
         if self.tokenizer == "union":  # the default
             object.__setattr__(self, "tokenizer", None)
+        elif self.tokenizer_of == 0:  # by its name, which a pin changes
+            object.__setattr__(self, "tokenizer", "base")
         elif self.tokenizer is not None and self.tokenizer_of is None:
             known = ["base", "union", *(str(agent.model) for agent in self.agents)]
             problem = Problem(
@@ -192,8 +194,6 @@ class Recipe(_Frozen):
     def tokenizer_of(self) -> int | None:
         """The model whose tokenizer is kept, the base being 0; None: the base's with what agents add."""
         names = [str(self.base), *(str(agent.model) for agent in self.agents)]
-        if self.tokenizer in (None, "union"):
-            return None
         return 0 if self.tokenizer == "base" else next((k for k, n in enumerate(names) if n == self.tokenizer), None)
 
     @property
@@ -217,8 +217,11 @@ class Recipe(_Frozen):
         return found
 
     def path_of(self, text: str) -> Path:
-        """The path of a file that the recipe names."""
-        return (self._folder or Path()) / Path(text).expanduser()
+        """The path of a file that the recipe names; RecipeError where it begins at the home of nobody."""
+        try:
+            return (self._folder or Path()) / Path(text).expanduser()
+        except RuntimeError:
+            raise RecipeError("a file below the home of nobody", where=text[:200]) from None
 
     @property
     def weights(self) -> tuple[varying.Setting, ...]:
@@ -254,14 +257,18 @@ class Recipe(_Frozen):
 
     def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> Recipe:
         """The same recipe with every Hub model at its sha."""
-        names = tuple(
+        return self.naming(
             ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind != "hub")
             for r in (base, *agents)
         )
-        specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))
-        changed: dict[str, Any] = {"base": names[0], "agents": specs}
-        if self.tokenizer_of:
-            changed["tokenizer"] = str(names[self.tokenizer_of])
+
+    def naming(self, names: Iterable[ModelName]) -> Recipe:
+        """The same recipe with other names for its models, the base's first."""
+        base, *agents = names
+        specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(agents, self.agents, strict=True))
+        changed: dict[str, Any] = {"base": base, "agents": specs}
+        if number := self.tokenizer_of:
+            changed["tokenizer"] = str(agents[number - 1])
         return self.model_copy(update=changed)
 
 

@@ -48,7 +48,7 @@ def is_sweep(document: Any) -> bool:
 
 def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sweep:
     """Every variant, validated; RecipeError lists all problems of all variants."""
-    unknown = sorted(set(document) - {*_SHARED, "sweep"})
+    unknown = [key for key in document if key not in (*_SHARED, "sweep")]
     entries = document["sweep"]
     if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise RecipeError(

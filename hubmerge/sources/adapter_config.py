@@ -10,13 +10,15 @@ settings is another model.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite, sqrt
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hubmerge.errors import FormatError
 from hubmerge.text.wording import named, shown
+
+Number = TypeVar("Number", int, float)
 
 _MAX_RANK = 65_536
 _MAX_PATTERNS = 10_000
@@ -50,25 +52,25 @@ class AdapterConfig:
     alpha: float
     rslora: bool = False
     fan_in_fan_out: bool = False  # weights stored [in, out], as GPT-2's
-    rank_pattern: tuple[tuple[str, int], ...] = ()  # module name or end of one → its own rank; the first counts
-    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    # module name, `^` before a whole one, or end of one → its place in the table, its own value; the first counts
+    rank_pattern: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     base_name: str | None = None  # as the author's machine called the base: a Hub id or a path
     base_revision: str | None = None
 
     def rank_of(self, module: str) -> int:
-        return next((rank for pattern, rank in self.rank_pattern if _matches(pattern, module)), self.rank)
+        return _own(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """s of W + s·B·A."""
-        alpha = next((a for pattern, a in self.alpha_pattern if _matches(pattern, module)), self.alpha)
-        rank = self.rank_of(module)
+        alpha, rank = _own(self.alpha_pattern, module, self.alpha), self.rank_of(module)
         return alpha / (sqrt(rank) if self.rslora else rank)
 
 
-def _matches(pattern: str, module: str) -> bool:
-    if pattern.startswith("^"):
-        return module == pattern[1:]
-    return module == pattern or module.endswith("." + pattern)
+def _own(patterns: Mapping[str, tuple[int, Number]], module: str, default: Number) -> Number:
+    parts: list[str] = module.split(".")
+    names = [f"^{module}", *(".".join(parts[n:]) for n in range(len(parts)))]
+    return min((patterns[name] for name in names if name in patterns), default=(0, default))[1]
 
 
 def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfig:
@@ -103,8 +105,8 @@ def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfi
         alpha=parser.number("lora_alpha", content.get("lora_alpha", 8)),
         rslora=parser.flag("use_rslora"),
         fan_in_fan_out=parser.flag("fan_in_fan_out"),
-        rank_pattern=tuple((p, parser.rank("rank_pattern", v)) for p, v in parser.patterns("rank_pattern")),
-        alpha_pattern=tuple((p, parser.number("alpha_pattern", v)) for p, v in parser.patterns("alpha_pattern")),
+        rank_pattern=parser.patterns("rank_pattern", parser.rank),
+        alpha_pattern=parser.patterns("alpha_pattern", parser.number),
         base_name=parser.text("base_model_name_or_path"),
         base_revision=parser.text("revision"),
     )
@@ -142,11 +144,14 @@ class _Fields:
             self._refuse(key, "text", value)
         return value or None
 
-    def patterns(self, key: str) -> list[tuple[str, Any]]:
+    def patterns(self, key: str, read: Callable[[str, Any], Number]) -> dict[str, tuple[int, Number]]:
         table = self._content.get(key) or {}
         if not isinstance(table, dict) or len(table) > _MAX_PATTERNS:
             self._refuse(key, f"a table of at most {_MAX_PATTERNS} entries", table)
         for pattern in table:
             if len(pattern) > 256 or not _PATTERN.fullmatch(pattern):
                 self._refuse(key, "names of modules or ends of names", pattern)
-        return [(pattern.replace("\\.", "."), value) for pattern, value in table.items()]
+        found: dict[str, tuple[int, Number]] = {}
+        for place, (pattern, value) in enumerate(table.items()):
+            found.setdefault(pattern.replace("\\.", "."), (place, read(key, value)))
+        return found

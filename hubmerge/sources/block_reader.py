@@ -26,11 +26,10 @@ FETCHED_AT_ONCE = 4  # blocks: that many connections fill the line, however many
 
 
 class BlockBuffer:
-    """Keeps the latest blocks of several shards; memory stays at `kept` blocks and `fetched_at_once`."""
+    """Keeps the latest blocks of several shards; memory stays at KEPT_BLOCKS and FETCHED_AT_ONCE."""
 
-    def __init__(self, kept: int = KEPT_BLOCKS, fetched_at_once: int = FETCHED_AT_ONCE) -> None:
-        self.fetching = threading.Semaphore(fetched_at_once)
-        self._kept = kept
+    def __init__(self) -> None:
+        self.fetching = threading.Semaphore(FETCHED_AT_ONCE)
         self._blocks: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = [threading.Lock() for _ in range(64)]  # so that two threads do not fetch one block twice
@@ -46,7 +45,7 @@ class BlockBuffer:
                 block = fetch(number)
             with self._lock:
                 self._blocks[key] = block
-                while len(self._blocks) > self._kept:
+                while len(self._blocks) > KEPT_BLOCKS:
                     self._blocks.popitem(last=False)
             return block
 

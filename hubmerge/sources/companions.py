@@ -141,6 +141,8 @@ def kind_of(path: str, *, modules: bool = False) -> Kind | None:
 
 
 def _kind_by(rules: Sequence[tuple[str, Kind]], path: str) -> Kind | None:
+    if len(path) > 300:  # longer than any of these; a stranger's could take the patterns quadratic time
+        return None
     return next((kind for pattern, kind in rules if re.fullmatch(pattern, path, re.ASCII)), None)
 
 
@@ -190,9 +192,9 @@ def read_companions(
         clean, removed = without_code(content) if file.kind == "settings" else (content, ())
         if clean is None:
             notes.append(f"{file.path}: left out (not JSON)")
-        elif file.kind in ("text", "license") and not _is_text(clean):
+        elif (file.kind == "text" and not _is_text(clean)) or (file.kind == "license" and b"\0" in clean):
             notes.append(f"{file.path}: left out (not text)")
-        elif content.startswith(_NO_DATA):
+        elif not _is_data(file.kind, content):
             notes.append(f"{file.path}: left out (a program, archive or pickle under another name)")
         else:
             files[file.path] = clean
@@ -239,26 +241,27 @@ def _licenses(models: Sequence[Model], labels: Sequence[str]) -> tuple[list[Comp
     """The license texts of all parents, the base's under their own names, and those that could not be taken."""
     files: list[Companion] = []
     notes: list[str] = []
-    folders: set[str] = set()
+    taken = {"/".join(path.lower().split("/")[:2]) for path in models[0].files}
     for number, (model, label) in enumerate(zip(models, ("", *labels), strict=True)):
         found = {path: info for path, info in model.files.items() if _LICENSE.fullmatch(path)}
-        folder = _unused(folders, f"licenses/{_slug(label)}") if label and found else ""
-        folders.add(folder)
+        folder = _unused(taken, f"licenses/{_slug(label)}") if label and found else ""
         for path, info in found.items():
             if info.size > MAX_LICENSE_BYTES:
                 notes.append(f"{model.ref.id}: {path} is too large to be copied; see it there")
                 continue
-            target = path if not label else f"{folder}/{path.removeprefix('licenses/')}"
-            files.append(Companion(target, number, path, info.size, "license"))
+            short = path.removeprefix("licenses/")  # a text of its own parent
+            inside = path if short != path and short in found else short
+            files.append(Companion(f"{folder}/{inside}" if label else path, number, path, info.size, "license"))
     return files, notes
 
 
-def _unused(folders: set[str], folder: str) -> str:
-    """`folder`, numbered where two labels come out alike."""
+def _unused(taken: set[str], folder: str) -> str:
+    """`folder`, numbered where another label or a text of the base has it; some disks tell no A from a."""
     path, number = folder, 1
-    while path in folders:
+    while path.lower() in taken:
         number += 1
         path = f"{folder}-{number}"
+    taken.add(path.lower())
     return path
 
 
@@ -374,6 +377,11 @@ def _some(paths: Sequence[str]) -> str:
     """A few of the files by name; those of one folder as the folder."""
     names = list(dict.fromkeys(f"{p.partition('/')[0]}/" if "/" in p else p for p in paths))
     return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:4])} and {len(names) - 4} more"
+
+
+def _is_data(kind: Kind, content: bytes) -> bool:
+    # the length of a header may begin as a pickle does
+    return content[8:9] == b"{" if kind == "weights" else not content.startswith(_NO_DATA)
 
 
 def _is_text(content: bytes) -> bool:

@@ -66,10 +66,10 @@ _WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrai
 _PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
 # tables and lists of text: labels, tokens, templates, prompts, and the marks by which an answer is taken apart
 _TEXT_KEY = re.compile(
-    r"id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
-    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema)"
+    r"(?=\w{1,100}\Z)(?:id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix"
+    r"|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
+    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema))"
 )
-_CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
 _PATH = re.compile(r"[/\\~]|\.{1,2}([/\\]|$)")  # at the begin
 _CODE_FILE = re.compile(r"\S+\.(py|so|dll|pt|pth|bin|pkl|pickle|ckpt|h5|gguf|onnx|safetensors)", re.IGNORECASE)
@@ -212,11 +212,13 @@ def told(file: str, left_out: Sequence[str]) -> str:
 def reads_as_place(text: str) -> bool:
     """Whether a loader could take `text` for a class of a repo, an address, a path or a repo."""
     text = text.strip()
-    if _CLASS.fullmatch(text) or _ADDRESS.match(text) or _PATH.match(text) or _CODE_FILE.fullmatch(text):
+    if _ADDRESS.match(text) or _PATH.match(text) or _CODE_FILE.fullmatch(text) or "../" in text or "..\\" in text:
         return True
-    if "../" in text or "..\\" in text:
-        return True
-    return not re.search(r"\s", text) and ("/" in text or "\\" in text)
+    if re.search(r"\s", text):
+        return False
+    dashes = text.find("--", 1)
+    of_repo = dashes > 0 and "." in text[dashes + 2 : -1]  # repo--module.Class
+    return of_repo or "/" in text or "\\" in text
 
 
 def _cleaned(table: Mapping[str, Any], left_out: list[str], path: str = "", depth: int = 0) -> dict[str, Any]:
@@ -296,9 +298,14 @@ def _is_vocabulary(data: Any) -> bool:
 
 
 def _holds_text(value: Any) -> bool:
-    if isinstance(value, dict) and not _is_number(value):
-        return any(map(_holds_text, value.values()))
-    return any(map(_holds_text, value)) if isinstance(value, list) else isinstance(value, str) and value != ""
+    left = [value]  # no recursion: lists may lie deeper in one another than Python goes
+    while left:
+        value = left.pop()
+        if isinstance(value, str) and value != "":
+            return True
+        if isinstance(value, dict | list) and not _is_number(value):
+            left += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:

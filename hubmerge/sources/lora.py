@@ -70,10 +70,10 @@ def attached(base: Model, agent: Model) -> Seen:
     tensors |= {names[n]: t for n, t in parts.full.items()}
     problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
     unlike_base = partial(incompatible, where=where, next_step=_other_base(config, base, agent))
-    missing = [names[n] for n in parts.factors if names[n] not in tensors]
+    missing = {names[n]: None for n in parts.factors if names[n] not in tensors}
     if missing:
         what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
-        problems.append(unlike_base(what, expected=expected, got=named(missing)))
+        problems.append(unlike_base(what, expected=expected, got=named([*missing])))
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
     for name, pair in parts.factors.items():

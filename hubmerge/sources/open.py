@@ -14,13 +14,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, SourceNotFoundError
+from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, Problem, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
@@ -30,7 +30,7 @@ from hubmerge.sources.ancestry import stated_ancestors
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
-from hubmerge.sources.remedies import Weightless
+from hubmerge.sources.remedies import Place
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.vocabulary import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 from hubmerge.text.plain_yaml import load_plain_yaml
@@ -44,7 +44,7 @@ _MAX_CONFIG_BYTES = 4_000_000
 _MAX_CONFIG_VALUES = 100_000
 _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 
 _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
@@ -113,6 +113,8 @@ def open_models(
         raise type(leading)(leading.what, problems=problems)
     if rows_differ(models[0], models[1:]):
         models = [_with_tokens(model, hub) for model in models]
+    elif keeper := recipe.tokenizer_of:  # whose tokens must be the base's
+        models = [_with_tokens(model, hub) if k in (0, keeper) else model for k, model in enumerate(models)]
     return models[0], tuple(models[1:])
 
 
@@ -161,7 +163,7 @@ def open_model(
     ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
     read_range = partial(hub.read_range, state.id, state.sha)
     read_file = partial(hub.read_file, state.id, state.sha)
-    place = _Place(str(ref), state.id, None, state.files, state.card, read_range, read_file)
+    place = Place(str(ref), state.id, None, state.files, state.card, read_range, read_file)
     return replace(
         _read_headers(place, ref, read),
         license=state.license,
@@ -171,29 +173,17 @@ def open_model(
     )
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a model's files lie: a repo at one commit, or a folder."""
+def _config(place: Place, name: str) -> dict[str, Any]:
+    """The content of config.json or adapter_config.json."""
+    return _json_object(place.read_file(name, _MAX_CONFIG_BYTES), f"{name} in {place.where}", _MAX_CONFIG_VALUES)
 
-    where: str  # for messages
-    id: str
-    folder: Path | None
-    files: Mapping[str, FileInfo]
-    card: Mapping[str, Any]
-    read_range: ReadRange
-    read_file: ReadFile
 
-    def config(self, name: str) -> dict[str, Any]:
-        """The content of config.json or adapter_config.json."""
-        return _json_object(self.read_file(name, _MAX_CONFIG_BYTES), f"{name} in {self.where}", _MAX_CONFIG_VALUES)
-
-    def without_weights(self, expected: str) -> FormatError:
-        """The refusal of a model without safetensors weights of the `expected` name."""
-        try:
-            config = self.config(CONFIG) if CONFIG in self.files else {}
-        except HubmergeError:  # it would only make the message better
-            config = {}
-        return Weightless(self.where, self.id, self.folder, self.files, config, self.card).refusal(expected)
+def _without_weights(place: Place, expected: str) -> FormatError:
+    try:
+        config = _config(place, CONFIG) if CONFIG in place.files else {}
+    except HubmergeError:  # it would only make the message better
+        config = {}
+    return place.without_weights(expected, config)
 
 
 def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Model:
@@ -217,7 +207,7 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
             if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
                 raise link_outside(text, name)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
-        place = _Place(text, text, folder, files, card, read_range, partial(read_inside, folder))
+        place = Place(text, text, folder, files, card, read_range, partial(read_inside, folder))
         ref = ModelRef("local", text, "", place="" if begin is None else str(folder))
         model = _read_headers(place, ref, read)
         digest = folder_digest(folder, ADAPTER_CONFIG if model.adapter else CONFIG, model.shards)
@@ -241,7 +231,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
 
 def _card_data(content: bytes) -> dict[str, Any]:
     """The YAML front matter of a local card; empty where it is broken."""
-    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8", errors="replace"), re.DOTALL)
+    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8-sig", errors="replace"), re.DOTALL)
     try:
         data = load_plain_yaml(match.group(1)) if match else {}
     except ValueError:
@@ -249,7 +239,7 @@ def _card_data(content: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _read_headers(place: _Place, ref: ModelRef, read: HeadersRead | None) -> Model:
+def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Model:
     """The model by its config.json, or the adapter's config where there is one, and by the headers of all shards."""
     where, files = place.where, place.files
     config: dict[str, Any] = {}
@@ -264,13 +254,13 @@ def _read_headers(place: _Place, ref: ModelRef, read: HeadersRead | None) -> Mod
                 expected="a transformers model",
                 next_step="Copy the base's config.json beside the weights, if they are of that architecture.",
             )
-        config = place.config(CONFIG)
+        config = _config(place, CONFIG)
     elif ADAPTER_CONFIG not in files:
-        raise place.without_weights(f"{SINGLE} or {INDEX}")
+        raise _without_weights(place, f"{SINGLE} or {INDEX}")
     elif ADAPTER not in files:
-        raise place.without_weights(ADAPTER)
+        raise _without_weights(place, ADAPTER)
     else:
-        adapter = parse_adapter_config(place.config(ADAPTER_CONFIG), f"{ADAPTER_CONFIG} in {where}")
+        adapter = parse_adapter_config(_config(place, ADAPTER_CONFIG), f"{ADAPTER_CONFIG} in {where}")
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
     for shard, (header, digest) in zip(
@@ -363,12 +353,9 @@ def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
     if file.size < 10:
         raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
     first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
-    if first.startswith(_LFS_POINTER):
-        raise FormatError(
-            "a pointer of git-lfs stands in for the weights",
-            where=place,
-            next_step="Fetch the weights into the folder: git lfs pull.",
-        )
+    if first.startswith(LFS_POINTER):
+        step = "Fetch the weights into the folder: git lfs pull."
+        raise FormatError("a pointer of git-lfs stands in for the weights", where=place, next_step=step)
     length = header_length(first, place)
     if 8 + length > file.size:
         raise HeaderError(
@@ -382,6 +369,13 @@ def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
     return first[: 8 + length]
 
 
+def not_fetched(places: Sequence[str]) -> FormatError:
+    """The refusal of files beside the weights that git-lfs has left as pointers."""
+    what, step = "a pointer of git-lfs stands in for a file", "Fetch the files into the folder: git lfs pull."
+    problems = [Problem(FormatError.code, what, place, next_step=step) for place in places]
+    return FormatError(what, problems=problems)
+
+
 _MOST_DIGITS = 100  # of an integer; reading long ones takes quadratic time, and a library may lift Python's limit
 
 
@@ -393,6 +387,8 @@ def _integer(digits: str) -> int:
 
 def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
     """A JSON object of at most about `most_items` values; a bomb of a million empty lists is not even parsed."""
+    if raw.startswith(LFS_POINTER):
+        raise not_fetched([where])
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > most_items:
         raise FormatError("a JSON file that holds too much", where=where, expected=f"at most {most_items} values")
     try:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hubmerge.errors import FormatError
-from hubmerge.hub.names import stated_bases
+from hubmerge.hub.names import FileInfo, stated_bases
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
@@ -27,18 +27,19 @@ _CONVERT_ADAPTER = (
 
 
 @dataclass(frozen=True)
-class Weightless:
-    """A repo or folder without safetensors weights; `folder` is None for a repo, `files` are paths in either."""
+class Place:
+    """Where a model's files lie: a repo at one commit, or a folder."""
 
-    where: str
+    where: str  # for messages
     id: str
     folder: Path | None
-    files: Iterable[str]
-    config: Mapping[str, Any]
+    files: Mapping[str, FileInfo]
     card: Mapping[str, Any]
+    read_range: Callable[[str, int, int], bytes]
+    read_file: Callable[[str, int], bytes]  # path, most bytes
 
-    def refusal(self, expected: str) -> FormatError:
-        """The error: which files are there instead of safetensors, and what to do."""
+    def without_weights(self, expected: str, config: Mapping[str, Any]) -> FormatError:
+        """The refusal: which files are there instead of safetensors of the `expected` name, and what to do."""
         if latest := self._latest_checkpoint():
             return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
         found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)
@@ -47,7 +48,15 @@ class Weightless:
             origin = origin_of(self.card) or "the model that it was made from"
             return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
         if any(_PICKLED.fullmatch(f) for f in found):
-            return self._error(expected, f"{named} (pickled, which can run code)", self._convert())
+            return self._error(expected, f"{named} (pickled, which can run code)", self._convert(config))
+        if others := sorted(f for f in self.files if "/" not in f and f.endswith(".safetensors")):
+            return FormatError(
+                "no safetensors weights under transformers' names",
+                where=self.where,
+                expected=expected,
+                got=", ".join(ascii(f)[1:-1] for f in others[:3]),
+                next_step="Fetch the whole model, its index too, or save it anew with transformers.",
+            )
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
         return self._error(expected, named, step)
 
@@ -66,19 +75,20 @@ class Weightless:
         fetch = f"hf download {self.id} --include '{checkpoint}/*' --local-dir {here}"
         return f"Fetch it (`{fetch}`), and name ./{here}/{checkpoint}."
 
-    def _convert(self) -> str:
+    def _convert(self, config: Mapping[str, Any]) -> str:
         adapter = any(f == "adapter_model.bin" for f in self.files)
-        code = _CONVERT_ADAPTER if adapter else _CONVERT.format(self._class())
+        code = _CONVERT_ADAPTER if adapter else _CONVERT.format(_class_of(config))
         if self.folder is not None:
             return f'If you trust it, convert it: python -c "{code}" {shlex.quote(str(self.folder))}'
         here = _plain(self.id.rpartition("/")[2])
         command = f'hf download {self.id} --local-dir {here} && python -c "{code}" {here}'
         return f"If you trust it, convert it, and name ./{here}: {command}"
 
-    def _class(self) -> str:
-        stated = self.config.get("architectures")
-        first = stated[0] if isinstance(stated, list) and stated else ""
-        return first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    stated = config.get("architectures")
+    first = stated[0] if isinstance(stated, list) and stated else ""
+    return first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
 
 
 def origin_of(card: Mapping[str, Any]) -> str:

@@ -24,13 +24,13 @@ A prefix is taken off or put on only if that alone makes the names equal to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.recipe.ignore import Ignored
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
@@ -38,22 +38,20 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
-Tensors = Mapping[str, StoredTensor]
-
 
 @dataclass(frozen=True)
 class Untied:
-    """The tensors of base and agents as they are merged, with problems and notes."""
+    """Base and agents with the tensors that are merged, with problems and notes."""
 
-    base: Tensors
-    agents: tuple[Tensors, ...]
+    base: Model
+    agents: tuple[Model, ...]
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def untie(base: Model, agents: Sequence[Model]) -> Untied:
     """Views of all models in which a tied head stands, or is missing, alike."""
-    stored = Untied(base.tensors, tuple(a.tensors for a in agents))
+    stored = Untied(base, tuple(agents))
     head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
     embedding = _only(base.tensors, _EMBEDDINGS)
     if head is None or embedding is None:
@@ -64,18 +62,17 @@ def untie(base: Model, agents: Sequence[Model]) -> Untied:
         return _without_head(base, agents, head, embedding)
     if head not in base.tensors:
         return stored  # an agent's head is a tensor too many, which the comparison tells
-    views: list[Tensors] = []
-    warnings = []
+    views, warnings = [], []
     for agent in agents:
-        view = dict(agent.tensors)
-        if head not in view and embedding in view and _says_tied(agent) is not False:
-            view[head] = view[embedding]
+        if head not in agent.tensors and embedding in agent.tensors and _says_tied(agent) is not False:
+            view = {**agent.tensors, head: agent.tensors[embedding]}
+            agent = replace(agent, tensors=MappingProxyType(view))
             warnings.append(
                 f"{agent.ref.id}: {head} is tied to {embedding}, which is read in its place; the base has a head of "
                 "its own, and so has the merge"
             )
-        views.append(MappingProxyType(view))
-    return Untied(base.tensors, tuple(views), (), tuple(warnings))
+        views.append(agent)
+    return Untied(base, tuple(views), (), tuple(warnings))
 
 
 def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str) -> Untied:
@@ -98,10 +95,10 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
             continue
         warnings.append(f"{model.ref.id}: the stored {head} is tied to {embedding}; it is merged once, as the latter")
 
-    def view(model: Model) -> Tensors:
-        return MappingProxyType({name: t for name, t in model.tensors.items() if name != head})
+    def view(model: Model) -> Model:
+        return replace(model, tensors=MappingProxyType({n: t for n, t in model.tensors.items() if n != head}))
 
-    return Untied(view(base), tuple(view(a) for a in agents), tuple(problems), tuple(warnings))
+    return Untied(view(base), tuple(map(view, agents)), tuple(problems), tuple(warnings))
 
 
 def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
@@ -141,7 +138,7 @@ def _ends(name: str, last_names: Sequence[str]) -> bool:
     return any(name == end or name.endswith("." + end) for end in last_names)
 
 
-def _only(tensors: Tensors, names: Sequence[str]) -> str | None:
+def _only(tensors: Iterable[str], names: Sequence[str]) -> str | None:
     """The one tensor with one of these last names; None when there is none or more than one."""
     found = [n for n in tensors if _ends(n, names)]
     return found[0] if len(found) == 1 else None

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -47,9 +47,6 @@ class Fetched:
     hits: int = 0  # shards that a pass found on disk, from an earlier pass or run
     ranged_shards: int = 0  # read by ranges
     high_water_bytes: int = 0  # most that the inputs took on disk
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class _UnsoundError(Exception):
@@ -104,7 +101,6 @@ class ShardCache(ShardStore):
         keep: bool = False,
         starting: Callable[[int, int], None] = lambda done, total: None,
         deleting: Callable[[], None] = lambda: None,
-        threads: int = THREADS,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         super().__init__()
@@ -115,11 +111,10 @@ class ShardCache(ShardStore):
         self._keep = keep
         self._starting = starting
         self._deleting = deleting
-        self._threads = threads
         self._block_bytes = block_bytes
         self._buffer = BlockBuffer()
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hubmerge-fetch")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="hubmerge-fetch")
         self._running = 0
         self._waiting = 0  # readers
         self._error: BaseException | None = None
@@ -209,28 +204,35 @@ class ShardCache(ShardStore):
         needed = self._of(Read("", 0, tuple(shards)))
         with self._changed:
             fitting = all(s.blocks is None for s in needed) and sum(s.size for s in needed) <= self._budget
-            if fitting:
-                self._claim(needed, 1)
-                self._advance()
         if not fitting:
             yield None
             return
         with ExitStack() as leases:
-            try:
+            with self._claimed(needed):
                 # what is there first: until it is leased, it might have to make room
                 for shard in sorted(needed, key=lambda s: (not s.is_present, self._next_use(s))):
                     self._wait_for([shard])
                     leases.enter_context(self._lease(shard))
-            finally:
-                with self._changed:
-                    self._claim(needed, -1)
-            yield {shard_key(s.model, s.name): s.path for s in needed}
+            ranged = any(s.blocks is not None for s in needed)  # since a file of the client's was damaged
+            yield None if ranged else {shard_key(s.model, s.name): s.path for s in needed}
 
-    def _claim(self, shards: Sequence[_Shard], change: int) -> None:
-        """Note that a reader waits for all of these shards, or no longer does; room is made for such shards first."""
-        self._waiting += change
-        for shard in shards:
-            shard.waiting += change
+    @contextmanager
+    def _claimed(self, shards: Sequence[_Shard]) -> Iterator[None]:
+        """While a reader waits for all of these shards; room is made for such shards first."""
+
+        def count(change: int) -> None:
+            self._waiting += change
+            for shard in shards:
+                shard.waiting += change
+
+        with self._changed:
+            count(1)
+            self._advance()
+        try:
+            yield
+        finally:
+            with self._changed:
+                count(-1)
 
     def abandon(self) -> None:
         with self._changed:
@@ -255,14 +257,10 @@ class ShardCache(ShardStore):
             if not shard.is_present:
                 if not shard.uses:  # nobody announced it, so nobody looked whether it fits in
                     self._read_by_ranges([shard])
-                self._claim([shard], 1)
-                try:
-                    self._advance()
+                with self._claimed([shard]):
                     while not shard.is_present:
                         self._raise_if_over()
                         self._changed.wait()
-                finally:
-                    self._claim([shard], -1)
             if not shard.started:
                 shard.started = True
                 self.fetched.hits += shard.fetched_in != self._pass and shard.blocks is None
@@ -307,7 +305,7 @@ class ShardCache(ShardStore):
 
     def _advance(self) -> None:
         """Begin to fetch the shards that are needed soonest, as far as room and threads allow; wake the readers."""
-        while self._running < self._threads and not self._stopped and self._error is None:
+        while self._running < THREADS and not self._stopped and self._error is None:
             wanted = [s for s in self._shards.values() if s.state == "absent" and (s.uses or s.waiting)]
             if not wanted:
                 break
@@ -359,6 +357,8 @@ class ShardCache(ShardStore):
                 if isinstance(error, _UnsoundError):  # the client's file is damaged, so it is fetched after all
                     shard.path = self._place(shard.model, shard.name)
                     shard.size, error = shard.model.files[shard.name].size, None
+                    if sum(s.size for s in self._shards.values()) > self._budget:  # nobody counted on its taking room
+                        self._take_by_ranges(shard)
                 self._hold(shard, self._arrived(shard))
                 self._error = self._error or error
             else:
@@ -427,10 +427,13 @@ class ShardCache(ShardStore):
             left -= shard.size
             if shard.held:
                 self._delete(shard)
-            shard.blocks = BlockReader(
-                self._hub, shard.model, shard.name, self._buffer, lambda n: self._count(n, n), self._block_bytes
-            )
-            self.fetched.ranged_shards += 1
+            self._take_by_ranges(shard)
+
+    def _take_by_ranges(self, shard: _Shard) -> None:
+        shard.blocks = BlockReader(
+            self._hub, shard.model, shard.name, self._buffer, lambda n: self._count(n, n), self._block_bytes
+        )
+        self.fetched.ranged_shards += 1
 
     def _hold(self, shard: _Shard, count: int) -> None:
         self._used += count - shard.held

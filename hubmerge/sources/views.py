@@ -15,7 +15,7 @@ the base calls it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -129,21 +129,21 @@ def _tensors(names: Sequence[str]) -> str:
     return "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
 
 
-def ignoring_line(
-    patterns: Sequence[str], base: Mapping[str, StoredTensor], agents: Sequence[Mapping[str, StoredTensor]]
-) -> str | None:
+def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model]) -> str | None:
     """The line of a recipe that leaves out every tensor that only some models have.
 
     None where there is no such tensor, or where the models differ too much for anybody to want this."""
-    strangers = list(dict.fromkeys(n for agent in agents for n in agent if n not in base))
-    missing = list(dict.fromkeys(n for n in base if any(n not in agent for agent in agents)))
+    strangers = dict.fromkeys(n for agent in agents for n in agent.tensors if n not in base.tensors)
+    missing = dict.fromkeys(n for n in base.tensors if any(n not in agent.tensors for agent in agents))
     unwanted = [*strangers, *missing]
-    if not unwanted or 2 * len(missing) > len(base):
+    if not unwanted or 2 * len(missing) > len(base.tensors):
         return None
-    common = [n for n in base if n not in missing]
+    common = [n for n in base.tensors if n not in missing]
     found: list[str] = []
     left = unwanted
     while left:
+        if len(found) == 4:
+            return None
         candidates = [p for p in _patterns_for(left[0]) if not any(map(ignored_by([p]), common))]
         covering = {p: sum(map(ignored_by([p]), left)) for p in candidates}
         best = max(candidates, key=lambda p: covering[p])
@@ -151,9 +151,7 @@ def ignoring_line(
         found.append(best if covering[best] > 1 else left[0])
         left = [n for n in left if not ignored_by(found[-1:])(n)]
     wanted = list(dict.fromkeys((*patterns, *found)))
-    if len(found) > 4 or len(wanted) > MAX_PATTERNS:
-        return None
-    return f"ignore: {json.dumps(wanted)}"
+    return f"ignore: {json.dumps(wanted)}" if len(wanted) <= MAX_PATTERNS else None
 
 
 def _patterns_for(name: str) -> list[str]:

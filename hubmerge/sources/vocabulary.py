@@ -90,7 +90,6 @@ class Vocabulary:
     """Rows beyond the base's, and the model that brings them, its tokenizer and its number of tokens."""
 
     donor: int  # among the models of the merge, the base being 0; the base where `united` tokens are added to its own
-    base_rows: int
     rows: int  # of the output
     added: tuple[str, ...]  # tokens of the added rows, in the order of their ids
     united: tuple[AddedToken, ...] = ()
@@ -255,7 +254,7 @@ class _Family:
             problem = self.moved(keeps)
         if problem is not None:
             return Grown(self.base, cut, problems=(problem,))
-        return Grown(self.base, cut, Vocabulary(keeper, self.rows, self.rows, ()), (), warnings)
+        return Grown(self.base, cut, Vocabulary(keeper, self.rows, ()), (), warnings)
 
     def with_rows_of_one(self, k: int) -> Grown:
         donor = self.agents[k]
@@ -285,7 +284,7 @@ class _Family:
             return replace(model, tensors=MappingProxyType(tensors), config=config)
 
         base, *agents = map(extended, (self.base, *self.agents))
-        return Grown(base, tuple(agents), Vocabulary(k + 1, self.rows, count, tuple(added)), (), tuple(warnings))
+        return Grown(base, tuple(agents), Vocabulary(k + 1, count, tuple(added)), (), tuple(warnings))
 
     def with_rows_of_several(self) -> Grown:
         """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's
@@ -341,7 +340,7 @@ class _Family:
         )
         held = list(holders.values())
         base, *agents = (self._united(m, held, tokens.next_id, rows) for m in (self.base, *self.agents))
-        return Grown(base, tuple(agents), Vocabulary(0, self.rows, rows, tuple(holders), united), (), (warning,))
+        return Grown(base, tuple(agents), Vocabulary(0, rows, tuple(holders), united), (), (warning,))
 
     def _united(self, model: Model, holders: Sequence[Sequence[tuple[int, int]]], first: int, rows: int) -> Model:
         """The model with `rows` rows. `holders`: for each row from `first` on, the agents that have it, and where."""

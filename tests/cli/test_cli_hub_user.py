@@ -199,6 +199,20 @@ def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
         assert online[same] == offline[same]
 
 
+def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ada.update_repo_settings(models("one"), private=True)
+    fetch_all(ada, models, cache)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    out = merged(recipe, "offline")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert main(["publish", str(out), models("merge")]) == 1
+    assert "a public merge would tell what private models or data hold" in capsys.readouterr().err
+    assert main(["publish", str(out), models("merge"), "--private"]) == 0
+
+
 def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
     ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

@@ -65,6 +65,11 @@ def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:
         sweep_from_dict({**MODELS, "sweep": entries})
 
 
+def test_keys_of_several_kinds_are_named() -> None:
+    with pytest.raises(RecipeError, match="got 1, x"):
+        sweep_from_dict({**MODELS, "sweep": [{"method": "ram"}], 1: 2, "x": 3})
+
+
 def test_problems_of_all_variants_are_listed_together() -> None:
     with pytest.raises(RecipeError) as caught:
         sweep_from_dict({**MODELS, "sweep": [{"method": "ram_plus", "parameters": {"r": [-1.0, 0.1, 99.0]}}]})

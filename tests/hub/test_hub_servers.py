@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub.utils import _http
+from processes import printed_by
 from scripted_hub import Answer, Request, ScriptedHub, error
 from served_models import Clock, fetch, weights
 
@@ -23,6 +25,7 @@ from hubmerge.errors import (
     PermissionDeniedError,
     SourceChangedError,
 )
+from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, TransientHubError
 from hubmerge.hub.names import FileInfo
@@ -246,9 +249,16 @@ def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, 
     assert clock.pauses == []
 
 
-@pytest.mark.parametrize("asked", ["soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3"])
-def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, asked: str):
-    answers: list[Answer | None] = [error(503, Retry_After=asked), None]
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [
+        *(("Retry_After", asked) for asked in ("soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3")),
+        *(("RateLimit", f'"api";r=0;t={"9" * digits}') for digits in (400, 5000)),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, header: str, asked: str):
+    answers: list[Answer | None] = [error(503, **{header: asked}), None]
     server.bend = lambda request: answers.pop(0)
     hub.repo_state("org/model")
     assert clock.pauses[0] <= 0.5
@@ -270,12 +280,49 @@ def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
         b"{}",
         b'{"id":"org/model","sha":"abc","siblings":[]}',
         b'{"id":"../x","sha":"' + b"a" * 40 + b'"}',
+        b'{"name":"ada","orgs":["zoo"]}',
+        b'{"id":"org/model","sha":7}',
+        *(
+            b'{"id":"org/model","sha":"' + b"a" * 40 + b'",' + more + b"}"
+            for more in (b'"siblings":[{"rfilename":3}]', b'"siblings":[{"rfilename":"a","size":"1"}]', b'"cardData":7')
+        ),
     ],
 )
 def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body: bytes):
     server.bend = lambda request: Answer(200, body, {"Content-Type": "application/json"})
-    with pytest.raises(HubUnavailableError):
-        hub.repo_state("org/model")
+    for ask in (
+        lambda: hub.repo_state("org/model"),
+        hub.whoami,
+        lambda: hub.missing_uploads("org/model", [("a" * 64, 1)]),
+    ):
+        with pytest.raises(HubUnavailableError):
+            ask()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
+    server: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """One of another user's, or one that was deleted since."""
+    here = tmp_path / "models--org--model" / "snapshots" / server.sha / name
+    here.parent.mkdir(parents=True)
+    here.write_bytes(server.files[name])
+    hub = Hub(server.endpoint, cache=ClientCache(tmp_path))
+    assert hub.repo_state(server.repo).files[name].here == here
+    read = {
+        "model.safetensors": lambda: hub.read_range(server.repo, server.sha, name, 0, 8),
+        "config.json": lambda: hub.read_file(server.repo, server.sha, name),
+    }[name]
+    server.requests.clear()
+    expected = read()
+    assert server.requests == []
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert read() == expected
+    assert len(server.requests) == 1
 
 
 def test_a_pinned_commit_is_not_swapped_for_another(server: ScriptedHub, hub: Hub):
@@ -378,11 +425,60 @@ def lead_to(web: Web, location: str) -> None:
     ],
 )
 def test_a_public_hub_does_not_lead_into_a_private_network(web: Web, addresses: str):
-    web.addresses = {"inside.example": addresses.split()}
+    web.addresses = {"inside.example": addresses.split(), "hub.example": ["8.8.4.4"]}
     lead_to(web, "https://inside.example/secret")
     with pytest.raises(HubUnavailableError, match="private network"):
         Hub("https://hub.example", "hf_canary_token").read_file("org/model", "a" * 40, "config.json")
     assert [r.url.host for r in web.requests] == ["hub.example"]
+
+
+def test_a_private_hub_may_lead_to_its_own_network(web: Web):
+    web.addresses = {"hub.example": ["10.0.0.1"], "cdn.example": ["10.0.0.2"]}
+    lead_to(web, "https://cdn.example/x")
+    assert Hub("https://hub.example").read_file("org/model", "a" * 40, "config.json") == b"content"
+
+
+@pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "all_proxy", None])
+def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
+    web: Web, clock: Clock, monkeypatch: pytest.MonkeyPatch, proxy: str | None
+):
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("hubmerge.hub.transfer.socket.getaddrinfo", unknown)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    lead_to(web, "https://cdn.example/x")
+    hub = Hub("https://hub.example", patience=Patience(sleep=clock))
+    if proxy is None:
+        with pytest.raises(TransientHubError, match="Name or service not known"):
+            hub.read_file("org/model", "a" * 40, "config.json")
+        return
+    monkeypatch.setenv(proxy, "http://proxy.example:3128")
+    assert hub.read_file("org/model", "a" * 40, "config.json") == b"content"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_EXTRA: a SOCKS proxy needs another package"),
+        ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: an address that is not valid"),
+        ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
+    ],
+)
+def test_a_way_out_that_cannot_be_used_is_told_without_its_password(name: str, value: str, told: str):
+    code = """
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+try:
+    Hub("https://hub.example", patience=Patience(tries=1)).head("org/model")
+except HubmergeError as error:
+    print(error)
+"""
+    said = printed_by(code, **{name: value})
+    assert told in said
+    assert "s3" not in said
 
 
 @pytest.mark.parametrize(

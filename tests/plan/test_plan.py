@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from time import process_time
 
 import pytest
 from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
@@ -125,10 +126,6 @@ def test_a_vocabulary_size_is_compared_where_the_rows_are_alike():
     assert "another vocabulary size or shape" in problem
 
 
-def test_a_merge_needs_two_agents():
-    assert "at least two agents" in problems(BASE, A)[0]
-
-
 def test_the_method_may_refuse_the_weights():
     agents = [{"model": "org/a", "weight": 1}, {"model": "org/b", "weight": -1}]
     (problem,) = problems(BASE, A, B, method="linear", agents=agents)
@@ -146,6 +143,16 @@ def test_many_tensors_are_counted_rather_than_all_named():
     (problem,) = problems(BASE, A, model("org/x", shapes))
     assert "extra.4 and 7 more" in problem
     assert "extra.5" not in problem
+
+
+def test_thousands_of_strange_tensors_are_told_at_once():
+    begin = process_time()
+    (problem,) = problems(BASE, A, model("org/x", {**SHAPES, **{f"x{i}z": (1,) for i in range(3000)}}))
+    assert "and 2995 more" in problem
+    assert "ignore" not in problem
+    half, whole = ({**SHAPES, **{f"layers.{i}.w": (1,) for i in range(n)}} for n in (20_000, 40_000))
+    assert "and 19995 more" in problems(model("org/base", whole), model("org/a", whole), model("org/b", half))[0]
+    assert process_time() - begin < 10
 
 
 def test_a_hostile_config_does_not_flood_the_message():
@@ -170,6 +177,18 @@ def test_what_does_not_forbid_a_merge_is_a_warning():
         "org/b: rope_theta",
         "org/b: tokenizer.json",
     ]
+
+
+def test_settings_that_versions_of_transformers_write_differently_are_the_same():
+    before = {**CONFIG, "rope_theta": 1e6, "num_key_value_heads": None}
+    yarn = {"type": "yarn", "factor": 4.0}
+    for old, new in ((None, {"rope_type": "default"}), (yarn, {**yarn, "rope_type": "yarn"})):
+        base = model("org/base", config={**before, "rope_scaling": old})
+        config = {**CONFIG, "rope_parameters": {**new, "rope_theta": 1e6}, "num_key_value_heads": 2}
+        assert plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings == ()
+        config["rope_parameters"]["factor"] = 2.0
+        [warning] = plan(base, model("org/a", config=config), model("org/b", config=base.config)).warnings
+        assert "org/a: rope_scaling in config.json differs from the base" in warning
 
 
 # --- layout ------------------------------------------------------------------------------------------------------

@@ -250,6 +250,26 @@ def test_a_pinned_recipe_names_every_hub_model_at_its_sha():
     assert merge_identity(pinned, BASE, refs) == merge_identity(first, BASE, refs)
 
 
+@pytest.mark.parametrize("named", ["base", "org/base", "org/b"])
+def test_the_tokenizer_is_that_of_the_same_model_after_all_are_pinned(named: str):
+    first = recipe(tokenizer=named)
+    pinned = recipe_from_dict(first.pinned(BASE, AGENTS).to_dict())
+    assert first.tokenizer_of == pinned.tokenizer_of == (2 if named == "org/b" else 0)
+    assert identity(first) == identity(pinned) != identity()
+
+
+def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(tmp_path: Path):
+    (tmp_path / "org" / "b").mkdir(parents=True)
+    path = tmp_path / "r.yaml"
+    path.write_text(recipe(tokenizer="org/b").to_yaml())
+    assert (load_recipe(path).tokenizer, load_recipe(path).tokenizer_of) == ("./org/b", 2)
+
+
+def test_a_file_below_the_home_of_nobody_is_refused():
+    with pytest.raises(RecipeError, match="the home of nobody in ~no-such-user/rows"):
+        recipe().path_of("~no-such-user/rows")
+
+
 # --- YAML --------------------------------------------------------------------------------------------------------
 
 
@@ -350,6 +370,7 @@ def test_one_of_the_agents_may_weigh_nothing():
     assert recipe(agents=[{"model": "org/a", "weight": 0}, "org/b"]).weights == (0.0, 1.0)
 
 
+ROWS = {"data": "org/rows", "prompt": "q", "answer": "a"}
 NOTHING = "every agent has the weight 0, so that nothing would be merged"
 
 
@@ -370,6 +391,7 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"method": 3}, "this must be text", ""),
         ({"parameters": [1]}, "this must be a table", ""),
         ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'", ""),
+        *(({"calibration": {**ROWS, "max_pairs": n}}, "this must be a valid integer", "") for n in (True, "8", 8.0)),
     ],
 )
 def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[str, object], what: str, step: str):

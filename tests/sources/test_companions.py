@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -147,6 +148,12 @@ def test_what_is_code_a_pickle_or_another_place_stays_behind(name: str):
     assert kind_of(name, modules=True) is None
 
 
+def test_a_name_without_end_takes_no_time():
+    begin = process_time()
+    assert [kind_of("vocab_" * 10_000 + end, modules=True) for end in ("x.json", "x.jsom")] == [None, None]
+    assert process_time() - begin < 1
+
+
 # --- a merge -----------------------------------------------------------------------------------------------------
 
 RICH = {
@@ -169,6 +176,15 @@ def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
     assert files["licenses/a/older/LICENSE"] == RICH["licenses/older/LICENSE"]
     assert notes == []
     assert plan.warnings == ()
+
+
+def test_no_license_text_takes_the_place_of_another(tmp_path: Path):
+    """As where agents of a merge are merged into it once more."""
+    of_base = {"LICENSE": b"base", "licenses/A/LICENSE": b"of the base's parent"}
+    of_a = {"LICENSE": "© a".encode("latin-1"), "licenses/LICENSE": b"of a's parent"}
+    files, _ = files_of(plan_of(tmp_path, of_base, of_a, {}))
+    kept = {**of_base, "licenses/a-2/LICENSE": of_a["LICENSE"], "licenses/a-2/licenses/LICENSE": b"of a's parent"}
+    assert {name: content for name, content in files.items() if "LICENSE" in name} == kept
 
 
 @pytest.mark.parametrize("name", ["processor_config.json", "tokenizer_config.json"])
@@ -247,6 +263,17 @@ def test_an_agent_s_other_files_are_named(tmp_path: Path, base: dict[str, bytes]
     plan = plan_of(tmp_path, base, base, theirs)
     assert plan.warnings == (f"{tmp_path / 'b'}: {said}",)
     assert {name: files_of(plan)[0][name] for name in base} == base
+
+
+def test_files_that_git_lfs_did_not_fetch_are_refused_by_name(tmp_path: Path):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 30000\n"
+    error = refused(tmp_path, {"tokenizer.json": pointer, "LICENSE": pointer, "pytorch_model.bin": pointer}, {})
+    assert error.code == "E_FORMAT"
+    assert [p.where.partition(" in ")[0] for p in error.problems] == ["tokenizer.json", "LICENSE"]
+    assert all("git lfs pull" in p.next_step for p in error.problems)
+    (tmp_path / "a" / "config.json").write_bytes(pointer)
+    with pytest.raises(HubmergeError, match=r"a pointer of git-lfs stands in for a file in config\.json"):
+        opened(tmp_path / "a")
 
 
 # --- refused -----------------------------------------------------------------------------------------------------
@@ -388,13 +415,14 @@ def modules(*classes: str) -> bytes:
     return json.dumps(listed).encode()
 
 
+WEIGHTS = (640).to_bytes(8, "little") + b"{}".ljust(640)  # begins as a pickle does
 DENSE = {
     "modules.json": modules(*(f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling", "Dense"))),
     "config_sentence_transformers.json": b'{"prompts": {"query": "query: "}, "similarity_fn_name": "cosine"}',
     "sentence_bert_config.json": b'{"max_seq_length": 128}',
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
     "2_Dense/config.json": b'{"in_features": 16}',
-    "2_Dense/model.safetensors": b"\x10\0\0\0\0\0\0\0{}              ",
+    "2_Dense/model.safetensors": WEIGHTS,
 }
 
 
@@ -408,7 +436,7 @@ def test_modules_that_all_models_share_go_along(tmp_path: Path):
 
 
 def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
-    theirs = {**DENSE, "2_Dense/model.safetensors": b"\x10\0\0\0\0\0\0\0{}             \t"}
+    theirs = {**DENSE, "2_Dense/model.safetensors": WEIGHTS[:-1] + b"\t"}
     error = refused(tmp_path, DENSE, DENSE, theirs)
     assert isinstance(error, IncompatibleError)
     assert "another module beside the model, which a merge does not reach in 2_Dense/model.safetensors" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -242,6 +243,22 @@ def test_names_of_what_was_left_out_are_safe_to_show():
 )
 def test_options_do_not_read_as_places(text: str):
     assert not reads_as_place(text)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"x": "--." * 30_000 + " x"},
+        {"special_tokens" * 30_000 + "-": 1},
+        json.loads('{"a_file":' + "[" * 900 + "]" * 900 + "}"),
+    ],
+    ids=["text", "key", "depth"],
+)
+def test_no_text_key_or_depth_takes_long_or_breaks_the_check(config: dict[str, Any]):
+    begin = process_time()
+    kept, left_out = merged_config(config, [])
+    assert {*kept, *left_out} == {*config}
+    assert process_time() - begin < 2
 
 
 # --- whole files -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,39 @@ def test_a_block_takes_one_of_few_places_while_it_is_fetched(hub: FolderHub, tmp
     assert len(free) == 2 * SHARD // (2 * KB)
     assert set(free) == {FETCHED_AT_ONCE - 1}
     assert places._value == FETCHED_AT_ONCE
+
+
+@pytest.fixture
+def damaged(hub: FolderHub, tmp_path: Path) -> Model:
+    """A model of two shards, of which the client has both, the second damaged."""
+    made = made_model(hub, "org/m", [[("a", SHARD)], [("b", SHARD)]])
+    files = {}
+    for number, (name, info) in enumerate(made.files.items()):
+        here = tmp_path / "client" / name
+        here.parent.mkdir(exist_ok=True)
+        here.write_bytes(bytes(SHARD) if number else hub.contents["org/m", name])
+        files[name] = replace(info, here=here)
+    return replace(made, files=files)
+
+
+@pytest.mark.parametrize("budget", [0, SHARD])
+def test_a_damaged_file_of_the_client_s_is_fetched_or_read_by_ranges_where_it_does_not_fit(
+    hub: FolderHub, damaged: Model, tmp_path: Path, budget: int
+) -> None:
+    cache = one_pass(hub, tmp_path / "cache", [damaged], budget, ["a", "b"])
+    assert (cache.fetched.shards, cache.fetched.ranged_shards) == ((1, 0) if budget else (0, 1))
+    assert cache.fetched.high_water_bytes == budget
+
+
+@pytest.mark.parametrize("budget", [0, SHARD])
+def test_shards_that_turn_out_not_to_fit_together_are_not_held(
+    hub: FolderHub, damaged: Model, tmp_path: Path, budget: int
+) -> None:
+    cache = cache_of(hub, tmp_path / "cache", [damaged], budget)
+    cache.expect(reads_of([damaged], ["a", "b"]), again=False)
+    with cache.held([(damaged, name) for name in damaged.files]) as paths:
+        assert (paths is None) == (budget == 0)
+    cache.close()
 
 
 # --- room --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.plan import Plan, make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.derived import fp8_values
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -238,6 +240,15 @@ def test_alpha_patterns_match_whole_names_at_the_end(
     plan = plan_of(base, adapter(tmp_path / "a", factors(), alpha_pattern={pattern: 6}), other)
     (tensor_,) = (t for t in plan.tensors() if t.name == f"{Q}.weight")
     assert tensor_.inputs[1].scale == scale  # type: ignore[attr-defined]
+
+
+def test_ten_thousand_patterns_take_no_time_for_each_of_many_modules():
+    patterns = {f"m{n}.q_proj": 2 for n in range(10_000)}
+    table = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": patterns, "alpha_pattern": patterns}
+    config, begin = parse_adapter_config(table, "adapter_config.json"), process_time()
+    assert {(config.rank_of(f"x.m{n}.q_proj"), config.scale_of(f"m{n}.q_proj")) for n in range(10_000)} == {(2, 1.0)}
+    assert (config.rank_of("x.m1.k_proj"), config.scale_of("m1.k_proj")) == (8, 1.0)
+    assert process_time() - begin < 5
 
 
 def test_full_weights_go_before_an_adapter_beside_them(tmp_path: Path, base: Path, other: Path):

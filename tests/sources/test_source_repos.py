@@ -17,7 +17,6 @@ from hubmerge.errors import (
     GatedError,
     HubmergeError,
     HubUnavailableError,
-    LoginError,
     SourceChangedError,
     SourceNotFoundError,
 )
@@ -76,36 +75,11 @@ def test_tags_branches_and_commits_are_pinned_to_their_sha(bob: Hub, ada: HfApi,
     assert shas == {"": head, "@main": head, "@v1": first, "@exp/x": first, f"@{first}": first}
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("ada/nothing-here", "no such repo"), ("nobody/nothing", "no such repo"), ("{repo}@gone", "no such revision")],
-)
-def test_what_is_not_there_is_named(bob: Hub, repo: str, name: str, words: str):
-    with pytest.raises(SourceNotFoundError, match=words) as caught:
-        on_hub(bob, name.format(repo=repo))
-    assert name.format(repo=repo) in str(caught.value)
-
-
-def test_a_private_repo_of_someone_else_is_as_good_as_missing(
-    bob: Hub, local_hub: LocalHubProcess, ada: HfApi, repo: str
-):
-    ada.update_repo_settings(repo, private=True)
-    for hub in (bob, Hub(local_hub.endpoint)):
-        with pytest.raises(SourceNotFoundError, match="or one that you may not read"):
-            on_hub(hub, repo)
-    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).private
-
-
 def test_a_gated_repo_says_how_to_get_in(bob: Hub, local_hub: LocalHubProcess, ada: HfApi, repo: str):
     ada.update_repo_settings(repo, gated="manual")
     with pytest.raises(GatedError, match="Ask for access"):
         on_hub(bob, repo)
     assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).gated
-
-
-def test_a_token_that_is_not_valid_is_told_from_a_missing_repo(local_hub: LocalHubProcess, repo: str):
-    with pytest.raises(LoginError):
-        on_hub(Hub(local_hub.endpoint, "hf_wrong_token"), repo)
 
 
 def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, clock: Clock):

@@ -236,11 +236,14 @@ def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, P
     assert small_files(plan)["tokenizer.json"] == tokenizer(added={"<a>": 40, "<b>": 41})
 
 
-def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing: tuple[Path, Path, Path]) -> None:
+@pytest.mark.parametrize("grows", [True, False])
+def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(
+    growing: tuple[Path, Path, Path], plain: Path, grows: bool
+) -> None:
     base, first, _ = growing
     own = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w7"}).encode()
     other = agent(base.parent / "other", 3, files={"tokenizer_config.json": own})
-    plan = plan_of(base, first, other, tokenizer=str(other))
+    plan = plan_of(base, first if grows else plain, other, tokenizer=str(other))
     assert rows_of(plan) == {EMBED: 40, HEAD: 40}
     assert json.loads(small_files(plan)["tokenizer_config.json"])["eos_token"] == "w7"
     assert small_files(plan)["chat_template.jinja"] == b"base"  # the template is the base's in any case

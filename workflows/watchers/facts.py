@@ -139,11 +139,11 @@ def _check(base: Model, agent: Model) -> int:
     problems = list(seen.problems)
     if base.adapter is None:  # otherwise everything else would follow from this
         views = untie(seen.base, seen.agents)
-        problems += [*base_problems(seen.base, views.base), *repeated(base, [agent]), *views.problems]
-        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+        problems += [*base_problems(views.base), *repeated(base, [agent]), *views.problems]
+        problems += agent_problems(views.base, views.agents[0])
     if base.adapter is not None or problems:
         raise IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
-    return sum(tensor.entry.elements for tensor in views.agents[0].values())
+    return sum(tensor.entry.elements for tensor in views.agents[0].tensors.values())
 
 
 def _reason(error: HubmergeError) -> str:
