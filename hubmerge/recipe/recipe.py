@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -218,7 +219,7 @@ class Recipe(_Frozen):
 
     def path_of(self, text: str) -> Path:
         """The path of a file that the recipe names."""
-        return (self._folder or Path()) / Path(text).expanduser()
+        return (self._folder or Path()) / os.path.expanduser(text)  # which leaves `~nobody` as it is
 
     @property
     def weights(self) -> tuple[varying.Setting, ...]:

@@ -11,8 +11,9 @@ from bfcl_parity import VERDICTS, lines
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hubmerge.evaluation.function_calls import Call, Kind, Language, decode, matches
-from hubmerge.evaluation.function_calls.values import TYPES, read_value
+from hubmerge.evaluation.function_calls.decode import Call, decode
+from hubmerge.evaluation.function_calls.match import Kind, matches
+from hubmerge.evaluation.function_calls.values import TYPES, Language, read_value
 
 pytest.importorskip("tree_sitter_java", reason="tree-sitter 0.21 has no build for this Python: docs/evaluation.md")
 

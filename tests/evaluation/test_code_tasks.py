@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,15 @@ def test_a_whole_program_is_the_last_block_that_defines_something() -> None:
     assert whole_program("```\nx = 1\n```") == "x = 1"
     assert whole_program("It is:\nimport os\nx = 1\n```\nthat was it") == "import os\nx = 1"
     assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"
+
+
+def test_an_answer_made_to_be_slow_is_read_within_seconds() -> None:
+    """A stranger's tokenizer can have a token of a megabyte of blanks."""
+    for answer in ("```" + " " * 10**5, "\n" * 10**5, f"```\n{chr(10) * 10**5}x\n```", " \n" * 10**5 + "x"):
+        began = time.process_time()
+        whole_program(answer)
+        completed(PROMPT, answer, "area")
+        assert time.process_time() - began < 5
 
 
 # --- LiveCodeBench ------------------------------------------------------------------------------------------

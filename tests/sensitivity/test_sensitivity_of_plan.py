@@ -212,6 +212,10 @@ def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_noth
     kept = sorted((tmp_path / "data" / "sensitivity").iterdir())
     assert [p.suffix for p in kept] == [".safetensors"] * 2
 
+    for path in kept:
+        os.truncate(path, path.stat().st_size // 2)  # a disk that lost power may leave it so
+    assert merged("damaged") == first
+
     computed = "hubmerge.sensitivity.compute.compute_sensitivity"
     monkeypatch.setattr(computed, lambda *_, **__: pytest.fail("computed again"))
     assert merged("b") == first

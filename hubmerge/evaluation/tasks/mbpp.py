@@ -1,4 +1,5 @@
-"""MBPP: basic Python problems with three tests each, pass@1 with one greedy answer (Austin et al. 2021).
+"""MBPP: basic Python problems with three tests each, pass@1 with one greedy answer (Austin et al. 2021,
+arXiv:2108.07732; CC BY 4.0).
 
 `mbpp` is the published test split of 500; `mbpp_sanitized` its hand-checked part of 257, whose rows name two fields
 differently. As in the paper the tests are shown to the model. Deviation: no examples, and the answer is asked for
@@ -40,9 +41,7 @@ def _task(name: str, title: str, subset: str) -> Task:
         name=name,
         title=title,
         domain="code",
-        rows=Rows(
-            "google-research-datasets/mbpp", subset=subset, split="test", dev_split="validation", license="cc-by-4.0"
-        ),
+        rows=Rows("google-research-datasets/mbpp", subset=subset, split="test", dev_split="validation"),
         metric="pass@1",
         prompt=_prompt,
         reference=_reference,
@@ -50,7 +49,6 @@ def _task(name: str, title: str, subset: str) -> Task:
         max_new_tokens=2048,
         blank={"text": "{what the code must do}", "test_list": ["{tests}"]},
         stop=("[DONE]",),
-        source="arXiv:2108.07732",
     )
 
 
