@@ -114,7 +114,7 @@ def digest_of(*, card: Mapping[str, Any] = CARD, rows: Rows | None = None, split
     known = {re.sub(r"\W", "_", path): path for path in FILES}
     assert set(changed) <= set(known)
     tree = {p: TreeFile(p, 1, "o" * 40, changed.get(re.sub(r"\W", "_", p), "1")) for p in FILES}
-    return content_digest(rows or Rows("a/b", "main"), splits.split(), card, tree)
+    return content_digest(rows or Rows("a/b", "main"), set(splits.split()), card, tree)
 
 
 def test_exactly_the_files_of_the_splits_that_are_read_make_a_content() -> None:

@@ -103,7 +103,7 @@ def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_not_there_and_a_file_that_may_not_be_read_are_told(tmp_path):
-    for missing in (tmp_path / "nope.jsonl", "~nobody/a.jsonl", "./a\0.jsonl"):
+    for missing in (tmp_path / "nope.jsonl", "~of-nobody-here/a.jsonl", "./a\0.jsonl"):
         with pytest.raises(SourceNotFoundError, match=r"No such file|null byte"):
             load_pairs(spec(missing))
     path = write_rows(tmp_path / "a.jsonl", ROWS)
