@@ -159,22 +159,6 @@ def put(hub: Hub, name: str) -> tuple[str, Put]:
     return name, lambda path, content: publish(api, name, {path: content.encode()})
 
 
-def test_a_dataset_s_card_may_change_on_the_hub_without_another_version(hub: Hub, put: tuple[str, Put]) -> None:
-    repo, write = put
-
-    def digest_after(path: str, content: str) -> str:
-        write(path, content)
-        state = hub.datasets.repo_state(repo)
-        return content_digest(Rows(repo), ["test"], state.card, hub.datasets.tree(repo, state.sha))
-
-    card = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: test.jsonl\n---\n"
-    write("README.md", card)
-    first = digest_after("test.jsonl", '{"a": 1}\n')
-    assert digest_after("README.md", card + "A word more.") == first
-    assert digest_after("train.jsonl", '{"a": 3}\n') == first
-    assert digest_after("test.jsonl", '{"a": 2}\n') != first
-
-
 def test_a_limit_lowers_every_task_and_raises_none() -> None:
     suite = Suite("s", "", (SuiteTask("zoo_math", limit=10), SuiteTask("zoo_tool")))
     assert [t.limit for t in pinned(suite, limit=20).tasks] == [10, 20]
