@@ -146,6 +146,9 @@ def test_what_the_machine_did_while_a_model_was_loaded_is_not_told_of_the_model(
         raise error
 
     monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", loading)
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        models.load_model({**MACHINE, "device": "cuda"})
     with pytest.raises(type(error)) as told:
         models.load_model(MACHINE)
     assert told.value is error

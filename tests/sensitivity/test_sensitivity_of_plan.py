@@ -231,6 +231,8 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
             assert of_plan._taken(kept, mine / "0.safetensors")  # now the most recently used
     assert sorted(path.name for path in kept.iterdir()) == ["0.safetensors", "2.safetensors"]
     assert not of_plan._taken(kept, mine / "1.safetensors")
+    monkeypatch.setattr(os, "utime", lambda path: os.rmdir(path))
+    assert of_plan._taken(kept, mine / "0.safetensors")  # though it may only be read
     (kept / "0.safetensors").unlink()
     assert (mine / "0.safetensors").read_bytes() == bytes(10)
 
