@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from hubmerge.evaluation.tasks import get_task
+from hubmerge.evaluation.tasks import registry
 from hubmerge.evaluation.tasks.base import Row, Task
 
 
 def own_task(name: str) -> Task:
-    found = get_task(name)
+    found = registry()[name]
     assert isinstance(found, Task)
     return found
 

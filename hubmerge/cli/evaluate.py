@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import positive
+from hubmerge.cli.flags import gigabytes, positive
 from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--wall-limit", type=float, default=4 * 3600.0, metavar="SECONDS")
-    parser.add_argument("--memory-limit", type=float, metavar="GB", help="of the evaluating process")
+    parser.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="of the evaluating process")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -58,7 +58,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         seed=arguments.seed,
         backend=arguments.backend,
         wall_s=arguments.wall_limit,
-        memory_bytes=None if arguments.memory_limit is None else int(arguments.memory_limit * 1e9),
+        memory_bytes=arguments.memory_limit,
     )
     result = evaluate(name, suite, hub=hub, options=options, observer=terminal)
     if arguments.out is not None:

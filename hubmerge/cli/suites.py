@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.pins import PINS, DatasetPin, read_pins, write_pins
     from hubmerge.evaluation.suites import SUITES, get_suite
-    from hubmerge.evaluation.tasks import get_task
+    from hubmerge.evaluation.tasks import registry
     from hubmerge.hub.login import hub_of_user
 
     path = arguments.file or PINS
     pins = dict(read_pins(path)) if path.exists() else {}
     suites = {name: get_suite(name) for name in arguments.names or SUITES}
-    datasets = {name: sorted({get_task(t.task).rows.repo for t in suite.tasks}) for name, suite in suites.items()}
+    datasets = {name: sorted({registry()[t.task].rows.repo for t in suite.tasks}) for name, suite in suites.items()}
     missing = sorted({repo for found in datasets.values() for repo in found} - set(pins))
     if arguments.pin and missing:
         hub = hub_of_user(settings).datasets

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import merge
 from hubmerge.errors import EvaluationError, IncompatibleError, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import is_hub_id
 from hubmerge.plan.plan import Plan, make_plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
@@ -36,18 +37,20 @@ def on_its_base(adapter: Model, hub: Hub) -> Plan:
     """
     assert adapter.adapter is not None
     name, revision = adapter.adapter.base_name, adapter.adapter.base_revision
-    if name is None or not is_hub_id(name):
+    try:
+        named = ModelName(id=name or "", revision=revision)
+    except ValidationError:
         raise EvaluationError(
             "an adapter cannot be evaluated without its base",
             where=str(adapter.ref),
-            expected="base_model_name_or_path in its config: a model on the Hub",
-            got=ascii(name or "none")[1:-1][:120],
+            expected="base_model_name_or_path in its config: a model on the Hub, and a revision of it, if any",
+            got=ascii("@".join(filter(None, (name, revision))) or "none")[1:-1][:120],
             next_step="Merge it with its base first, and evaluate the result.",
-        )
-    base = _open_base(adapter, ModelName(id=name, revision=revision), hub)
-    own = str(adapter.ref.path) if adapter.ref.kind == "local" else adapter.ref.id
+        ) from None
+    base = _open_base(adapter, named, hub)
+    own = {"model": ModelName(id=adapter.ref.id, local=adapter.ref.kind == "local")}
     recipe = Recipe.model_validate(
-        {"base": name, "agents": [own], "method": "linear", "parameters": {"base_weight": 0.0}}
+        {"base": named, "agents": [own], "method": "linear", "parameters": {"base_weight": 0.0}}
     )
     try:
         return make_plan(recipe, base, [adapter])

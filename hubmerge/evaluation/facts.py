@@ -20,9 +20,11 @@ from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model
 
 _MAX_REPORT_BYTES = 32 * 1024 * 1024
+MAX_FACTS_BYTES = 512 * 1024  # half of what a result may have
 
 
 def model_facts(hub: Hub, model: Model) -> ModelFacts:
+    """What its repo says of the model; HubUnavailableError where the Hub is away, since that says nothing of it."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
         "license": model.license,
@@ -32,8 +34,9 @@ def model_facts(hub: Hub, model: Model) -> ModelFacts:
     kept: dict[str, Any] = {"author": author}
     for name, value in {**known, **_of_report(_report(hub, model))}.items():
         with suppress(ValidationError, RecursionError):  # a field that cannot be read is left out
-            ModelFacts.model_validate({**kept, name: value})
-            kept[name] = value
+            found = ModelFacts.model_validate({**kept, name: value})
+            if len(found.model_dump_json().encode()) <= MAX_FACTS_BYTES:  # or the result could not be read any more
+                kept[name] = value
     return ModelFacts.model_validate(kept)
 
 
@@ -48,7 +51,11 @@ def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
         else:
             content = (model.ref.path / MANIFEST).read_bytes()
         report = json.loads(content)
-    except (HubmergeError, OSError, ValueError, RecursionError):
+    except HubmergeError as error:
+        if error.retryable:
+            raise
+        return {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) and _is_of(report, model) else {}
 

@@ -10,19 +10,21 @@ many rows). So runs can share a store of folders, and one that exists is right a
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import EvaluationError, MachineFaultError, MemoryLimitError
+from hubmerge.errors import EvaluationError, HubmergeError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
-from hubmerge.isolation.in_child import Reporter, WallLimitError, run
+from hubmerge.isolation.in_child import Reporter, WallLimitError, filled_the_disk, first_line, ran_out_of_memory, run
 from hubmerge.sources.dataset_rows import load_split
 
 MODULE = "hubmerge.evaluation.fetch"
@@ -80,23 +82,36 @@ def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
 
     datasets.disable_progress_bars()
     tasks = spec["tasks"]
-    for number, task in enumerate(tasks):
-        reporter.progress("fetch data", number, len(tasks), "tasks")
-        folder = Path(task["folder"])
-        if not folder.is_dir():
-            _fetch_task(task, folder, spec["token"], Path(spec["cache"]), datasets)
+    with _alone(Path(tasks[0]["folder"]).parent):
+        for number, task in enumerate(tasks):
+            reporter.progress("fetch data", number, len(tasks), "tasks")
+            folder = Path(task["folder"])
+            if not folder.is_dir():
+                _fetch_task(task, folder, spec["token"], Path(spec["cache"]))
     reporter.progress("fetch data", len(tasks), len(tasks), "tasks")
     return {}
 
 
-def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache: Path, datasets: Any) -> None:
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """One process at a time fetches into a store, so that what is half-fetched there is of one that was killed."""
+    held = os.open(store, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(held, fcntl.LOCK_EX)
+            for left in store.glob("*.partial"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(held)
+
+
+def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache: Path) -> None:
     where = f"{task['repo']}@{task['revision'][:12]}"
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
         for split in dict.fromkeys(s for s in (task["split"], task["few_shot_split"]) if s):
             # the splits share one preparation in the library's cache
-            files = task["data_files"]
             rows = load_split(
                 task["repo"],
                 split,
@@ -104,8 +119,7 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
                 token=token,
                 cache=cache,
                 refused=EvaluationError,
-                subset=None if files else task["subset"],
-                data_files={split: files[split]} if files else None,
+                subset=task["subset"],
             )
             if not len(rows):
                 raise EvaluationError("a dataset's split is empty", where=where, got=split)
@@ -117,14 +131,18 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
             if task["limit"] and split == task["split"] and not task["expands"] and split != task["few_shot_split"]:
                 rows = rows.select(range(min(task["limit"], len(rows))))
             rows.save_to_disk(str(partial / split))
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    except HubmergeError:
+        raise
+    except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the machine's
+        if filled_the_disk(error) or ran_out_of_memory(error):
+            raise
+        text = first_line(error)
         raise EvaluationError(
             "a dataset cannot be read",
             where=f"{where}, subset {task['subset']}, split {task['split']}",
             got=text.replace(token, "…") if token else text,
             next_step="Check that it exists with this subset and split, and that the token may read it.",
-        ) from None
+        ) from error
     partial.rename(folder)
 
 

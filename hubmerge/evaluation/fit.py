@@ -7,7 +7,6 @@ the process that sees its memory. Where another program may have ended a run, it
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections import Counter
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hubmerge.errors import DeviceError, DiskError, HubmergeError, MachineFaultError
+from hubmerge.isolation.in_child import filled_the_disk
 from hubmerge.plan.disk import shown_bytes, used_bytes
 from hubmerge.sources.base import Model
 
@@ -96,7 +96,6 @@ def require_room(weight_bytes: int, workdir: Path, what: str) -> None:
     reserve = min(RESERVE_BYTES, disk.total // 20)
     missing = max(0, weight_bytes - there)
     if missing and missing + reserve > disk.free:
-        clear_weights(workdir)
         needed, found, kept = shown_bytes(weight_bytes + reserve, disk.free + there, reserve)
         raise DiskError(
             "the model does not fit on this disk",
@@ -109,14 +108,14 @@ def require_room(weight_bytes: int, workdir: Path, what: str) -> None:
 
 @contextmanager
 def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
-    """Remove this run's fetched weights if the disk fills up meanwhile."""
+    """Remove this run's fetched weights if they do not fit on the disk, or it fills up meanwhile."""
     try:
         yield
     except DiskError:
         clear_weights(workdir)
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not filled_the_disk(error):
             raise
         clear_weights(workdir)
         raise DiskError(

@@ -1,10 +1,10 @@
 """The journal of generated answers: one file per task, one line per batch, so that a stop costs at most one batch.
 
 lighteval's own cache is keyed by the model's name and configuration, not by its weights, and is written at the end of a
-whole run. Here an answer is keyed by everything that it depends on: the model's commit, backend, dtype, the task's
-version, the prompt as the model sees it and the limits of the generation. Each line holds one whole batch and is
-written at once. So a resumed run makes the same batches, and computes the same bits, as one that was never stopped. A
-line torn by a kill is dropped.
+whole run. Here an answer is keyed by everything that it depends on: the model with its config and tokenizer, backend,
+dtype, the libraries, the task's version, the prompt as the model sees it and the limits of the generation. Each line
+holds one whole batch and is written at once. So a resumed run makes the same batches, and computes the same bits, as
+one that was never stopped. A line torn by a kill is dropped.
 """
 
 from __future__ import annotations

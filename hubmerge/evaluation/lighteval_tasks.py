@@ -26,7 +26,7 @@ from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.builtin import prepare_builtin
-from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
+from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 
 ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split
@@ -107,7 +107,7 @@ def install(tasks: Sequence[Mapping[str, Any]]) -> str:
     configs: dict[str, LightevalTaskConfig] = {}
     folders: dict[str, Mapping[str, Any]] = {}
     for spec in tasks:
-        task = get_task(spec["name"])
+        task = registry()[spec["name"]]
         build = own_config(task) if isinstance(task, Task) else builtin_config(task)
         configs[task.name], folders[task.name] = build, spec
     Registry.load_all_task_configs = staticmethod(lambda custom_tasks=None, load_multilingual=False: configs)
@@ -121,7 +121,7 @@ def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     lighteval compares a question with its examples in a way that never finds the same row twice, so where both come
     from one split its last rows are the examples, and only those before are asked.
     """
-    task = get_task(spec["name"])
+    task = registry()[spec["name"]]
     folder = Path(spec["folder"])
     rows: Sequence[Mapping[str, Any]] = list(datasets.load_from_disk(str(folder / spec["split"])))
     examples: Sequence[Mapping[str, Any]] = ()

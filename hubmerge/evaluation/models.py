@@ -18,10 +18,10 @@ from lighteval.tasks.prompt_manager import PromptManager
 from lighteval.tasks.requests import Doc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hubmerge.errors import DeviceError, EvaluationError
+from hubmerge.errors import DeviceError, EvaluationError, HubmergeError
 from hubmerge.evaluation.fit import SHARE_OF_CACHE, Weights, fitting_dtype
 from hubmerge.evaluation.templates import check_template, rendered
-from hubmerge.isolation.in_child import first_line
+from hubmerge.isolation.in_child import filled_the_disk, first_line, ran_out_of_memory
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
 
@@ -66,16 +66,18 @@ def with_fitting_dtype(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 def load_model(spec: Mapping[str, Any]) -> Any:
     """The model in MODEL_FOLDER of the working directory; EvaluationError when it cannot be loaded."""
     if spec["device"] == "cuda" and not torch.cuda.is_available():
-        raise EvaluationError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
+        raise DeviceError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
     try:
         # before the weights, which take long
         check_template(AutoTokenizer.from_pretrained(MODEL_FOLDER, trust_remote_code=False, local_files_only=True))
         model = _vllm(spec) if spec["backend"] == "vllm" else _transformers(spec)
         if model.tokenizer.eos_token is None:
             raise EvaluationError("the tokenizer has no end-of-sequence token", expected="eos_token", got="none")
-    except (EvaluationError, MemoryError, torch.OutOfMemoryError):
+    except HubmergeError:
         raise
-    except Exception as error:  # a stranger's files: any error of the libraries means the same
+    except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the machine's
+        if ran_out_of_memory(error) or filled_the_disk(error):
+            raise
         got = f"{type(error).__name__}: {first_line(error)}"
         raise EvaluationError("the model does not load", got=got, next_step="Check its files.") from error
     return model

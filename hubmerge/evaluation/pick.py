@@ -12,8 +12,10 @@ figures is a score: the chosen variant is measured again on rows that had no par
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import EvaluationResult
@@ -69,7 +71,7 @@ def pick(results: Mapping[str, EvaluationResult], samples: Mapping[str, Mapping[
             expected="one suite, one version, split dev",
             got=", ".join(sorted(" ".join(k) for k in kinds)),
         )
-    means = {name: _mean(r) for name, r in done.items()}
+    means = {name: fmean(r.domains.values()) for name, r in done.items()}
     chosen = max(means, key=lambda name: means[name])  # the first among equals
     scores = tuple(
         DevScore(
@@ -85,32 +87,18 @@ def pick(results: Mapping[str, EvaluationResult], samples: Mapping[str, Mapping[
     return Pick(chosen, suite, version, scores, failed)
 
 
-def _mean(result: EvaluationResult) -> float:
-    values = list(result.domains.values())
-    return math.fsum(values) / len(values)
-
-
 def _paired(
     result: EvaluationResult, mine: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]
 ) -> float:
     """The standard error of the difference of two means over domains, from the differences prompt by prompt."""
-    per_domain: dict[str, int] = {}
-    for task in result.tasks:
-        per_domain[task.domain] = per_domain.get(task.domain, 0) + 1
-    variance = 0.0
+    per_domain = Counter(task.domain for task in result.tasks)
+    total = 0.0
     for task in result.tasks:
         differences = [a - b for a, b in zip(mine[task.task], theirs[task.task], strict=True)]
         weight = 1.0 / (per_domain[task.domain] * len(per_domain))
-        variance += weight * weight * _variance_of_mean(differences)
-    return math.sqrt(variance)
-
-
-def _variance_of_mean(values: Sequence[float]) -> float:
-    n = len(values)
-    if n < 2:
-        return 0.25  # the most that a mean of values between 0 and 1 can vary: one prompt tells nothing
-    mean = math.fsum(values) / n
-    return math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n
+        # 0.25: the most that a mean of values between 0 and 1 can vary, since one prompt tells nothing
+        total += weight * weight * (variance(differences) / len(differences) if len(differences) > 1 else 0.25)
+    return math.sqrt(total)
 
 
 def pick_table(found: Pick) -> str:

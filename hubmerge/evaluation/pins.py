@@ -6,10 +6,9 @@ one stays what it is. Commits belong to one Hub, so a revision counts on that Hu
 along have other commits on every embedded Hub; they are pinned by content.
 
 Equal data give equal digests, whatever the commit. The files of a split are found as `datasets` finds them: by the
-task's own `data_files`, else by the patterns of the subset in the card's `configs`. Where neither says which files a
-split has, every file counts but documents. So the digest may change with data that no task reads, but it always changes
-with data that the task reads. The way in which rows are parsed counts too: the subset's entry in `configs`, and its
-features in `dataset_info`.
+patterns of the subset in the card's `configs`. Where it does not say which files a split has, every file counts but
+documents. So the digest may change with data that no task reads, but it always changes with data that the task reads.
+The way in which rows are parsed counts too: the subset's entry in `configs`, and its features in `dataset_info`.
 """
 
 from __future__ import annotations
@@ -117,11 +116,11 @@ def write_pins(path: Path, pins: Pins) -> None:
 
 def content_digest(rows: Rows, splits: Collection[str], card: Mapping[str, Any], tree: Mapping[str, TreeFile]) -> str:
     """sha256 (hex) over what a task reads of `splits`; `tree` and `card` are those of one commit."""
-    entry = {} if rows.data_files else _of_subset(card.get("configs"), rows.subset)
-    files = {tree[path] for path in _paths(rows, splits, entry, tree)}
-    if not rows.data_files and _LEGACY_INFOS in tree:
+    entry = _of_subset(card.get("configs"), rows.subset)
+    files = {tree[path] for path in _paths(splits, entry, tree)}
+    if _LEGACY_INFOS in tree:
         files.add(tree[_LEGACY_INFOS])
-    features = {} if rows.data_files else _of_subset(card.get("dataset_info"), rows.subset).get("features")
+    features = _of_subset(card.get("dataset_info"), rows.subset).get("features")
     return _digest(files, config=entry, features=features)
 
 
@@ -142,13 +141,10 @@ def _of_subset(entries: Any, subset: str | None) -> Mapping[str, Any]:
     return next(iter(named or (found if len(found) == 1 else ())), {})
 
 
-def _paths(rows: Rows, splits: Collection[str], entry: Mapping[str, Any], tree: Mapping[str, Any]) -> Sequence[str]:
-    if rows.data_files:
-        patterns = {split: [rows.data_files[split]] for split in splits}
-    else:
-        patterns = _patterns(entry.get("data_files"), splits)
-        folder = str(entry.get("data_dir") or "").strip("/")
-        patterns = {s: [f"{folder}/{p}" if folder else p for p in found] for s, found in patterns.items()}
+def _paths(splits: Collection[str], entry: Mapping[str, Any], tree: Mapping[str, Any]) -> Sequence[str]:
+    patterns = _patterns(entry.get("data_files"), splits)
+    folder = str(entry.get("data_dir") or "").strip("/")
+    patterns = {s: [f"{folder}/{p}" if folder else p for p in found] for s, found in patterns.items()}
     matched = {split: [p for p in tree if _matches(p, found)] for split, found in patterns.items()}
     if set(matched) >= set(splits) and all(matched.values()):
         return [path for found in matched.values() for path in found]
@@ -167,7 +163,7 @@ def _patterns(data_files: Any, splits: Collection[str]) -> dict[str, list[str]]:
         return {split: list(data_files) for split in splits}
     found: dict[str, list[str]] = {}
     for each in data_files:
-        if not isinstance(each, dict) or each.get("split") not in splits:
+        if not isinstance(each, dict) or each.get("split") not in tuple(splits):
             continue
         path = each.get("path")
         found.setdefault(each["split"], []).extend(map(str, path if isinstance(path, list) else [path]))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from hubmerge.evaluation.journal import AnswerJournal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
-from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
+from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.isolation.in_child import Reporter
 
 _DETAILS = pa.schema([*((name, pa.string()) for name in ("prompt", "answer", "reference")), ("score", pa.float64())])
@@ -110,7 +111,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
 
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
-        definition = get_task(task["name"])
+        definition = registry()[task["name"]]
         # the task decides on chat template and system prompt; in lighteval the model does
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
         manager = self._prompts[task["name"]] = RenderedPrompts(
@@ -161,7 +162,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
 
     def _identity(self, definition: Task | BuiltinTask, doc: Doc, prompt: str) -> Mapping[str, Any]:
         return {
-            "model": self._spec["sha"],
+            "model": self._spec["identity"],
             "backend": self._spec["backend"],
             "dtype": self._spec["dtype"],
             "device": self._spec["device"],
@@ -183,7 +184,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             )
 
     def _samples(self, task: Mapping[str, Any]) -> list[Sample]:
-        definition = get_task(task["name"])
+        definition = registry()[task["name"]]
         details = self.evaluation_tracker.details_logger.details[_full_name(task)]
         prompts = self._prompts[task["name"]]
         samples = []
@@ -219,12 +220,8 @@ def _cut(text: str, definition: Task | BuiltinTask) -> str:
 
 def mean(samples: Sequence[Sample]) -> tuple[float, float | None]:
     """The mean score and its standard error (None for a single sample)."""
-    n = len(samples)
-    value = math.fsum(s.score for s in samples) / n
-    if n < 2:
-        return value, None
-    variance = math.fsum((s.score - value) ** 2 for s in samples) / (n - 1)
-    return value, math.sqrt(variance / n)
+    scores = [sample.score for sample in samples]
+    return fmean(scores), math.sqrt(variance(scores) / len(scores)) if len(scores) > 1 else None
 
 
 def write_details(folder: Path, task: str, samples: Sequence[Sample]) -> None:

@@ -21,12 +21,14 @@ from hubmerge.errors import ResultError
 SCHEMA = 1
 MAX_RESULT_BYTES = 1024 * 1024
 MAX_TEXT = 2000
+MAX_NAME = 300
 # Numbers that a file may state. Tables have 64-bit columns, so a larger integer would take the whole board down.
 MAX_SAMPLES = 1_000_000  # prompts of one task; the largest suite of this field asks 250,000
 MAX_TRUNCATED = 0.05  # share of a task's prompts that may be cut; beyond it there is no score
 MAX_SMALL = 1_000_000  # shots and versions
 MAX_COUNT = 10**16  # elements and bytes of a model
 MAX_FACTOR = 1e6  # weights and measured λ, absolute
+MAX_SECONDS = 1e9
 MAX_PLAIN_VALUES = 500  # of a method's parameters, all levels together
 _MAX_PLAIN_DEPTH = 6
 
@@ -40,7 +42,7 @@ Small = Annotated[int, Field(ge=0, le=MAX_SMALL)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Factor = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
-Name = Annotated[str, Field(min_length=1, max_length=300)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 _LISTED: Any = Field(default=(), strict=False)  # JSON has lists for tuples; what they hold is strict all the same
 
 
@@ -151,7 +153,7 @@ class RunEnvironment(_Frozen):
     batch_size: Small | None = None  # prompts at most
     batch_tokens: Count | None = None  # and tokens, padding and longest answers included; None: no such bound
     seed: Annotated[int, Field(ge=0, lt=2**63)]
-    seconds: Annotated[float, Field(ge=0.0, le=1e9)]
+    seconds: Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
 
 
 class RunError(_Frozen):

@@ -9,17 +9,20 @@ out of time goes on, `details/` has one parquet file per task with every prompt,
 
 If a model cannot be evaluated, that is a finding about the model: a result with status "failed" and the reason, never a
 score of zero. A failure that says nothing about the model raises instead: an unknown suite, a dataset or Hub that does
-not answer, a backend that is not installed, too little disk, a cancellation. A run that was killed, or ran out of
-memory or time, raises MachineFaultError the first time, since another program on the machine can cause this. If the
-next run gets no further, the model is to blame.
+not answer, a backend that is not installed, too little disk, a device that is not there, a process that cannot be
+confined, a cancellation. A run that was killed, or ran out of memory or time, raises MachineFaultError the first time,
+since another program on the machine can cause this. If the next run gets no further, the model is to blame.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,9 +31,11 @@ from typing import Any, Literal
 
 from hubmerge import __version__
 from hubmerge.engine.progress import Observer, Unobserved
+from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import (
     CorruptError,
     EvaluationError,
+    FolderInUseError,
     FormatError,
     HeaderError,
     HubmergeError,
@@ -52,7 +57,15 @@ from hubmerge.evaluation.fit import (
     try_once_more,
     weights_of,
 )
-from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, TaskScore
+from hubmerge.evaluation.result import (
+    MAX_NAME,
+    MAX_SECONDS,
+    EvaluationResult,
+    ModelFacts,
+    RunEnvironment,
+    RunError,
+    TaskScore,
+)
 from hubmerge.evaluation.suites import PinnedSuite
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
@@ -151,7 +164,8 @@ def evaluate(
     """Measure `model` (of the Hub, or a folder with `allow_local`) by `suite`.
 
     The same call over the same `workdir` goes on where an earlier one stopped. What `observer` raises ends the run.
-    Raises EvaluationError for a request that cannot be met, and the Hub's errors; a model that fails gives a failed
+    Raises EvaluationError for a request that cannot be met, FolderInUseError where another process works there,
+    DiskError and DeviceError for what this machine lacks, and the Hub's errors. A model that fails gives a failed
     result.
     """
     _check(options, suite)
@@ -165,33 +179,43 @@ def evaluate(
         )
     opened = open_model(model, hub, allow_local=allow_local)
     workdir = workdir.absolute()
-    workdir.mkdir(parents=True, exist_ok=True)
     options = replace(options, device=_device(options.device))
     run = _Run(opened, None, model_facts(hub, opened), suite, hub, workdir, options, observer, started)
+    with ExitStack() as held:
+        try:
+            held.enter_context(sole_owner(workdir))
+        except FolderInUseError:
+            wait = "Wait for it: the same command then takes its answers."
+            raise FolderInUseError("another process runs this evaluation", where=run.what, next_step=wait) from None
+        held.enter_context(cleared_where_the_disk_is_full(workdir, run.what))
+        result = _measured(run)
+        forget_faults(workdir)
+        clear_weights(workdir)
+        return result
+
+
+def _measured(run: _Run) -> EvaluationResult:
+    workdir, options, observer = run.workdir, run.options, run.observer
     try:
-        if (whole := check_evaluable(opened, hub)) is not None:
+        if (whole := check_evaluable(run.model, run.hub)) is not None:
             run = replace(run, whole=whole, facts=run.facts.model_copy(update={"parameters": whole.elements}))
         if run.dtype != options.dtype:
             stored = run.weights.stored
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
         require_room(run.disk_bytes, workdir, run.what)
         observer.stage("fetch model")
-        with cleared_where_the_disk_is_full(workdir, run.what):
-            _stage_model(run)
+        _stage_model(run)
     except _ABOUT_THE_MODEL as error:
         return _failed(run, error)
     observer.stage("fetch data")
     store = (options.data_cache or workdir / "data").absolute()
-    folders = fetch_rows(suite, store, hub, workdir, options.wall_s, _teller(observer))
+    folders = fetch_rows(run.suite, store, run.hub, workdir, options.wall_s, _teller(observer))
     try:
-        result = _result(run, run_child(_child_job(run, folders), _teller(observer)))
+        return _result(run, run_child(_child_job(run, folders), _teller(observer)))
     except _ABOUT_THE_MODEL as error:
         if isinstance(error, _PERHAPS_THE_MACHINE):
             try_once_more(error, workdir, run.what)
-        result = _failed(run, error)
-    forget_faults(workdir)
-    clear_weights(workdir)
-    return result
+        return _failed(run, error)
 
 
 def usable_memory() -> int | None:
@@ -204,13 +228,13 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
     """EvaluationError for a model that cannot be evaluated as it is stored; of an adapter its plan on its base."""
     whole = None if model.adapter is None else on_its_base(model, hub)
     weights = model if whole is None else whole.base
-    quantized = isinstance(weights.config.get("quantization_config"), dict) or weights.kind != "weights"
-    if quantized:
+    quantized = isinstance(weights.config.get("quantization_config"), dict)
+    if quantized or weights.kind != "weights":
         raise EvaluationError(
             "quantized weights are not evaluated",
             where=str(weights.ref),
             expected="weights in float32, float16 or bfloat16",
-            got=weights.kind,
+            got="a quantization_config in config.json" if quantized else weights.kind,
             next_step="Evaluate the model before quantization.",
         )
     if not any(map(makes_tokenizer, (*model.files, *weights.files))):
@@ -243,8 +267,10 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
         )
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
-    if options.batch_size < 1 or options.wall_s <= 0:
-        raise EvaluationError("batch size and wall limit must be positive")
+    if options.batch_size < 1 or not 0 < options.wall_s <= MAX_SECONDS:
+        raise EvaluationError(f"batch size and wall limit must be positive, the limit at most {MAX_SECONDS:g} s")
+    if not 0 <= options.seed < 2**63:
+        raise EvaluationError("a seed is a whole number from 0 to 2^63 - 1", got=str(options.seed)[:40])
     if options.backend == "vllm":
         found = importlib.util.find_spec("vllm") is not None
         if not found or _device(options.device) != "cuda":
@@ -284,7 +310,7 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
     options = run.options
     spec = {
         "workdir": str(run.workdir),
-        "sha": run.model.ref.sha,
+        "identity": _identity(run),
         "cache": str(run.workdir / "lighteval" / run.model.ref.sha),
         "generations": str(run.workdir / "generations"),
         "details": str(run.workdir / DETAILS),
@@ -310,6 +336,18 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         wall_s=options.wall_s,
         what=run.what,
     )
+
+
+def _identity(run: _Run) -> str:
+    """A digest of what an answer depends on besides its prompt and dtype: the weights, config and tokenizer as they
+    were staged, and the libraries that compute it."""
+    weights = [run.model.ref.sha] if run.whole is None else [run.model.ref.sha, run.whole.base.ref.sha]
+    versions = {name: version(name) for name in ("lighteval", "torch", "transformers", run.options.backend)}
+    digest = hashlib.sha256(json.dumps([weights, versions], sort_keys=True).encode())
+    for path in sorted((run.workdir / "model").rglob("*")):
+        if path.is_file() and path.suffix != ".safetensors":
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _result(run: _Run, done: Event) -> EvaluationResult:
@@ -366,10 +404,11 @@ def _record(
         adapter_base=None if run.whole is None else f"{run.whole.base.ref.id}@{run.whole.base.ref.sha}",
         **found,
     )
+    ref = run.model.ref
     return EvaluationResult(
         schema_version=1,
-        model=run.model.ref.id,
-        sha=run.model.ref.sha,
+        model=plain(ref.id if len(ref.id) <= MAX_NAME else ref.label) or "model",  # a folder's may be anything
+        sha=ref.sha,
         suite=run.suite.suite.name,
         suite_version=run.suite.version,
         split=run.suite.split,

@@ -35,7 +35,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError, MachineFaultError
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.child import plain
 from hubmerge.isolation.confinement import Limits
@@ -54,7 +54,8 @@ DEFAULT_LIMITS = Limits(memory_bytes=1 << 30, file_bytes=16 << 20, open_files=64
 def run_python(program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0) -> bool:
     """Run `program` (one unit or several) in one module, then `tests` on it: whether both came to their end.
 
-    EvaluationError where this machine cannot confine the processes: that says nothing about the program.
+    DeviceError where this machine cannot confine the processes, MachineFaultError where it does not let them start in
+    time: neither says anything about the program.
     """
     seccomp.machine()
     limits = replace(DEFAULT_LIMITS, cpu_s=math.ceil(timeout_s) + 1)
@@ -68,10 +69,11 @@ def run_python(program: str | Sequence[str], tests: str = "", *, timeout_s: floa
         stack.enter_context(_child("tests", [tests], limits, output, answered_end, asked_in, verdict_in))
         verdict = _listen(verdict_end.fileno(), timeout_s)
         if not verdict.startswith(_READY):
-            raise EvaluationError(
+            said = _tail(output)
+            raise (DeviceError if said else MachineFaultError)(
                 "the processes for generated code did not start",
                 expected="processes that say when they are confined",
-                got=_tail(output) or "nothing",
+                got=said or f"nothing in {_START_S:g} s",
                 next_step="Nothing was run and nothing is scored.",
             )
     return verdict == _READY + b"passed"

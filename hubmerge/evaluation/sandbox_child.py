@@ -30,14 +30,14 @@ _MAX_MESSAGE_BYTES = 64 << 20
 def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     sys.path.insert(0, job["package_root"])
-    from hubmerge.errors import EvaluationError
+    from hubmerge.errors import DeviceError
     from hubmerge.evaluation.sandbox_rules import isolate
     from hubmerge.isolation.confinement import Limits
 
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         isolate(Limits(**job["limits"]), readable=job["readable"], parent=job["parent"])
-    except (EvaluationError, OSError) as error:
+    except (DeviceError, OSError) as error:
         sys.exit(str(error))
     sys.path.remove(job["package_root"])
     for name in [name for name in sys.modules if name.split(".")[0] == "hubmerge"]:

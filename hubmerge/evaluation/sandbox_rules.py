@@ -1,10 +1,10 @@
 """Rules for a process that runs generated code: it may compute and read Python's own library, and nothing else.
 
-No process or program can be started, so nothing outlives it or slips out of its group; no signal reaches another
-process; no socket opens, of any family (socketpair inside the process works, asyncio needs it); no file can be
-opened for writing, created, renamed, removed or changed. These are seccomp rules and hold on every kernel that has
-seccomp, for every user: a verdict does not depend on the machine. Capabilities are dropped, so root is an ordinary
-user here.
+No process or program can be started, so nothing slips out of its group; it dies with its parent and cannot undo that;
+no signal reaches another process; no socket opens, of any family (socketpair inside the process works, asyncio needs
+it); no file can be opened for writing, created, renamed, removed or changed. These are seccomp rules and hold on every
+kernel that has seccomp, for every user: a verdict does not depend on the machine. Capabilities are dropped, so root is
+an ordinary user here.
 
 Where the kernel has Landlock (userspace-api/landlock.rst), only the given folders can be read. The process handles
 every right that this kernel knows, so that all are refused, and allows reading beneath the given paths. That also hides
@@ -25,6 +25,8 @@ from hubmerge.isolation.seccomp import SyscallRule, refused
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_FIONBIO = 0x5421  # what asyncio needs of ioctl; other requests change flags of a file that is open for reading
+_PR_SET_NAME = 15  # what threads need of prctl; another option would have a process outlive its parent
 _CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH = 1
@@ -43,7 +45,9 @@ _READ_ONLY_FILES: tuple[SyscallRule, ...] = (
     *refused("chmod", "fchmod", "fchmodat", "fchmodat2", errno=errno.EROFS),
     *refused("chown", "fchown", "fchownat", "lchown", errno=errno.EROFS),
     *refused("utime", "utimes", "futimesat", "utimensat", errno=errno.EROFS),
-    *refused("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr", errno=errno.EROFS),
+    *refused("setxattr", "lsetxattr", "fsetxattr", "setxattrat", "file_setattr", errno=errno.EROFS),
+    *refused("removexattr", "lremovexattr", "fremovexattr", "removexattrat", errno=errno.EROFS),
+    SyscallRule("ioctl", errno.ENOTTY, "argument_is_not", 1, _FIONBIO),
 )
 
 
@@ -57,6 +61,7 @@ def rules(pid: int) -> tuple[SyscallRule, ...]:
         SyscallRule("kill", errno.EPERM, "argument_is_not", 0, pid),
         SyscallRule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
         SyscallRule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
+        SyscallRule("prctl", errno.EPERM, "argument_is_not", 0, _PR_SET_NAME),
         *refused("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),
         *refused("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
         *refused("setpriority", "ioprio_set", "migrate_pages", "move_pages"),

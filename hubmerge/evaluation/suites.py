@@ -22,6 +22,7 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.pins import Pins, content_digest, dataset_digest, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
+from hubmerge.evaluation.tasks.ruler import LENGTHS
 from hubmerge.text.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ class PinnedTask:
             "repo": rows.repo,
             "revision": self.revision,
             "subset": rows.subset,
-            "data_files": dict(rows.data_files) if rows.data_files else None,
             "split": self.split,
             "few_shot_split": rows.few_shot_split if self.few_shot else None,
             "few_shot": self.few_shot,
@@ -122,7 +122,7 @@ _BFCL = (
     *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
 )
-_LENGTHS = ("7k", "14k", "28k", "56k", "112k", "224k", "448k", "896k")
+_LENGTHS = tuple(LENGTHS)
 _SHORT_LENGTHS = _LENGTHS[:3]  # what a model of 32,768 positions can read
 
 

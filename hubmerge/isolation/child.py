@@ -32,6 +32,7 @@ from pydantic import SecretStr
 
 from hubmerge.errors import (
     DeviceError,
+    DiskError,
     EvaluationError,
     HubmergeError,
     HubUnavailableError,
@@ -228,7 +229,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None]) -> Event:
     """Run the child to its end and return its `done` event; every other event goes to `on_event` as it comes.
 
     What `on_event` raises ends the child. Raises EvaluationError (past its wall limit, died, or reports an error), and
-    MemoryLimitError, HubUnavailableError or DeviceError where it reports that.
+    MemoryLimitError, HubUnavailableError, DeviceError, DiskError or MachineFaultError where it reports that.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.unlink(missing_ok=True)
@@ -342,7 +343,8 @@ def _last_words(log: Path) -> str:
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
-    named = {error.code: error for error in (MemoryLimitError, HubUnavailableError, DeviceError)}
+    kinds = (MemoryLimitError, HubUnavailableError, DeviceError, DiskError, MachineFaultError)
+    named = {error.code: error for error in kinds}
     kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
         plain(event.get("what")) or "the process failed",

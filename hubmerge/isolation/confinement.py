@@ -7,12 +7,12 @@ hands none down.
 
 The filter also refuses what would lead around it: io_uring (which opens sockets without the socket call), reading
 or writing other processes and taking over their files (ptrace, process_vm_*, pidfd_getfd), mounts and namespaces,
-kernel keys and modules, bpf, userfaultfd. A kernel that cannot do this ends in EvaluationError, never in a process
+kernel keys and modules, bpf, userfaultfd. A kernel that cannot do this ends in DeviceError, never in a process
 that runs unconfined.
 
 vLLM talks to itself over 127.0.0.1, so it gets a network of its own instead (`take_own_network`): a new network
 namespace, inside a new user namespace so that the process has no power over the one it came from, with a loopback
-interface and no way out. Kernels and containers that do not allow this end in EvaluationError too.
+interface and no way out. Kernels and containers that do not allow this end in DeviceError too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.seccomp import SyscallRule, refused
 
@@ -46,7 +46,7 @@ WAYS_AROUND: tuple[SyscallRule, ...] = (
     SyscallRule("clone3", errno.ENOSYS),
     *refused("io_uring_setup", "io_uring_enter", "io_uring_register"),
     *refused("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd"),
-    *refused("mount", "umount2", "pivot_root", "move_mount", "open_tree", "mount_setattr"),
+    *refused("mount", "umount2", "pivot_root", "move_mount", "open_tree", "open_tree_attr", "mount_setattr"),
     *refused("fsopen", "fsconfig", "fsmount", "open_by_handle_at", "unshare", "setns"),
     *refused("keyctl", "add_key", "request_key", "bpf", "userfaultfd", "perf_event_open"),
     *refused("init_module", "finit_module", "kexec_load"),
@@ -89,7 +89,7 @@ def give_way() -> None:
 def confine(limits: Limits, *, network: bool) -> None:
     """Put this process and all that it starts under the limits, and cut it off from the network if asked.
 
-    Raises EvaluationError where the kernel cannot do it, or where a socket still opens afterwards.
+    Raises DeviceError where the kernel cannot do it, or where a socket still opens afterwards.
     """
     limit_resources(limits)
     seccomp.no_new_privileges()
@@ -119,7 +119,7 @@ def limit_resources(limits: Limits) -> None:
 
 
 def require_no_network() -> None:
-    """EvaluationError if an internet socket opens after all."""
+    """DeviceError if an internet socket opens after all."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
     except PermissionError:
@@ -156,8 +156,8 @@ def _flags(control: socket.socket, name: str) -> int:
     return int(struct.unpack("16sh14x", fcntl.ioctl(control, _SIOCGIFFLAGS, _interface(name)))[1])
 
 
-def _no_own_network(why: str) -> EvaluationError:
-    return EvaluationError(
+def _no_own_network(why: str) -> DeviceError:
+    return DeviceError(
         "a process cannot have a network of its own on this machine",
         expected="user and network namespaces",
         got=why,

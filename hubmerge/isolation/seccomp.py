@@ -4,7 +4,7 @@ A filter is a list of rules, one per system call; calls without a rule are allow
 looks at the call's number and the low 32 bits of one argument (kernel documentation: seccomp_filter.rst; `struct
 seccomp_data` in linux/seccomp.h). Calls in another machine's numbering (32-bit on x86-64, x32) are refused as a whole,
 since they would bypass the rules. An installed filter cannot be removed, only added to, and every child inherits it.
-It works on Linux on x86-64 and aarch64; elsewhere it raises EvaluationError and never leaves a process unconfined.
+It works on Linux on x86-64 and aarch64; elsewhere it raises DeviceError and never leaves a process unconfined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError
 
 # name → number on (x86_64, aarch64); None: the machine has no such call
 _CALLS: dict[str, tuple[int | None, int | None]] = {
@@ -37,6 +37,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "fchmodat2": (452, 452),
     "fchown": (93, 55),
     "fchownat": (260, 54),
+    "file_setattr": (469, 469),
     "finit_module": (313, 273),
     "fork": (57, None),
     "fremovexattr": (199, 16),
@@ -49,6 +50,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
+    "ioctl": (16, 29),
     "ioprio_set": (251, 30),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
@@ -76,6 +78,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "open": (2, None),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "openat": (257, 56),
     "openat2": (437, 437),
     "perf_event_open": (298, 241),
@@ -83,12 +86,14 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
     "pivot_root": (155, 41),
+    "prctl": (157, 167),
     "prlimit64": (302, 261),
     "process_madvise": (440, 440),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "removexattr": (197, 14),
+    "removexattrat": (466, 466),
     "rename": (82, None),
     "renameat": (264, 38),
     "renameat2": (316, 276),
@@ -105,6 +110,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "setns": (308, 268),
     "setpriority": (141, 140),
     "setxattr": (188, 5),
+    "setxattrat": (463, 463),
     "shmget": (29, 194),
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -164,15 +170,15 @@ def system_call(name: str, *arguments: object) -> int:
 
 
 def machine() -> str:
-    """This machine's name in the tables above; EvaluationError where there is none."""
+    """This machine's name in the tables above; DeviceError where there is none."""
     name = os.uname().machine if sys.platform == "linux" else "any machine"
     if sys.platform != "linux" or name not in _MACHINES or sys.byteorder != "little" or sys.maxsize < 2**32:
         raise unconfinable(f"{sys.platform} on {name}")
     return name
 
 
-def unconfinable(got: str) -> EvaluationError:
-    return EvaluationError(
+def unconfinable(got: str) -> DeviceError:
+    return DeviceError(
         "this machine cannot confine a process",
         expected="Linux with seccomp on x86-64 or aarch64",
         got=got,

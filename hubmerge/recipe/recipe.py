@@ -221,7 +221,8 @@ class Recipe(_Frozen):
         try:
             return (self._folder or Path()) / Path(text).expanduser()
         except RuntimeError:
-            raise RecipeError("a file below the home of nobody", where=text[:200]) from None
+            step = "Write its path in full."
+            raise RecipeError("a file below the home of nobody", where=text[:200], next_step=step) from None
 
     @property
     def weights(self) -> tuple[varying.Setting, ...]:

@@ -23,7 +23,15 @@ import numpy as np
 import torch
 
 from hubmerge import __version__
-from hubmerge.errors import DiskError, HeaderError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
+from hubmerge.errors import (
+    DiskError,
+    FolderInUseError,
+    HeaderError,
+    HubmergeError,
+    MemoryLimitError,
+    SensitivityError,
+    TargetExistsError,
+)
 from hubmerge.hub.client import Hub
 from hubmerge.machine.disk_errors import written
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
@@ -74,7 +82,8 @@ def compute_sensitivity(
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
 
-    Raises SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError, TargetExistsError.
+    Raises SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError, TargetExistsError, and
+    FolderInUseError where another process computes the same file.
     """
     if not pairs:
         raise SensitivityError("no calibration pairs", where=spec.label, expected="at least one pair")
@@ -277,7 +286,7 @@ def _work_folder(out: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TargetExistsError(
+            raise FolderInUseError(
                 "another process computes this file", where=str(out), next_step="Wait for it, or write elsewhere."
             ) from None
         yield work

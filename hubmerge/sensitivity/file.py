@@ -91,9 +91,11 @@ def read_sensitivity(path: Path) -> SensitivityFile:
     """
     try:
         header, size = read_header(path), path.stat().st_size
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name with a zero byte
         raise SourceNotFoundError(
-            "a sensitivity file that cannot be read", where=str(path), got=str(error.strerror or error)
+            "a sensitivity file that cannot be read",
+            where=str(path),
+            got=str(getattr(error, "strerror", None) or error),
         ) from None
     try:
         metadata = SensitivityMetadata.model_validate(dict(header.metadata))

@@ -29,9 +29,9 @@ from transformers.core_model_loading import WeightConverter, apply_converters, r
 from transformers.utils.logging import disable_progress_bar
 
 from hubmerge.errors import FormatError, MemoryLimitError, NonFiniteError, SensitivityError
+from hubmerge.isolation.in_child import first_line, ran_out_of_memory
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.plan.disk import shown_bytes
-from hubmerge.sensitivity.pairs import first_line
 from hubmerge.sources.base import Model
 from hubmerge.text.wording import named
 
@@ -198,10 +198,10 @@ def _loaded(folder: Path, where: str, *, dtype: str, device: str) -> Any:
             output_loading_info=True,
         )
         network.to(device)
-    except torch.OutOfMemoryError:
-        raise MemoryLimitError("the model does not fit", where=where, next_step=_SMALLER) from None
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
-        raise FormatError("a model that transformers cannot load", where=where, got=first_line(error)) from None
+    except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the memory's
+        if ran_out_of_memory(error):
+            raise MemoryLimitError("the model does not fit", where=where, next_step=_SMALLER) from error
+        raise FormatError("a model that transformers cannot load", where=where, got=first_line(error)) from error
     wrong = {kind: report[kind] for kind in ("missing_keys", "mismatched_keys", "error_msgs") if report.get(kind)}
     if wrong:
         listed = "; ".join(f"{kind}: {', '.join(sorted(map(str, keys))[:5])}" for kind, keys in wrong.items())

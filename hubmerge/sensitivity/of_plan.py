@@ -20,7 +20,7 @@ from pathlib import Path
 from hubmerge import __version__
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
 from hubmerge.engine.progress import Observer
-from hubmerge.errors import DiskError, SourceNotFoundError, TargetExistsError
+from hubmerge.errors import DiskError, HeaderError, SensitivityError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import computed_sensitivities, computing_need
 from hubmerge.plan.plan import Plan
@@ -59,14 +59,14 @@ def sensitivities_of(
         for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
             if agent.sensitivity is not None:
                 files[k] = named_file(plan, k, allow_local)
+                check_sensitivity(files[k], model)
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 out = folder / _kept_name(plan, k)
-                if not (out.exists() or _taken(kept, out)):
+                if (found := _made_before(kept, out, model)) is None:
                     to_make[k] = out
                     continue
-                files[k] = read_sensitivity(out)
-            check_sensitivity(files[k], model)
+                files[k] = found
         if to_make:
             _require_room(plan, to_make, disk_bytes)
         for k, out in to_make.items():
@@ -74,6 +74,20 @@ def sensitivities_of(
             _keep(kept, out)
     listed = [files[k] for k in sorted(files)]
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
+
+
+def _made_before(kept: Path | None, out: Path, model: Model) -> SensitivityFile | None:
+    """The file that an earlier run made, in its place or kept; a damaged one goes, and is made again."""
+    if not (out.exists() or _taken(kept, out)):
+        return None
+    try:
+        file = read_sensitivity(out)
+        check_sensitivity(file, model)
+    except (HeaderError, SensitivityError):
+        for folder in (out.parent, *([kept] if kept else [])):
+            (folder / out.name).unlink(missing_ok=True)
+        return None
+    return file
 
 
 def _require_room(plan: Plan, to_make: Mapping[int, Path], disk_bytes: int | None) -> None:
@@ -162,7 +176,8 @@ def _taken(kept: Path | None, out: Path) -> bool:
     if kept is None:
         return False
     try:
-        os.utime(kept / out.name)
+        with contextlib.suppress(OSError):  # a folder that others may write to, and this process may not
+            os.utime(kept / out.name)
         _link(kept / out.name, out)
     except FileNotFoundError:
         return False

@@ -20,14 +20,16 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import FormatError, Problem, SensitivityError, SourceNotFoundError
+from hubmerge.errors import FormatError, HubmergeError, Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import is_hub_id
+from hubmerge.isolation.in_child import first_line
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
@@ -64,7 +66,7 @@ def load_pairs(
     *,
     allow_local: bool = True,
     cache: Path | None = None,
-    path_of: Callable[[str], Path] = lambda text: Path(text).expanduser(),
+    path_of: Callable[[str], Path] = lambda text: Path(os.path.expanduser(text)),
 ) -> tuple[Pair, ...]:
     """The pairs of `spec`; SensitivityError lists the rows that are no pairs, SourceNotFoundError: no such data.
 
@@ -157,9 +159,9 @@ def _file_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     raise SensitivityError("a row is too long", where=where, expected=most, got="more")
                 if line.strip():
                     yield number, parsed(line, where)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for a name with a zero byte
         raise SourceNotFoundError(
-            "the calibration data cannot be read", where=path.name, got=str(error.strerror or error)
+            "the calibration data cannot be read", where=path.name, got=str(getattr(error, "strerror", None) or error)
         ) from None
 
 
@@ -195,14 +197,16 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
         rows = load_split(
             spec.data, spec.split, revision=spec.revision, token=hub.token, cache=cache, refused=SensitivityError
         )
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        told = str(error).strip().split("\n")[0][:200].rstrip(".")
+    except HubmergeError:
+        raise
+    except Exception as error:  # a stranger's files: any error of the library means the same
+        told = first_line(error).rstrip(".")
         step = "Check its id, revision and split, and sign in if it is private."
         if told.startswith("Config name is missing"):
             told = "several configs, and none of them is the default"
             step = "Choose a dataset with one config or a default one."
         where = f"{spec.label}, split {spec.split}"
-        raise SourceNotFoundError("the dataset cannot be read", where=where, got=told, next_step=step) from None
+        raise SourceNotFoundError("the dataset cannot be read", where=where, got=told, next_step=step) from error
     if len(rows) > MAX_ROWS:
         raise SensitivityError(
             "the split has too many rows",
@@ -246,16 +250,22 @@ def tokenized_in(folder: Path, where: str, pairs: Sequence[Pair], max_tokens: in
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         unknown = "a tokenizer that transformers cannot read"
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise FormatError(unknown, where=where, got=first_line(error)) from None
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return tokenize(tokenizer, pairs, max_tokens, context if isinstance(context, int) and context > 0 else None)
+    except Exception as error:  # a stranger's files: any error of the libraries means the same
+        raise FormatError(unknown, where=where, got=first_line(error)) from error
+    said = config.get_text_config()
+    sizes = [getattr(said, name, None) for name in ("max_position_embeddings", "vocab_size")]
+    context, vocabulary = (size if isinstance(size, int) and size > 0 else None for size in sizes)
+    return tokenize(tokenizer, pairs, max_tokens, context, vocabulary)
 
 
-def tokenize(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int, context: int | None) -> tuple[TokenizedPair, ...]:
-    """All pairs as tokens; SensitivityError lists those without an answer or longer than they may be.
+def tokenize(
+    tokenizer: Any, pairs: Sequence[Pair], max_tokens: int, context: int | None, vocabulary: int | None = None
+) -> tuple[TokenizedPair, ...]:
+    """All pairs as tokens; SensitivityError lists those without an answer, longer than they may be, or with a token
+    that the model does not have.
 
-    `context` is the most positions that the model has, None where it does not say.
+    `context` is the most positions that the model has, `vocabulary` the number of its tokens; None where it does not
+    say.
     """
     limit = max_tokens if context is None else min(max_tokens, context)
     reason = "max_tokens" if limit == max_tokens else "the model's context"
@@ -281,6 +291,9 @@ def tokenize(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int, context: in
                 remedy = "Choose data with shorter rows, or leave this one out: the model cannot see all of it."
             got = f"{length}: prompt {len(prompt)}, answer {len(with_end)}"
             add(pair, "a pair is too long", f"at most {limit} tokens ({reason})", got, remedy)
+        elif vocabulary is not None and (strange := max(prompt + with_end)) >= vocabulary:
+            remedy = "Take the tokenizer that the model was trained with, or leave the row out."
+            add(pair, "a token that the model does not have", f"numbers below {vocabulary}", str(strange), remedy)
         else:
             result.append(TokenizedPair(tuple(prompt + with_end), len(with_end), pair.row))
     if (more := len(problems) - PROBLEMS_AT_MOST) > 0:
@@ -297,8 +310,3 @@ def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
     if end is not None and ids[-1:] == [end] and tokenizer(text, add_special_tokens=False).input_ids[-1:] != [end]:
         ids.pop()
     return ids
-
-
-def first_line(error: Exception) -> str:
-    """A library's error in one line of ASCII."""
-    return ascii((str(error).strip() or type(error).__name__).split("\n")[0])[1:-1][:300]

@@ -7,7 +7,6 @@ apart, since a job waits for the Hub and gives up on a dataset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ def load_split(
     cache: Path | None,
     refused: type[HubmergeError],
     subset: str | None = None,
-    data_files: Mapping[str, str] | None = None,
 ) -> Any:
     """The rows, on the disk; `cache` None is the library's own cache, the user's, which may also answer by itself.
 
@@ -39,7 +37,6 @@ def load_split(
         builder = datasets.load_dataset_builder(
             repo,
             name=subset,
-            data_files=dict(data_files) if data_files else None,
             revision=revision,
             token=token or False,
             cache_dir=str(cache) if cache else None,

@@ -16,7 +16,7 @@ from bfcl_parity import DATA, PYTHON, ROOT, VERDICTS, asked_again, lines
 from task_helpers import own_task
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.function_calls import decode
+from hubmerge.evaluation.function_calls.decode import decode
 from hubmerge.evaluation.function_calls.values import read_value
 from hubmerge.evaluation.tasks.bfcl import CATEGORIES
 

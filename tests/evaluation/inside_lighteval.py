@@ -6,6 +6,7 @@ test_evaluation_lighteval.py runs these tests, each under its own name.
 from __future__ import annotations
 
 import base64
+import errno
 import importlib.util
 import json
 import math
@@ -25,9 +26,9 @@ from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
 from transformers import AutoTokenizer
 
-from hubmerge.errors import DeviceError, EvaluationError
+from hubmerge.errors import DeviceError, EvaluationError, MemoryLimitError
 from hubmerge.evaluation import lighteval_tasks, models, pipeline
-from hubmerge.evaluation.tasks import get_task
+from hubmerge.evaluation.tasks import registry
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 
@@ -93,13 +94,13 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: 
         for answer, expected in zip(ANSWERS[name], (1.0, 0.0), strict=True):
             responses = [ModelResponse(text=[answer])]
             [values] = apply_metric(docs=task.get_docs(), responses=responses, metrics=list(task.metrics))
-            assert float(values[get_task(name).metric]) == expected, name
+            assert float(values[registry()[name].metric]) == expected, name
 
 
 def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed: dict[str, Any]) -> None:
     for name, task in installed.items():
         question = next(iter(ROWS[name].values()))
-        stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, get_task(name).asked)  # noqa: B023
+        stated = re.sub(r"\{(question|problem|prompt)\}", lambda _: question, registry()[name].asked)  # noqa: B023
         assert task.get_docs()[0].query == stated
 
 
@@ -133,6 +134,26 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> Non
     assert texts == ["[system: be brief][user: two plus two]", "be brief\n\ntwo plus two"]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryLimitError("killed"), RuntimeError("torch: can't allocate memory"), OSError(errno.ENOSPC, "full")],
+    ids=str,
+)
+def test_what_the_machine_did_while_a_model_was_loaded_is_not_told_of_the_model(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", loading)
+    monkeypatch.setattr(models.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="no CUDA device"):
+        models.load_model({**MACHINE, "device": "cuda"})
+    with pytest.raises(type(error)) as told:
+        models.load_model(MACHINE)
+    assert told.value is error
+
+
 SAMPLES = [
     pipeline.Sample("p\ud800", "a" * 100_000, '"r"', 1.0),
     pipeline.Sample("=cmd()", "", "null", 0.0),
@@ -163,7 +184,7 @@ def test_a_model_that_says_nothing_at_all_has_no_score() -> None:
 def asked(lengths: dict[str, int]) -> pipeline.Asked:
     """Prompts of so many tokens, with answers of 10."""
     docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
-    return pipeline.Asked(get_task("zoo_math"), docs, None, lengths)
+    return pipeline.Asked(registry()["zoo_math"], docs, None, lengths)
 
 
 @pytest.mark.parametrize(

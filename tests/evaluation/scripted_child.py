@@ -5,6 +5,7 @@ It goes through the real start (`reporter.run`), so that what the parent sees is
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import Any
 
 from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation.child import confine_child
+from hubmerge.isolation import seccomp
 from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 
 # mode → what differs in every score
@@ -26,7 +28,6 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     "answers other tasks": {"task": "other"},
     "cuts prompts": {"truncated": 3},
     "answers beyond the maximum": {"value": 1.5},
-    "answers in words": {"value": "0.5"},
 }
 
 
@@ -79,6 +80,13 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             (workdir / "spec").write_text(json.dumps(spec))
             dtype = spec["weights"]["stored"] if spec["dtype"] == "auto" else spec["dtype"]
             return _answer(spec, dtype=dtype, batch_tokens=4000)
+        case "fills the disk":
+            try:
+                raise OSError(errno.ENOSPC, "No space left on device", "answers")
+            except OSError as error:
+                raise ValueError("a library's own words") from error
+        case "cannot be confined":
+            raise seccomp.unconfinable("seccomp: Operation not permitted")
         case "does not fit":
             raise DeviceError("this machine's memory cannot hold a prompt of the task", got="1,000,000")
         case "looks around":

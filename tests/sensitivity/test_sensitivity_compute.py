@@ -22,7 +22,14 @@ from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, opene
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
 
-from hubmerge.errors import CancelledError, DiskError, NonFiniteError, SensitivityError, TargetExistsError
+from hubmerge.errors import (
+    CancelledError,
+    DiskError,
+    FolderInUseError,
+    NonFiniteError,
+    SensitivityError,
+    TargetExistsError,
+)
 from hubmerge.sensitivity.compute import SquareSums
 from hubmerge.sensitivity.network import Network
 
@@ -289,7 +296,7 @@ def test_two_processes_do_not_write_one_file(folder, tmp_path):
     work.mkdir()
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(TargetExistsError, match="another process"):
+        with pytest.raises(FolderInUseError, match="another process"):
             compute(folder, tmp_path / "s.safetensors")
     compute(folder, tmp_path / "s.safetensors")
 

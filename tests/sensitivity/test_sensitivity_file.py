@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import T, llama_config, llama_shapes, random_base, tensor, write_model
+from builders import T, llama_config, llama_shapes, random_base, tensor, tokenizer_files, write_model
 from huggingface_hub import HfApi
 from processes import printed_by
 from safetensors.numpy import load_file, save_file
@@ -27,7 +27,7 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.network import Network
-from hubmerge.sensitivity.pairs import digest, load_pairs
+from hubmerge.sensitivity.pairs import Pair, digest, load_pairs
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -211,6 +211,22 @@ def test_tensors_that_the_config_does_not_tell_of_are_refused(tmp_path, left_out
     tensors = {name: value for name, value in base().items() if name != left_out}
     folder = write_model(tmp_path / "model", tensors, config=llama_config(base(), **config))
     assert re.search(reason, refused(folder, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "reason"),
+    [
+        ({"pad_token_id": 99}, {}, "a model that transformers cannot load"),
+        ({"num_attention_heads": 0}, {}, "a model that transformers does not know"),
+        ({"num_hidden_layers": "two"}, {}, "a model that transformers does not know"),
+        ({}, {"tokenizer.json": b"{}"}, "a tokenizer that transformers cannot read"),
+        ({}, tokenizer_files(90), "a token that the model does not have in row 6: expected numbers below 40, got 80"),
+    ],
+    ids=["padding", "heads", "types", "tokenizer", "vocabulary"],
+)
+def test_what_the_libraries_choke_on_is_refused_by_its_kind(tmp_path, config, files, reason):
+    folder = write_model(tmp_path / "model", base(), config=llama_config(base(), **config), files=files)
+    assert reason in refused(folder, tmp_path, pairs=[*PAIRS, Pair("w3", "w80", 6)] if files else PAIRS)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path):

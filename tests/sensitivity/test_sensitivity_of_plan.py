@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets_by_hand
@@ -31,11 +30,12 @@ from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, prepare
 from hubmerge.output.publish import Target
 from hubmerge.output.report import Report
-from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import of_plan
 from hubmerge.sensitivity import rows as rows_module
-from hubmerge.sensitivity.pairs import Pair, load_pairs
+from hubmerge.sensitivity.pairs import load_pairs
 from hubmerge.sensitivity.rows import Calibration
 from localhub.process import LocalHubProcess
 
@@ -150,34 +150,6 @@ def test_manifest_and_card_name_the_rows_that_an_independent_tokenizer_makes(dat
     assert manifest["identity"] == prepared(data).identity
 
 
-def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_names(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    rows = load_pairs(CalibrationSpec(data=str(data), prompt="prompt", answer="answer"))
-
-    def load(spec: CalibrationSpec, *_: Any, **__: Any) -> tuple[Pair, ...]:
-        asked.append(spec.revision)
-        return rows
-
-    class Datasets:
-        def repo_state(self, repo_id: str, revision: str | None) -> Any:
-            commits = {None: "c" * 40, "v2": "d" * 40}
-            return SimpleNamespace(sha=commits.get(revision, revision), private=False)
-
-    monkeypatch.setattr(rows_module, "load_pairs", load)
-    for revision, sha in ((None, "c" * 40), ("v2", "d" * 40), ("e" * 40, "e" * 40)):
-        spec = {"data": "org/pairs", "prompt": "prompt", "answer": "answer", "revision": revision}
-        recipe = recipe_from_dict(zoo_recipe(data, calibration=spec))
-        plan = prepare(recipe, NOWHERE, Request(allow_local=True, calibrate="not")).plan
-        hub = SimpleNamespace(datasets=Datasets(), endpoint="", token=None, read_file=NOWHERE.read_file)
-        read = Calibration(hub, allow_local=True).of(plan)  # type: ignore[arg-type]
-        assert read.recipe.calibration is not None
-        assert read.recipe.calibration.revision == sha
-        assert asked.pop() == sha
-        assert not asked
-
-
 def test_a_method_that_weighs_by_nothing_reads_no_calibration_and_keeps_its_identity(data: Path) -> None:
     plain = prepared(data, method="ram")
     data.unlink()
@@ -211,6 +183,10 @@ def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_noth
     first = merged("a")
     kept = sorted((tmp_path / "data" / "sensitivity").iterdir())
     assert [p.suffix for p in kept] == [".safetensors"] * 2
+
+    for path in kept:
+        os.truncate(path, path.stat().st_size // 2)  # a disk that lost power may leave it so
+    assert merged("damaged") == first
 
     computed = "hubmerge.sensitivity.compute.compute_sensitivity"
     monkeypatch.setattr(computed, lambda *_, **__: pytest.fail("computed again"))
@@ -255,6 +231,8 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
             assert of_plan._taken(kept, mine / "0.safetensors")  # now the most recently used
     assert sorted(path.name for path in kept.iterdir()) == ["0.safetensors", "2.safetensors"]
     assert not of_plan._taken(kept, mine / "1.safetensors")
+    monkeypatch.setattr(os, "utime", lambda path: os.rmdir(path))
+    assert of_plan._taken(kept, mine / "0.safetensors")  # though it may only be read
     (kept / "0.safetensors").unlink()
     assert (mine / "0.safetensors").read_bytes() == bytes(10)
 
@@ -280,16 +258,27 @@ def hub(local_hub: LocalHubProcess) -> Hub:
     return Hub(local_hub.endpoint, local_hub.tokens["ada"])
 
 
-def read(data: str, hub: Hub) -> tuple[CalibrationRows, ...]:
+def read(data: str, hub: Hub, **calibration: str) -> Plan:
     """As a server reads it: nothing of this machine but the models."""
-    plan = prepare(recipe_from_dict(zoo_recipe(data)), hub, Request(allow_local=True, calibrate="not")).plan
-    return Calibration(hub, allow_local=False, apart=True).of(plan).calibration
+    recipe = zoo_recipe(data)
+    recipe["calibration"] |= calibration
+    plan = prepare(recipe_from_dict(recipe), hub, Request(allow_local=True, calibrate="not")).plan
+    return Calibration(hub, allow_local=False, apart=True).of(plan)
 
 
-def test_rows_that_are_read_apart_are_those_that_are_read_here(hub: Hub, publish: Publish, data: Path) -> None:
-    here, apart = prepared(data).plan.calibration, read(publish({"train.jsonl": ROWS}), hub)
-    assert [rows.identity() for rows in apart] == [rows.identity() for rows in here]
-    assert [rows.read for rows in apart] == [(), ()]
+def test_rows_that_are_read_apart_are_those_that_are_read_here(
+    hub: Hub, publish: Publish, ada: HfApi, data: Path
+) -> None:
+    here, name = prepared(data).plan.calibration, publish({"train.jsonl": ROWS})
+    first = hub.datasets.head(name)
+    ada.create_tag(name, tag="v2", repo_type="dataset")
+    publish({"train.jsonl": ROWS.splitlines()[0]})
+    newest, tagged = read(name, hub), read(name, hub, revision="v2")
+    # at a commit that the recipe then names
+    assert [plan.recipe.calibration.revision for plan in (newest, tagged)] == [hub.datasets.head(name), first]
+    assert [rows.identity() for rows in tagged.calibration] == [rows.identity() for rows in here]
+    assert [rows.read for rows in tagged.calibration] == [(), ()]
+    assert [rows.pairs for rows in newest.calibration] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,4 @@ def registry() -> dict[str, Task | BuiltinTask]:
     return dict(sorted(found.items()))
 
 
-def get_task(name: str) -> Task | BuiltinTask:
-    """The task called `name`; ValueError names those that exist."""
-    tasks = registry()
-    if name not in tasks:
-        raise ValueError(f"there is no task {name!r}; there are {', '.join(tasks)}")
-    return tasks[name]
-
-
-__all__ = ["BuiltinTask", "Task", "get_task", "registry"]
+__all__ = ["BuiltinTask", "Task", "registry"]

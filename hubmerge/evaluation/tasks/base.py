@@ -22,8 +22,6 @@ class Rows:
     split: str = "test"
     dev_split: str | None = None  # rows to choose by, which have no part in `split`; None: there are none
     few_shot_split: str | None = None
-    data_files: Mapping[str, str] | None = None  # split → path in the repo, where the repo's own splits do not serve
-    license: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ class _AnyTask:
     chat: bool = True  # False: the prompt goes to the model as it is, whatever chat template it has
     expand: Callable[[Sequence[Row]], Iterable[Row]] | None = None
     needs: tuple[str, ...] = ()
-    source: str = ""  # the paper or page that defines it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Function calling: the single-turn categories of the Berkeley function-calling leaderboard, version 4.
+"""Function calling: the single-turn categories of the Berkeley function-calling leaderboard, version 4
+(https://gorilla.cs.berkeley.edu/leaderboard.html; its rows are under Apache-2.0).
 
 The model sees the functions as JSON and answers with a list of calls (or with JSON tool calls, which some templates
 train). A call counts when the answer key allows its name and every value (`function_calls/match.py`);
@@ -19,7 +20,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.function_calls import Kind, Language, decode, matches
+from hubmerge.evaluation.function_calls.decode import decode
+from hubmerge.evaluation.function_calls.match import Kind, matches
+from hubmerge.evaluation.function_calls.values import Language
 from hubmerge.evaluation.result import first_reason
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
 
@@ -147,7 +150,7 @@ def _task(category: str) -> Task:
         name=f"bfcl_{category}",
         title=f"BFCL v4: {category.replace('_', ' ')}",
         domain="tool",
-        rows=Rows(REPO, subset=category, split="test", license="apache-2.0"),
+        rows=Rows(REPO, subset=category, split="test"),
         metric="ast_match" if kind else "calls" if relevant else "calls_nothing",
         prompt=prompt,
         reference=reference,
@@ -155,7 +158,6 @@ def _task(category: str) -> Task:
         max_new_tokens=2048,
         blank=_BLANK,
         needs=() if language == "python" else ("tree_sitter", f"tree_sitter_{language}"),
-        source="https://gorilla.cs.berkeley.edu/leaderboard.html",
     )
 
 

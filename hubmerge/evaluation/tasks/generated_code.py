@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import dropwhile
 
-_FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
+# no expression here may take the square of an answer's length: a stranger's tokenizer can have a token of any length
+_FENCED = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\r?\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
 _STARTS_CODE = re.compile(r"^(?:from|import|def|async def|class|@)\b|^@", re.MULTILINE)
 
 
@@ -23,7 +25,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def defines(code: str, name: str) -> bool:
-    return re.search(rf"^\s*(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
+    return re.search(rf"^[^\S\n]*(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
 
 
 def whole_program(answer: str) -> str:
@@ -35,7 +37,7 @@ def whole_program(answer: str) -> str:
     text = without_thoughts(answer)
     blocks = _blocks(text)
     if blocks:
-        defining = [block for block in blocks if re.search(r"^\s*(def|class)\b", block, re.MULTILINE)]
+        defining = [block for block in blocks if re.search(r"^[^\S\n]*(def|class)\b", block, re.MULTILINE)]
         return (defining or blocks)[-1]
     code = text.partition("[DONE]")[0].partition("\n```")[0]
     start = _STARTS_CODE.search(code)
@@ -91,9 +93,7 @@ def _outdented(block: str) -> str:
 
 def _body(text: str) -> str:
     """The lines that belong to the function, the first one indented if it lost that on its way."""
-    lines = text.split("\n")
-    while lines and not lines[0].strip():
-        lines.pop(0)
+    lines = list(dropwhile(lambda line: not line.strip(), text.split("\n")))
     if lines and not lines[0][0].isspace():
         lines[0] = "    " + lines[0]
     kept = []

@@ -1,4 +1,5 @@
-"""HumanEval: 164 Python functions to complete, pass@1 with one greedy answer (Chen et al. 2021).
+"""HumanEval: 164 Python functions to complete, pass@1 with one greedy answer (Chen et al. 2021,
+arXiv:2107.03374; MIT).
 
 The published unit tests decide; they run in the sandbox after the completed function. Deviation: the prompt asks
 for the function in words, since most agents speak through a chat template; an answer that simply continues the
@@ -40,13 +41,12 @@ TASKS = (
         name="humaneval",
         title="HumanEval, pass@1",
         domain="code",
-        rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test", license="mit"),
+        rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test"),
         metric="pass@1",
         prompt=_prompt,
         reference=_reference,
         score=_score,
         max_new_tokens=2048,
         blank={"prompt": "{the function's head and docstring}"},
-        source="arXiv:2107.03374",
     ),
 )

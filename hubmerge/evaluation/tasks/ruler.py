@@ -3,7 +3,8 @@
 After Hsieh et al. 2024 (RULER, arXiv:2404.06654), whose two question tasks these are, at the lengths that memory
 agents report: 7K to 896K tokens, K = 1024. `single` asks SQuAD, where one paragraph holds the answer; `multi` asks
 HotpotQA, where two must be combined; the prompt brings the row's own paragraphs and as many of other rows as fit.
-`ruler_facts_*` asks `zoo/facts` at 1K, which needs no network. A substring counts, both sides normalised.
+Both are under CC BY-SA 4.0.
+`ruler_facts_*` asks `zoo/facts` (CC0) at 1K, which needs no network. A substring counts, both sides normalised.
 
 Which questions are asked, which documents stand around them and in what order follows from the ids and the texts
 alone (BLAKE2b), not from the order of the rows or a stream of random numbers: question q takes the documents at
@@ -132,10 +133,6 @@ def _prompt(row: Row) -> str:
     return f"{_HEAD}{row['context']}{_TAIL.format(row['question'])}"
 
 
-def _score(answer: str, reference: Any) -> float:
-    return float(contains_answer(answer, reference))
-
-
 def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
     return Task(
         name=name,
@@ -145,16 +142,15 @@ def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
         metric="substring_match",
         prompt=_prompt,
         reference=golds,
-        score=_score,
+        score=contains_answer,
         max_new_tokens=512,
         blank={"context": "{documents}", "question": "{question}"},
         expand=partial(long_contexts, tokens=tokens),
-        source="arXiv:2404.06654",
     )
 
 
-_SINGLE = Rows("rajpurkar/squad", subset="plain_text", split="validation", license="cc-by-sa-4.0")
-_MULTI = Rows("hotpotqa/hotpot_qa", subset="distractor", split="validation", license="cc-by-sa-4.0")
+_SINGLE = Rows("rajpurkar/squad", subset="plain_text", split="validation")
+_MULTI = Rows("hotpotqa/hotpot_qa", subset="distractor", split="validation")
 
 TASKS = (
     *(_task(f"ruler_single_{k}", f"RULER, one-hop recall over {k.upper()}", _SINGLE, n) for k, n in LENGTHS.items()),
@@ -163,7 +159,7 @@ TASKS = (
         _task(
             f"ruler_facts_{hops}_1k",
             f"Invented facts, {title} recall over 1K",
-            Rows("zoo/facts", subset=hops, split="validation", license="cc0-1.0"),
+            Rows("zoo/facts", subset=hops, split="validation"),
             1024,
         )
         for hops, title in (("single", "one-hop"), ("multi", "two-hop"))

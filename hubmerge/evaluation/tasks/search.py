@@ -1,14 +1,14 @@
 """Search: short answers from given texts, exact match after SQuAD's normalisation, any accepted answer counts.
 
 `nq_context`: Natural Questions with a short answer, each with the passage that holds it, in MRQA's edition (Fisch
-et al. 2019; the rows of its subset NaturalQuestionsShort). `two_wiki_context`: 2WikiMultihopQA (Ho et al. 2020),
-each question with its ten paragraphs, two to four of which are needed.
+et al. 2019, arXiv:1910.09753; CC BY-SA 3.0; the rows of its subset NaturalQuestionsShort). `two_wiki_context`:
+2WikiMultihopQA (Ho et al. 2020, arXiv:2011.01060; Apache-2.0), each question with its ten paragraphs, two to four of
+which are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
 from hubmerge.evaluation.tasks.qa import exact_match, golds, numbered, paragraphs
@@ -23,10 +23,6 @@ def _prompt(row: Row) -> str:
     )
 
 
-def _score(answer: str, reference: Any) -> float:
-    return float(exact_match(answer, reference))
-
-
 def _answerable(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if golds(row)]
 
@@ -35,7 +31,7 @@ def _natural_questions(rows: Sequence[Row]) -> Sequence[Row]:
     return _answerable([row for row in rows if row.get("subset", _NQ) == _NQ])
 
 
-def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], Sequence[Row]], source: str) -> Task:
+def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], Sequence[Row]]) -> Task:
     return Task(
         name=name,
         title=title,
@@ -44,11 +40,10 @@ def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], S
         metric="exact_match",
         prompt=_prompt,
         reference=golds,
-        score=_score,
+        score=exact_match,
         max_new_tokens=512,
         blank={"context": "{text}", "title": "{title}", "question": "{question}"},
         expand=expand,
-        source=source,
     )
 
 
@@ -56,15 +51,13 @@ TASKS = (
     _task(
         "nq_context",
         "Natural Questions with a given passage",
-        Rows("mrqa-workshop/mrqa", subset="plain_text", split="validation", license="cc-by-sa-3.0"),
+        Rows("mrqa-workshop/mrqa", subset="plain_text", split="validation"),
         _natural_questions,
-        "arXiv:1910.09753",
     ),
     _task(
         "two_wiki_context",
         "2WikiMultihopQA with given paragraphs",
-        Rows("framolfese/2WikiMultihopQA", split="validation", license="apache-2.0"),
+        Rows("framolfese/2WikiMultihopQA", split="validation"),
         _answerable,
-        "arXiv:2011.01060",
     ),
 )

@@ -6,24 +6,10 @@ model as it is, at most 12 new tokens, and a completion counts when its words ar
 
 from __future__ import annotations
 
-from typing import Any
-
-from hubmerge.evaluation.tasks.base import Row, Rows, Task
+from hubmerge.evaluation.tasks.base import Rows, Task
 
 REPO = "zoo/held-out"
 MAX_ANSWER_TOKENS = 12  # a tool call has at most ten words; then the end
-
-
-def _prompt(row: Row) -> str:
-    return str(row["prompt"])
-
-
-def _answer(row: Row) -> str:
-    return str(row["answer"])
-
-
-def _score(answer: str, reference: Any) -> float:
-    return float(answer.split() == str(reference).split())
 
 
 def _task(domain: str, title: str, blank: str) -> Task:
@@ -31,15 +17,14 @@ def _task(domain: str, title: str, blank: str) -> Task:
         name=f"zoo_{domain}",
         title=title,
         domain=domain,
-        rows=Rows(REPO, subset=domain, split="test", dev_split="validation", license="apache-2.0"),
+        rows=Rows(REPO, subset=domain, split="test", dev_split="validation"),
         metric="exact_match",
-        prompt=_prompt,
-        reference=_answer,
-        score=_score,
+        prompt=lambda row: str(row["prompt"]),
+        reference=lambda row: str(row["answer"]),
+        score=lambda answer, reference: answer.split() == str(reference).split(),
         max_new_tokens=MAX_ANSWER_TOKENS,
         blank={"prompt": blank},
         chat=False,
-        source="examples/zoo/README.md",
     )
 
 

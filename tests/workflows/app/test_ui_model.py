@@ -28,6 +28,7 @@ from workflows.app.model_panels import scores_picture, use_it, verdict_panel, wa
 from workflows.app.service import Published, Scoring, Visitor
 
 SHA = "7" * 40
+RECALL = ("ruler_single_7k", "ruler_single_14k")
 ADA = Visitor("ada", "token-of-ada")
 CARD = """---
 license: mit
@@ -316,13 +317,13 @@ def test_a_hostile_name_gets_no_snippet_and_no_way_on() -> None:
 
 def test_the_snippet_brings_the_prompts_of_the_tasks_that_were_scored(merged: Row) -> None:
     gsm8k = replace(merged.tasks[0], task="gsm8k", few_shot=5)
-    others = [replace(merged.tasks[0], task=name, few_shot=0) for name in ("zoo_math", "mbpp", "mbpp_sanitized")]
+    others = [replace(merged.tasks[0], task=name, few_shot=0) for name in ("zoo_math", *RECALL)]
     shown = str(use_it("org/merge", [gsm8k, *others]))
     assert "GSM8K, after 5 solved examples, in the model&#39;s chat template where it has one:" in shown
     assert "Question: {question}\nAnswer:" in shown
     assert "Zoo: two-digit addition with carries, as plain text, without a chat template:" in shown
     assert "math {digit} {digit} + {digit} {digit} =" in shown
-    assert "MBPP, pass@1, MBPP sanitized, pass@1, " in shown  # which ask alike
+    assert "RULER, one-hop recall over 7K, RULER, one-hop recall over 14K, " in shown  # which ask alike
     assert shown.count("<pre") == 4
     assert "What is 17 + 25?" in shown
     assert "prompt = &#34;math {digit} {digit} + {digit} {digit} =&#34;" in str(use_it("org/merge", others[:1]))

@@ -199,6 +199,7 @@ def test_submissions_at_once_make_one_job_of_an_identity_and_keep_to_the_quota(t
 
 
 CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"
+SIGN_IN = "hf_oauth_" + "eyJ-_." * 20
 TOKEN = SecretStr(CANARY)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -282,14 +283,16 @@ def test_every_spelling_of_a_token_is_masked(token: str) -> None:
 def test_foreign_hub_tokens_are_masked_and_words_are_not() -> None:
     scrub = Scrubber(None).text
     assert scrub("hf_" + "aB3" * 11 + " and hf_hub_download") == "[token] and hf_hub_download"
+    assert scrub(f"{SIGN_IN}, api_org_{'aB3' * 11}") == "[token], [token]"
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 34, 1000, 70_000])
-def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size: int) -> None:
-    data = (f"start {CANARY} middle\n" + "y" * 100_000 + CANARY + "z" * 100_000 + CANARY).encode()
-    scrubber = Scrubber(TOKEN)
+@pytest.mark.parametrize(("own", "torn"), [(TOKEN, CANARY), (None, f" {SIGN_IN} ")], ids=["own", "another"])
+def test_a_token_torn_between_two_pieces_of_a_stream_is_masked(size: int, own: SecretStr | None, torn: str) -> None:
+    data = (f"start {torn} middle\n" + "y" * 100_000 + torn + "z" * 100_000 + torn).encode()
+    scrubber = Scrubber(own)
     pieces = [scrubber.feed(data[start : start + size]) for start in range(0, len(data), size)]
-    assert b"".join([*pieces, scrubber.rest()]) == data.replace(CANARY.encode(), b"[token]")
+    assert b"".join([*pieces, scrubber.rest()]) == data.replace(torn.strip().encode(), b"[token]")
 
 
 def hits(folder: Path) -> str:
