@@ -14,13 +14,15 @@ from typing import Any
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
-from hubmerge.hub.client import Hub
+from hubmerge.hub.client import SMALL_FILE_BYTES, Hub
 from hubmerge.machine.disk_errors import writing
-from hubmerge.output.card import render_card
+from hubmerge.output.card import card_of
 from hubmerge.output.publish import Published, Shard, Target, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import json_file
+
+_OF_TOOLS = frozenset((WORK, ".git", ".cache"))  # folders in a user's folder; the Hub takes none of them
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
@@ -53,8 +55,12 @@ def load_report(folder: Path) -> Report:
             next_step="Name the folder of a merge; an unfinished one goes on when the same command is given again.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
-        raise RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again) from None
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> RecipeError:
+    where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
+    return RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again)
 
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
@@ -85,21 +91,32 @@ def publish_folder(
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `license_choice` is needed where the merge has none;
-    RecipeError where it is missing, or less strict than the parents'.
+    Card and manifest tell of the target where they were made for a folder. `uploaded`: shards whose bytes the target
+    holds already. `license_choice` is needed where the merge has none; RecipeError where it is missing, or less strict
+    than the parents'.
     """
     report = load_report(folder)
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
     prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
-    stated = _licensed(report, license_choice)
+    stated = replace(_licensed(report, license_choice), target=report.target or prepared_target.repo)
     observer.stage("publish")
-    weights = {f.name for f in report.files}
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.relative_to(folder).parts]
-    small = {str(p.relative_to(folder)): p.read_bytes() for p in paths if str(p.relative_to(folder)) not in weights}
-    if stated != report:
-        small |= _restated(report, stated, small, hub.endpoint)
-    title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
+    weights, small = {f.name for f in report.files}, {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        below = path.relative_to(folder)
+        if str(below) in weights or _OF_TOOLS.intersection(below.parts):
+            continue
+        if (size := path.stat().st_size) > SMALL_FILE_BYTES:  # somebody's, such as the same model in another format
+            shards.append(Shard(str(below), size, "", path))
+        else:
+            small[str(below)] = path.read_bytes()
+    if stated != report:
+        try:
+            small |= _restated(report, stated, small, hub.endpoint)
+        except ValueError as error:
+            raise _damaged(folder, error) from None
+    agents = sum(parent.role == "agent" for parent in report.parents)
+    title = f"Merge {agents} agents with {report.method['title']}"
     return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 
@@ -111,10 +128,10 @@ def _licensed(report: Report, choice: str | None) -> Report:
 
 
 def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
-    """Manifest and card with another license; a user's own text in the card stays."""
-    text = files.get("README.md", b"").decode(errors="replace")
-    figures = [name for name in files if name.startswith("figures/")]
-    old, new = (render_card(r, figures=figures, endpoint=endpoint).splitlines() for r in (before, after))
+    """Manifest and card with another license or target; a user's own text in the card stays. ValueError where no card
+    can be made of the manifest."""
+    text = files.get("README.md", b"").decode(errors="replace").replace("\r\n", "\n")
+    old, new = (card_of(report, files, endpoint).splitlines() for report in (before, after))
     for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if kind != "equal":
             text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)
