@@ -56,7 +56,7 @@ def leaderboard(
         return board
     if (found := board.suite(suite)) is None:
         there, got, what = [s.suite for s in board.suites], suite, "no such suite in these results"
-    elif suite_version not in (None, *found.versions):
+    elif suite_version is not None and suite_version not in found.versions:
         there, got, what = list(found.versions), suite_version, f"no result of {suite} is of this version"
     else:
         return replace(board, suites=(found,))

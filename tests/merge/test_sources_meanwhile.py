@@ -26,6 +26,7 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
+from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.shard_cache import ShardCache
@@ -341,6 +342,24 @@ def test_a_run_that_is_still_at_work_is_not_given_up(command: Command, capsys: p
     assert files() == before
     assert command.run() == 0
     assert command.published() == command.undisturbed
+
+
+def test_a_run_that_waits_for_the_answer_to_its_commit_keeps_what_it_made_from_another_one(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit, codes = Hub.commit, []
+
+    def answered_late(hub: Hub, *arguments: Any, **more: Any) -> str:
+        done = commit(hub, *arguments, **more)
+        if not codes:  # the same command, in another terminal
+            codes.append(command.run())
+        return done
+
+    monkeypatch.setattr(Hub, "commit", answered_late)
+    assert (command.run(), codes) == (0, [0])
+    assert "memory at most" in capsys.readouterr().out, "what it took"
+    assert command.line.commits() == 1
+    assert not list(command.runs.iterdir())
 
 
 def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

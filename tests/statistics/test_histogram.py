@@ -240,15 +240,6 @@ def test_chunks_give_the_same_bits(seed: int, n: int, blocks: int, kinds: list[s
     assert summarize(parts, labels) == summarize(whole, labels)
 
 
-def test_the_histogram_of_a_model_is_that_of_its_tensors_in_any_order() -> None:
-    rng = np.random.default_rng(3)
-    tensors = [[distribution(kind, rng, 500) for _ in range(2)] for kind in KINDS]
-    parts = [histogram_of(deltas) for deltas in tensors]
-    whole = histogram_of([np.concatenate([t[k] for t in tensors]) for k in range(2)])
-    for order in (parts, parts[::-1]):
-        assert Histogram.sum_of(order).to_json() == whole.to_json()
-
-
 def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits() -> None:
     values = np.array([0, -0.0, 2.0**-149, 1, 1 + 2.0**-6, 1 + 2.0**-5, -1.5, 3.4e38], dtype=np.float32)
     histogram = histogram_of([np.resize(values[:2], 8), values])
