@@ -461,3 +461,23 @@ def test_a_sweep_goes_on_with_its_commits_too(
     assert len(shards) >= 4
     for name in shards:
         assert (tmp_path / "swept" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_another_sweep_into_the_folder_of_one_that_is_at_work_is_refused_and_takes_nothing_away(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, other = write_sweep(command.recipe, {"method": "linear"}), tmp_path / "other.yaml"
+    other.write_text(sweep.read_text().replace("linear", "ram"))
+    add_shard, codes = Journal.add_shard, []
+
+    def swept(sweep: Path) -> int:
+        return main(["sweep", str(sweep), "--out", str(tmp_path / "swept"), *OPTIONS, "--disk-budget", "0.005"])
+
+    def meanwhile(journal: Journal, shard: Any) -> None:
+        add_shard(journal, shard)
+        if not codes:
+            codes.append(swept(other))
+
+    monkeypatch.setattr(Journal, "add_shard", meanwhile)
+    assert (swept(sweep), codes) == (0, [1])
+    assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err
