@@ -17,7 +17,7 @@ from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub.client import SMALL_FILE_BYTES, Hub
 from hubmerge.machine.disk_errors import writing
 from hubmerge.output.card import card_of
-from hubmerge.output.publish import Published, Shard, Target, publish
+from hubmerge.output.publish import Published, Shard, Target, find_published, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import json_file
@@ -99,6 +99,8 @@ def publish_folder(
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
     prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
     stated = replace(_licensed(report, license_choice), target=report.target or prepared_target.repo)
+    if license_choice is not None and find_published(hub, prepared_target, report.identity) is not None:
+        observer.warning(f"{prepared_target.repo} holds this merge already and stays as it is, its license too")
     observer.stage("publish")
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
     weights, small = {f.name for f in report.files}, {}

@@ -91,7 +91,7 @@ def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
 
 
 def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
-    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused
+    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(merged)
     command = ["publish", str(merged), "ada/stated", "--license"]
@@ -109,7 +109,8 @@ def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest
     own = json.loads((merged / "hubmerge.json").read_text())
     assert manifest == {**own, "license": manifest["license"], "target": "ada/stated"}
     assert fetched("ada/stated", "model.safetensors") == (merged / "model.safetensors").read_bytes()
-    assert main([*command, "mit"]) == 0  # again is the same
+    assert main([*command, "apache-2.0"]) == 0  # again is the same, which is told
+    assert "ada/stated holds this merge already and stays as it is, its license too" in capsys.readouterr().err
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
