@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -22,6 +23,7 @@ from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import json_file
 
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _OF_TOOLS = frozenset((WORK, ".git", ".cache"))  # folders in a user's folder; the Hub takes none of them
 
 
@@ -108,6 +110,13 @@ def publish_folder(
         below = path.relative_to(folder)
         if str(below) in weights or _OF_TOOLS.intersection(below.parts):
             continue
+        if _NO_NAME.search(str(below)):
+            raise RecipeError(
+                "a file whose name the Hub does not take",
+                where=str(folder),
+                got=str(below),
+                next_step="Rename it or remove it; nothing was published.",
+            )
         if (size := path.stat().st_size) > SMALL_FILE_BYTES:  # somebody's, such as the same model in another format
             shards.append(Shard(str(below), size, "", path))
         else:

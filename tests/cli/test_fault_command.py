@@ -277,6 +277,19 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_th
     assert line.hub.read_file(line.target, line.hub.head(line.target), large.name) == read(large)
 
 
+@pytest.mark.parametrize("unfit", [b"no-utf-8-\xff", b"two\nlines"])
+def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
+    merged: Path, line: Line, capsys: pytest.CaptureFixture[str], unfit: bytes
+) -> None:
+    try:
+        (merged / os.fsdecode(unfit)).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    assert main(["publish", str(merged), line.target]) == 1
+    assert "E_RECIPE: a file whose name the Hub does not take" in capsys.readouterr().err
+    assert not line.api.repo_exists(line.target)
+
+
 @pytest.mark.parametrize(
     "change",
     [
