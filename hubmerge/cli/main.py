@@ -25,6 +25,7 @@ from hubmerge.cli.flags import add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.machine import extras
+from hubmerge.machine.disk_errors import remedy
 from hubmerge.settings import Settings, load_settings
 from hubmerge.text.wording import did_you_mean
 
@@ -99,7 +100,8 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
         return MemoryLimitError("not enough memory", next_step="Use fewer --threads, or a larger machine.")
     if error.errno is None:
         return InternalError("the machine refuses", got=str(error))
-    return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
+    got, step = error.strerror or str(error), remedy(error)
+    return DiskError("a file cannot be used", where=str(error.filename or ""), got=got, next_step=step)
 
 
 def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:

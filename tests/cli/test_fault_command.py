@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -154,6 +155,15 @@ def test_memory_that_does_not_suffice_is_named(
     monkeypatch.setattr("hubmerge.methods.registry", Mock(side_effect=MemoryError))
     assert main(["methods"]) == 1
     assert capsys.readouterr().err.startswith("hubmerge: E_TOO_BIG: ")
+
+
+def test_a_disk_that_is_full_is_named_with_what_to_do_whatever_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hubmerge.methods.registry", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    assert main(["methods"]) == 1
+    expected = "hubmerge: E_DISK: a file cannot be used: got No space left. Free some disk and resume.\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
