@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -296,10 +297,8 @@ def _methods(arguments: Any, settings: Settings) -> int:
     if arguments.json:
         table = {
             m.name: {
-                "title": m.title,
-                "summary": m.summary,
-                "formula": m.formula,
-                "papers": [{"title": p.title, "arxiv": p.arxiv, "equations": p.equations} for p in m.papers],
+                **{key: getattr(m, key) for key in ("title", "summary", "formula")},
+                "papers": [asdict(paper) for paper in m.papers],
                 "needs_statistics": m.overlap_scope(m.parse_parameters({})) is not None,
                 "parameters": m.parameters.model_json_schema(by_alias=True).get("properties", {}),
             }

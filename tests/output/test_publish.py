@@ -286,9 +286,3 @@ def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(uploader: Sh
     with uploader:
         uploader.drain()
     assert [p.name for p in tmp_path.iterdir()] == ["0.safetensors"]
-
-
-def test_what_an_upload_raised_is_raised_where_it_is_waited_for(uploader: ShardUploader, tmp_path: Path) -> None:
-    (tmp_path / "0.safetensors").unlink()
-    with uploader, pytest.raises(FileNotFoundError):
-        uploader.drain()
