@@ -141,6 +141,8 @@ def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
     own = [path for path in found if path.is_file() and not path.is_symlink()]
     paths, refused = readable({_below(folder, path): path.stat().st_size for path in own})
     links = sorted(_below(folder, path) for path in found if path.is_symlink())
+    if not (folder / RESULTS).is_dir():
+        refused.append(Refusal(RESULTS, f"no such folder in {folder}"))
     refused += [_refusal(p, _LINK) for p in links if p in KEEPERS_FILES or f"{p}/".startswith(RESULTS)]
     parsed = parse_files(((path, (folder / path).read_bytes()) for path in paths), trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))

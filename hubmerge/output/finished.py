@@ -12,6 +12,8 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
@@ -61,8 +63,11 @@ def load_report(folder: Path) -> Report:
 
 
 def _damaged(folder: Path, error: Exception) -> RecipeError:
-    where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
-    return RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again)
+    where, again, got = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched.", repr(error)[:200]
+    if isinstance(error, ValidationError):
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+    return RecipeError("the manifest is damaged", where=where, got=got, next_step=again)
 
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:

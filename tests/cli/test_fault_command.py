@@ -33,7 +33,9 @@ closed_streams = pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >
 
 
 MERGE, EVALUATE = ["merge", "recipe.yaml", "--out", "out"], ["evaluate", "./model", "--suite", "zoo"]
+MEASURE = ["sensitivity", "./model", "--data", "d", "--prompt", "p", "--answer", "a", "--out", "s"]
 NUMBERS = {
+    "--checkpoint-every": MEASURE,
     **dict.fromkeys(("--threads", "--chunk-elements", "--disk-budget", "--device-memory"), MERGE),
     **dict.fromkeys(("--batch-size", "--seed", "--wall-limit", "--memory-limit"), EVALUATE),
 }
@@ -314,7 +316,9 @@ def test_a_manifest_that_somebody_edited_into_none_is_named(
     manifest = merged / "hubmerge.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
     assert main(["publish", str(merged), line.target]) == 1
-    assert "E_RECIPE: the manifest is damaged" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "E_RECIPE: the manifest is damaged" in told
+    assert "https:" not in told
     assert not line.api.repo_exists(line.target)
 
 
