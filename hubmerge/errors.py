@@ -1,40 +1,8 @@
-"""Every refusal and failure that hubmerge can name, as a small tree with stable codes.
+"""Every refusal and failure that hubmerge can name, each with a stable code.
 
-    HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
-    ├── RecipeError               E_RECIPE          the recipe itself is wrong
-    ├── SettingsError             E_SETTINGS        a variable of the environment has no valid value
-    ├── MissingExtraError         E_EXTRA           packages that a command needs are not installed
-    ├── FormatError               E_FORMAT          weights that are no safetensors, or a file of another kind
-    ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
-    ├── IndexFileError            E_INDEX           a shard index that names what it must not
-    ├── SourceNotFoundError       E_SOURCE          a repo, folder or revision that is missing or unreadable
-    ├── SourceChangedError        E_SOURCE_CHANGED  a pinned source is gone or another
-    ├── GatedError                E_GATED           a gated repo that this token may not read
-    ├── CorruptError              E_CORRUPT         bytes that do not match their sha256
-    ├── IncompatibleError         E_INCOMPATIBLE    models that cannot be merged; carries every problem
-    ├── NonFiniteError            E_NONFINITE       NaN or Inf in an input or the output
-    ├── SensitivityError          E_SENSITIVITY     calibration data or a sensitivity file that does not fit the model
-    ├── EvaluationError           E_EVALUATION      a model, dataset or task that cannot be evaluated
-    ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
-    ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
-    ├── DiskError                 E_DISK            the disk is full, or refuses to be written
-    ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
-    ├── FolderInUseError          E_IN_USE          another process works in this folder
-    ├── MemoryLimitError          E_TOO_BIG         not enough memory
-    ├── MachineFaultError         E_MACHINE         killed, or too slow, once: perhaps the machine's doing
-    ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
-    ├── PermissionDeniedError     E_PERMISSION      the token may not do this
-    ├── HubUnavailableError       E_HUB             the Hub did not answer as it should (worth a retry)
-    ├── CancelledError            E_CANCELLED       the user cancelled
-    ├── QuotaError                E_QUOTA           too many jobs for one user
-    ├── LoginError                E_LOGIN           no usable token
-    ├── InternalError             E_INTERNAL        a bug in hubmerge
-    ├── in distributed.py: ProcessLostError E_PROCESS, one of several processes is gone
-    └── in workflows/jobs/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY;
-        in workflows/jobs/tokens.py: UnreadableTokenError E_SEAL
-
-A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
-can succeed later without a change by the user.
+A message says what, where, expected and got, and what to do next. `retryable` says whether the same call can succeed
+later without a change by the user. engine/distributed.py, workflows/jobs/jobs.py and workflows/jobs/tokens.py have
+errors of their own: E_PROCESS, E_FENCE, E_JOB, E_BUSY and E_SEAL.
 """
 
 from __future__ import annotations
@@ -116,125 +84,121 @@ class HubmergeError(Exception):
 
 
 class RecipeError(HubmergeError):
-    code = "E_RECIPE"
+    code = "E_RECIPE"  # the recipe itself is wrong
 
 
 class SettingsError(HubmergeError):
-    code = "E_SETTINGS"
+    code = "E_SETTINGS"  # a variable of the environment has no valid value
 
 
 class MissingExtraError(HubmergeError):
-    code = "E_EXTRA"
+    code = "E_EXTRA"  # packages that a command needs are not installed
 
 
 class FormatError(HubmergeError):
-    code = "E_FORMAT"
+    code = "E_FORMAT"  # weights that are no safetensors, or a file of another kind
 
 
 class HeaderError(HubmergeError):
-    code = "E_HEADER"
+    code = "E_HEADER"  # a safetensors header that is corrupt or hostile
 
 
 class IndexFileError(HubmergeError):
-    code = "E_INDEX"
+    code = "E_INDEX"  # a shard index that names what it must not
 
 
 class SourceNotFoundError(HubmergeError):
-    code = "E_SOURCE"
+    code = "E_SOURCE"  # a repo, folder or revision that is missing or unreadable
 
 
 class SourceChangedError(HubmergeError):
-    code = "E_SOURCE_CHANGED"
+    code = "E_SOURCE_CHANGED"  # a pinned source is gone or another
 
 
 class GatedError(HubmergeError):
-    code = "E_GATED"
+    code = "E_GATED"  # a gated repo that this token may not read
 
 
 class CorruptError(HubmergeError):
-    code = "E_CORRUPT"
+    code = "E_CORRUPT"  # bytes that do not match their sha256
 
 
 class IncompatibleError(HubmergeError):
-    code = "E_INCOMPATIBLE"
+    code = "E_INCOMPATIBLE"  # models that cannot be merged; carries every problem
 
 
 class NonFiniteError(HubmergeError):
-    code = "E_NONFINITE"
+    code = "E_NONFINITE"  # NaN or Inf in an input or the output
 
 
 class SensitivityError(HubmergeError):
-    code = "E_SENSITIVITY"
+    code = "E_SENSITIVITY"  # calibration data or a sensitivity file that does not fit the model
 
 
 class EvaluationError(HubmergeError):
-    code = "E_EVALUATION"
+    code = "E_EVALUATION"  # a model, dataset or task that cannot be evaluated
 
 
 class ResultError(HubmergeError):
-    code = "E_RESULT"
+    code = "E_RESULT"  # an evaluation result that is malformed or not credible
 
 
 class RuleError(HubmergeError):
-    code = "E_RULE"
+    code = "E_RULE"  # a watcher's rule that is wrong or matches too much
 
 
 class DiskError(HubmergeError):
-    code = "E_DISK"
+    code = "E_DISK"  # the disk is full, or refuses to be written
     retryable = True
 
 
 class DeviceError(HubmergeError):
-    code = "E_DEVICE"
+    code = "E_DEVICE"  # a device that was asked for and cannot be used
 
 
 class FolderInUseError(HubmergeError):
-    code = "E_IN_USE"
+    code = "E_IN_USE"  # another process works in this folder
     retryable = True
 
 
 class MemoryLimitError(HubmergeError):
-    code = "E_TOO_BIG"
+    code = "E_TOO_BIG"  # not enough memory
 
 
 class TimeLimitError(HubmergeError):
-    """A merge would take longer than the app's owner allows."""
-
-    code = "E_TOO_LONG"
+    code = "E_TOO_LONG"  # a merge would take longer than the app's owner allows
 
 
 class MachineFaultError(HubmergeError):
-    """A run was ended by something that may be the machine's fault; a second run tells."""
-
-    code = "E_MACHINE"
+    code = "E_MACHINE"  # killed, or too slow, once: perhaps the machine's doing, which a second run tells
     retryable = True
 
 
 class TargetExistsError(HubmergeError):
-    code = "E_TARGET_EXISTS"
+    code = "E_TARGET_EXISTS"  # the target holds something that this job did not make
 
 
 class PermissionDeniedError(HubmergeError):
-    code = "E_PERMISSION"
+    code = "E_PERMISSION"  # the token may not do this
 
 
 class HubUnavailableError(HubmergeError):
-    code = "E_HUB"
+    code = "E_HUB"  # the Hub did not answer as it should (worth a retry)
     retryable = True
 
 
 class CancelledError(HubmergeError):
-    code = "E_CANCELLED"
+    code = "E_CANCELLED"  # the user cancelled
 
 
 class QuotaError(HubmergeError):
-    code = "E_QUOTA"
+    code = "E_QUOTA"  # too many jobs for one user
     retryable = True
 
 
 class LoginError(HubmergeError):
-    code = "E_LOGIN"
+    code = "E_LOGIN"  # no usable token
 
 
 class InternalError(HubmergeError):
-    code = "E_INTERNAL"
+    code = "E_INTERNAL"  # a bug in hubmerge

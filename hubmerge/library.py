@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,7 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.pins import NEWEST_ELSEWHERE, Pins, RunPins, going_on, pins_in
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
-from hubmerge.errors import RecipeError
+from hubmerge.errors import FolderInUseError, RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Prepared, Request
@@ -194,17 +194,23 @@ def merge_and_publish(
     if ranks.rank == 0:
         for left in work.parent.glob(f"*{_DONE}"):
             shutil.rmtree(left, ignore_errors=True)
-    published, report = None, None
+    published = None
     if ranks.first(prepared.published):  # by a run that was killed before it could say so, or simply again
         published = find_published(hub, target, prepared.identity)
-    if published is None:
+    if published is not None:
+        with suppress(FolderInUseError):  # by the run that has published it, and still reads what it has made
+            if work.is_dir():
+                with sole_owner(work):
+                    remove_run(work)
+        return published, None
+    with sole_owner(work) if ranks.rank == 0 else nullcontext():
         if ranks.rank == 0:
             begin_run(unfinished, work, prepared, observer)
-        options = replace(_with_kept(options), cache=work / "inputs")
+        options = replace(_with_kept(options), cache=work)
         published = line.merge_to_hub(prepared, hub, work / "out", options, observer, extra)
         report = load_report(work / "out") if ranks.rank == 0 else None
         ranks.gather("published")
-    _remove(work)
+        remove_run(work)
     return published, report
 
 
@@ -215,13 +221,13 @@ def begin_run(unfinished: RunPins, work: Path, prepared: Prepared, observer: Obs
     """
     older = unfinished.older_run(work.name)
     with ExitStack() as owned:
-        for folder in older.iterdir() if older is not None else ():
+        for folder in (older, *older.iterdir()) if older is not None else ():
             if folder.is_dir():
                 owned.enter_context(sole_owner(folder))
         unfinished.begin(work.name, prepared.plan)
         if older is not None:
             observer.warning("an unfinished run of other versions of the models is given up, and removed")
-            _remove(older)
+            remove_run(older)
 
 
 def publish(
@@ -303,7 +309,7 @@ def _with_kept(options: StreamOptions) -> StreamOptions:
     return replace(options, sensitivities=options.sensitivities or load_settings().data_dir / "sensitivity")
 
 
-def _remove(work: Path) -> None:
+def remove_run(work: Path) -> None:
     """Remove a finished run's folder; a kill in the middle leaves nothing that looks like an unfinished one."""
     done = work.with_name(work.name + _DONE)
     shutil.rmtree(done, ignore_errors=True)

@@ -171,6 +171,12 @@ def merge_to_folders(
         own([folder for _, folder in merges], held, ranks)
         reports = _finished_before(merges, ranks)
         left = [(prepared, folder) for prepared, folder in merges if folder not in reports]
+        for prepared, folder in merges:
+            wanted, stated = prepared.license["id"], reports[folder].license.get("id") if folder in reports else None
+            if stated is not None and wanted not in ("unknown", stated):  # a choice, which changes no weight
+                observer.warning(
+                    f"{folder} is finished and states the license {stated}; `hubmerge publish --license` states another"
+                )
         for warning in dict.fromkeys(warning for prepared, _ in left for warning in prepared.plan.warnings):
             observer.warning(warning)
         if not left:
@@ -365,7 +371,7 @@ def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[
 
 
 def _cache(options: StreamOptions, folder: Path) -> Path:
-    return options.cache or folder / WORK / "inputs"
+    return (options.cache or folder / WORK) / "inputs"  # several processes make siblings of it, and remove old ones
 
 
 def _opened(

@@ -10,9 +10,10 @@ import site
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from hubmerge.errors import Problem, SettingsError
 
@@ -29,59 +30,43 @@ _WAY_OUT = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 
-_VARIABLES = {
-    "token": "HF_TOKEN",
-    "data_dir": "HUBMERGE_DATA",
-    "secret": "HUBMERGE_SECRET",
-    "signing_key": "HUBMERGE_SIGNING_KEY",
-    "trusted_keys": "HUBMERGE_TRUSTED_KEYS",
-    "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
-    "space_id": "SPACE_ID",
-    "space_host": "SPACE_HOST",
-    "oauth_client_id": "OAUTH_CLIENT_ID",
-    "oauth_client_secret": "OAUTH_CLIENT_SECRET",
-    "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
-    "results_repo": "HUBMERGE_RESULTS",
-    "rules_dir": "HUBMERGE_RULES",
-    "suite": "HUBMERGE_SUITE",
-    "merge_hours": "HUBMERGE_MERGE_HOURS",
-    "zero_gpu": "SPACES_ZERO_GPU",
-    "device_memory_gb": "HUBMERGE_DEVICE_MEMORY",
-}
-# torchrun's and accelerate's names, then those of MPI's launchers; the first that is set counts
-_LAUNCHERS = {
-    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
-    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
-    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
-}
+
+def _of(*variables: str, default: Any = None, **bounds: Any) -> Any:
+    """A field of the environment; the first of its variables that is set counts."""
+    return Field(default, validation_alias=AliasChoices(*variables), **bounds)
 
 
 class Settings(BaseModel):
     """Everything that the environment decides; immutable after `load_settings`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    endpoint: str = DEFAULT_ENDPOINT  # HF_ENDPOINT: the Hub that every command talks to
-    token: SecretStr | None = None  # HF_TOKEN: the command line's own token
-    data_dir: Path = Path("data")  # HUBMERGE_DATA: jobs, caches, the database; local disk
-    secret: SecretStr | None = None  # HUBMERGE_SECRET: encrypts tokens at rest; a Space secret
-    signing_key: SecretStr | None = None  # HUBMERGE_SIGNING_KEY: signs results; None: derived from the secret
-    trusted_keys: str | None = None  # HUBMERGE_TRUSTED_KEYS: public keys whose results are believed, 64 hex each
-    jobs_per_user: int = Field(default=5, ge=1)  # HUBMERGE_JOBS_PER_USER: queued or running at once
-    space_id: str | None = None  # SPACE_ID: set by the platform on a Space
-    space_host: str | None = None  # SPACE_HOST: the host of its pages, also set by the platform
-    oauth_client_id: str | None = None  # OAUTH_CLIENT_ID: an app registered on the Hub; a Space has its own
-    oauth_client_secret: SecretStr | None = None  # OAUTH_CLIENT_SECRET
-    webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET
-    results_repo: str | None = None  # HUBMERGE_RESULTS: the dataset that scores are recorded in; None: no leaderboard
-    rules_dir: Path | None = None  # HUBMERGE_RULES: a folder of watcher rules
-    rank: int = Field(default=0, ge=0)  # RANK: which of the processes this is, as launchers number them
-    world_size: int = Field(default=1, ge=1)  # WORLD_SIZE: how many processes share one merge
-    local_rank: int | None = Field(default=None, ge=0)  # LOCAL_RANK: which of this machine's it is; takes a GPU by it
-    device_memory_gb: float | None = Field(default=None, gt=0, lt=1e9)  # HUBMERGE_DEVICE_MEMORY: of a GPU, for a job
-    merge_hours: float = Field(default=24.0, gt=0, lt=1e6)  # HUBMERGE_MERGE_HOURS: that a visitor's merge may take
-    zero_gpu: bool = False  # SPACES_ZERO_GPU: set by the platform where a GPU is lent per call
-    suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
+    # the Hub that every command talks to
+    endpoint: str = _of("HF_ENDPOINT", default=DEFAULT_ENDPOINT)
+    token: SecretStr | None = _of("HF_TOKEN")  # the command line's own token
+    data_dir: Path = _of("HUBMERGE_DATA", default=Path("data"))  # jobs, caches, the database; local disk
+    secret: SecretStr | None = _of("HUBMERGE_SECRET")  # encrypts tokens at rest; a Space secret
+    signing_key: SecretStr | None = _of("HUBMERGE_SIGNING_KEY")  # signs results; None: derived from the secret
+    trusted_keys: str | None = _of("HUBMERGE_TRUSTED_KEYS")  # public keys whose results are believed, 64 hex each
+    jobs_per_user: int = _of("HUBMERGE_JOBS_PER_USER", default=5, ge=1)  # queued or running at once
+    space_id: str | None = _of("SPACE_ID")  # set by the platform on a Space
+    space_host: str | None = _of("SPACE_HOST")  # the host of its pages, also set by the platform
+    oauth_client_id: str | None = _of("OAUTH_CLIENT_ID")  # an app registered on the Hub; a Space has its own
+    oauth_client_secret: SecretStr | None = _of("OAUTH_CLIENT_SECRET")
+    webhook_secret: SecretStr | None = _of("HUBMERGE_WEBHOOK_SECRET")
+    results_repo: str | None = _of("HUBMERGE_RESULTS")  # the dataset that scores are recorded in; None: no leaderboard
+    rules_dir: Path | None = _of("HUBMERGE_RULES")  # a folder of watcher rules
+    device_memory_gb: float | None = _of("HUBMERGE_DEVICE_MEMORY", gt=0, lt=1e9)  # of a GPU, for a job
+    merge_hours: float = _of("HUBMERGE_MERGE_HOURS", default=24.0, gt=0, lt=1e6)  # that a visitor's merge may take
+    zero_gpu: bool = _of("SPACES_ZERO_GPU", default=False)  # set by the platform where a GPU is lent per call
+    suite: str | None = _of("HUBMERGE_SUITE")  # what merges made at the form are evaluated with; None: they are not
+    # torchrun's and accelerate's names, then those of MPI's launchers: which of the processes this is, how many share
+    # one merge, and which of this machine's it is, by which it takes a GPU
+    rank: int = _of("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", default=0, ge=0)
+    world_size: int = _of(*("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"), default=1, ge=1)
+    local_rank: int | None = _of(
+        *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"), ge=0
+    )
 
     @property
     def is_loopback(self) -> bool:
@@ -104,20 +89,17 @@ class Settings(BaseModel):
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from `environ` (default: the process environment); SettingsError names what is wrong."""
     env = os.environ if environ is None else environ
-    values: dict[str, object] = {field: env[name] for field, name in _VARIABLES.items() if env.get(name)}
-    named = dict(_VARIABLES)
-    for field, variables in _LAUNCHERS.items():
-        if given := [variable for variable in variables if env.get(variable)]:
-            values[field], named[field] = env[given[0]], given[0]
-    values["endpoint"] = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    names = (field.validation_alias.choices for field in Settings.model_fields.values())  # type: ignore[union-attr]
+    first = (next((str(name) for name in choices if env.get(str(name))), None) for choices in names)
+    given = {name: env[name].rstrip("/") if name == "HF_ENDPOINT" else env[name] for name in first if name}
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(given)
     except ValidationError as error:
         problems = [
             Problem(
                 SettingsError.code,
                 issue["msg"],
-                where=named.get(str(issue["loc"][0]), "HF_ENDPOINT"),
+                where=str(issue["loc"][0]),
                 next_step="Set it right or leave it out.",
             )
             for issue in error.errors(include_url=False, include_input=False)  # it may be a secret

@@ -240,9 +240,10 @@ def read_model(folder: Path) -> dict[str, T]:
     return result
 
 
-def recipe_dict(base: Path | str, agents: Sequence[Path | str], method: str = "ram", **more: Any) -> dict[str, Any]:
+def recipe_dict(base: Path | str, agents: Sequence[Any], method: str = "ram", **more: Any) -> dict[str, Any]:
     """A recipe as users write it."""
-    return {"base": str(base), "agents": [str(a) for a in agents], "method": method, **more}
+    listed = [agent if isinstance(agent, dict) else str(agent) for agent in agents]
+    return {"base": str(base), "agents": listed, "method": method, **more}
 
 
 def write_sweep(recipe: Path, *entries: Mapping[str, Any]) -> Path:

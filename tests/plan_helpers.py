@@ -68,7 +68,7 @@ def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: An
     return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
 
 
-def plan_of(*models: Path | str, hub: Hub = NOWHERE, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any) -> Plan:
+def plan_of(*models: Any, hub: Hub = NOWHERE, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any) -> Plan:
     """A plan over models in folders or on the Hub, the base first."""
     recipe = recipe_from_dict(recipe_dict(models[0], models[1:], **fields))
     base, agents = open_models(recipe, hub, allow_local=True)

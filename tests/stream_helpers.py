@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plan_helpers
 from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
@@ -18,17 +19,14 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.selection import Magnitudes, Selection
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
-from hubmerge.hub.client import Hub
 from hubmerge.output.report import Report, make_report
-from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
-from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.statistics.statistics import Tally, zero_tally
 
-NOWHERE = Hub("http://127.0.0.1:9")
+NOWHERE = plan_helpers.NOWHERE
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 # sizes around the block of 4,096 elements, besides scalar and empty tensors
@@ -73,19 +71,9 @@ def spoil(
     write_model(folder / "agent1", {**agents[1], name: tensor(values)}, config=CONFIG)
 
 
-def plan_of(
-    folder: Path, method: str, *, agents: int | list[Any] = 3, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any
-) -> Plan:
-    recipe = recipe_from_dict(
-        {
-            "base": str(folder / "base"),
-            "agents": [str(folder / f"agent{i}") for i in range(agents)] if isinstance(agents, int) else agents,
-            "method": method,
-            **fields,
-        }
-    )
-    base, opened = open_models(recipe, NOWHERE, allow_local=True)
-    return make_plan(recipe, base, opened, max_shard_bytes=max_shard_bytes)
+def plan_of(folder: Path, method: str, *, agents: int | list[Any] = 3, **fields: Any) -> Plan:
+    named = [folder / f"agent{i}" for i in range(agents)] if isinstance(agents, int) else agents
+    return plan_helpers.plan_of(folder / "base", *named, method=method, **fields)
 
 
 def family_plan(folder: Path, method: str, **fields: Any) -> Plan:

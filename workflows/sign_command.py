@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import ResultError, SettingsError, printable
@@ -65,13 +64,10 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
 
 def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
     """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
-    from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES
+    from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, results_folder
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
 
-    if named.startswith((".", "/", "~")) or named.count("/") != 1:
-        folder = Path(named).expanduser()
-        if not folder.is_dir():
-            raise ResultError("no such folder of results", where=named, next_step="Name a folder or a dataset.")
+    if (folder := results_folder(named)) is not None:
 
         def write_here(files: Mapping[str, bytes]) -> None:
             for name, data in files.items():

@@ -18,22 +18,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jinja2 import TemplateError
-
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError, PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub, RepoState, eval_results
-from hubmerge.output.card import render_card
+from hubmerge.output.card import card_of
 from hubmerge.output.card_scores import BENCHMARKS, is_benchmark
+from hubmerge.output.publish import MAX_MANIFEST_BYTES
 from hubmerge.output.report import Report
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from hubmerge.text.wording import json_file
 
 CARD = "README.md"
 FOLDER = ".eval_results"
-_MAX_MANIFEST_BYTES = 16_000_000
 _OF_A_SCORE = ("domain", "value", "stderr", "samples", "truncated", "few_shot", "dataset", "dataset_revision")
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 
@@ -52,7 +50,7 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
         files = benchmark_files(rows, source_url)
         if rows and _same(hub, state, CARD, card):
             scored = replace(report, evaluations=tuple(rows))
-            files[CARD] = _card(scored, state, hub.endpoint)
+            files[CARD] = card_of(scored, state.files, hub.endpoint).encode()
             files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
         message = f"Scores of hubmerge {report.identity[:16]}"
@@ -132,11 +130,9 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
     reason = f"{MANIFEST} is missing"
     if MANIFEST in state.files:
         try:
-            report = Report.from_json(json.loads(hub.read_file(state.id, state.sha, MANIFEST, _MAX_MANIFEST_BYTES)))
-            card = _card(report, state, hub.endpoint)
-        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration):
-            reason = f"{MANIFEST} is not a report of this version"
-        except (RecursionError, TemplateError, FormatError):
+            report = Report.from_json(json.loads(hub.read_file(state.id, state.sha, MANIFEST, MAX_MANIFEST_BYTES)))
+            card = card_of(report, state.files, hub.endpoint).encode()
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError, FormatError):
             reason = f"{MANIFEST} is not a report of this version"
         else:
             if _IDENTITY.fullmatch(str(report.identity)) and report.target == state.id:
@@ -149,11 +145,6 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
         got=reason,
         next_step="Nothing was changed.",
     )
-
-
-def _card(report: Report, state: RepoState, endpoint: str) -> bytes:
-    figures = [path for path in state.files if path.startswith("figures/")]
-    return render_card(report, figures=figures, endpoint=endpoint).encode()
 
 
 def _same(hub: Hub, state: RepoState, path: str, data: bytes) -> bool:

@@ -39,6 +39,7 @@ MAX_FLAGS_BYTES = 4 * 1024 * 1024
 MAX_FLAGS = 5000
 _LISTS = {FLAGS: "flags", VERSIONS: "versions"}
 _HALF = re.compile("[\ud800-\udfff]")
+_LINK = "a link, which is not followed; `hf download --local-dir` writes files"
 _NOT_SIGNED = "no trusted key signed it, so it is not applied"
 
 Versions = Mapping[tuple[str, str], str]  # suite, version → the version that it is
@@ -124,15 +125,31 @@ def readable(sizes: Mapping[str, int]) -> tuple[list[str], list[Refusal]]:
     return paths, refused
 
 
-def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
-    """The results and flags below a local folder; links are not followed."""
+def results_folder(named: str) -> Path | None:
+    """The folder that a command's argument names, which must be there; None: it names a dataset on the Hub."""
+    if not named.startswith((".", "/", "~")) and named.count("/") == 1 and not Path(named).is_dir():
+        return None
+    folder = Path(os.path.expanduser(named))  # which leaves an unknown user as it is
     if not folder.is_dir():
-        raise ResultError("no such folder of results", where=str(folder), next_step="Name a folder or a dataset.")
-    files = [Path(root) / name for root, _, names in os.walk(folder) for name in names]
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if not path.is_symlink()}
-    paths, refused = readable(sizes)
+        raise ResultError("no such folder of results", where=named, next_step="Name a folder or a dataset.")
+    return folder
+
+
+def read_folder(folder: Path, trusted: Collection[str] = ()) -> ResultFiles:
+    """The results and flags below a local folder; links are not followed, and told."""
+    found = [Path(root) / name for root, folders, files in os.walk(folder) for name in (*folders, *files)]
+    own = [path for path in found if path.is_file() and not path.is_symlink()]
+    paths, refused = readable({_below(folder, path): path.stat().st_size for path in own})
+    links = sorted(_below(folder, path) for path in found if path.is_symlink())
+    if not (folder / RESULTS).is_dir():
+        refused.append(Refusal(RESULTS, f"no such folder in {folder}"))
+    refused += [_refusal(p, _LINK) for p in links if p in KEEPERS_FILES or f"{p}/".startswith(RESULTS)]
     parsed = parse_files(((path, (folder / path).read_bytes()) for path in paths), trusted)
     return replace(parsed, refused=(*parsed.refused, *refused))
+
+
+def _below(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix()
 
 
 # --- the keepers' entries ------------------------------------------------------------------------------------

@@ -2,19 +2,19 @@
 
 An edge leads from a merge, id@sha, to each of its pinned parents. Where two results name different parents for the
 same commit, all of them count: naming fewer must not shake off a flag. The graph of strangers' facts may hold
-cycles and chains of any length, so nothing recurses and what is listed is capped.
+cycles and chains of any length, and their flags repeat, so nothing recurses and what is listed is capped.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from hubmerge.board.values import Flag, RowFlag
 from hubmerge.evaluation.result import EvaluationResult
 
 MAX_ANCESTORS = 500  # listed per row
+MAX_ROW_FLAGS = 50
 
 Node = tuple[str, str]  # id, sha
 
@@ -50,16 +50,21 @@ class Lineage:
         return tuple(seen)
 
     def flagged(self, flags: Iterable[Flag]) -> dict[Node, tuple[RowFlag, ...]]:
-        """Every node that carries a flag, its own or an ancestor's."""
-        found: dict[Node, set[RowFlag]] = defaultdict(set)
-        for flag in flags:
-            own = {n for n in self._by_id.get(flag.model, ()) if flag.sha is None or n[1] == flag.sha}
-            inherited = RowFlag(flag.kind, flag.reason, flag.model, flag.community)
+        """Every node that carries flags, its own or ancestors': at most MAX_ROW_FLAGS, the keepers' before others."""
+        told: dict[tuple[bool, str, str | None], list[Flag]] = defaultdict(list)  # by the model
+        for flag in sorted(flags, key=lambda f: (f.community, f.model, f.sha or "", f.kind, f.reason)):
+            told[flag.community, flag.model, flag.sha].append(flag)
+        found: dict[Node, dict[RowFlag, None]] = defaultdict(dict)
+        for (_, model, sha), same in told.items():
+            own = {n for n in self._by_id.get(model, ()) if sha is None or n[1] == sha}
             seen = set(own)
             waiting = deque(own)
             while waiting:
                 node = waiting.popleft()
-                found[node].add(replace(inherited, inherited_from=None) if node in own else inherited)
+                if (room := MAX_ROW_FLAGS - len(found[node])) <= 0:
+                    continue  # nor have those that descend from it any room
+                origin = None if node in own else model
+                found[node] |= {RowFlag(f.kind, f.reason, origin, f.community): None for f in same[:room]}
                 for child in self._children.get(node, ()):
                     if child not in seen:
                         seen.add(child)

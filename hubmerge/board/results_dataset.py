@@ -127,9 +127,9 @@ class ResultsDataset:
         Nothing is committed when all of them are there.
 
         `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
-        that is done in the dataset is kept; a failed one is replaced by a later result. What a trusted key signed
-        replaces what none did, and is replaced by signed results only. `private` counts for a dataset that does not
-        exist yet.
+        that is done in the dataset is kept; a failed one is replaced by one that is done, or by a later one. What a
+        trusted key signed replaces what none did, and is replaced by signed results only. `private` counts for a
+        dataset that does not exist yet.
         """
         contents = {result_path(r): r.to_json().encode() for r in results}
         for path, data in contents.items():
@@ -190,7 +190,7 @@ class ResultsDataset:
         mine, theirs = (provenance(r, trusted) == "signed" for r in (own, known))
         if mine != theirs:
             return mine
-        return known.status == "failed" and own.created > known.created
+        return known.status == "failed" and (own.status == "done" or own.created > known.created)
 
     def _files(self, loaded: LoadedResults, new: Mapping[str, bytes]) -> dict[str, bytes]:
         """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
@@ -332,7 +332,7 @@ def dataset_card(current: bytes | None) -> bytes | None:
         own = dump_plain_yaml({"tags": ["hubmerge", "evaluation"], "configs": list(CONFIGS)})
         return f"---\n{own}---\n\n{_TEXT}".encode()
     try:
-        text = current.decode("utf-8").replace("\r\n", "\n")
+        text = current.decode("utf-8-sig").replace("\r\n", "\n")
         found = _FRONT_MATTER.match(text)
         header = (load_plain_yaml(found[1]) if found else None) or {}
     except ValueError:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hubmerge.errors import SettingsError
+from hubmerge.machine.disk_errors import writing, written
 from hubmerge.settings import Settings
 
 KEYS = "keys.json"
@@ -38,9 +39,8 @@ class Trust:
         if self.keys or self.pins is None:
             return self.keys
         try:
-            return frozenset(parse_keys(self.pins.read_bytes()))
-        except FileNotFoundError:
-            pass
+            with written("the file of trusted keys cannot be read", str(self.pins)), suppress(FileNotFoundError):
+                return frozenset(parse_keys(self.pins.read_bytes()))
         except ValueError as error:  # not made anew by itself: whoever damaged it may have changed the keys, too
             raise SettingsError(
                 "the file of trusted keys is damaged",
@@ -49,10 +49,12 @@ class Trust:
                 next_step="Remove it to trust what the dataset publishes now, or set HUBMERGE_TRUSTED_KEYS.",
             ) from None
         if published:
-            self.pins.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.pins.parent, delete=False) as out:
-                out.write(keys_file(published))
-            os.replace(out.name, self.pins)
+            with writing(self.pins):
+                self.pins.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=self.pins.parent) as folder:
+                    new = Path(folder) / self.pins.name
+                    new.write_bytes(keys_file(published))
+                    new.replace(self.pins)
         return frozenset(published)
 
 

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import gigabytes, positive
+from hubmerge.cli.flags import gigabytes, positive, seconds, whole
+from hubmerge.errors import DiskError
+from hubmerge.machine.disk_errors import make_folder
 from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
     from hubmerge.evaluation.result import EvaluationResult
 
+_DETAILS = ".details"
 _SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short", "search")  # tests hold it
 
 
@@ -34,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--wall-limit", type=float, default=4 * 3600.0, metavar="SECONDS")
+    parser.add_argument("--seed", type=whole(0), default=0)
+    parser.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS")
     parser.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="of the evaluating process")
 
 
@@ -47,6 +50,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     from hubmerge.recipe.file import model_here
 
     require("eval", "an evaluation")
+    if arguments.out is not None:  # said before hours of generating
+        make_folder(arguments.out.parent)
+        if arguments.out.is_dir() or arguments.out.suffix == _DETAILS:
+            got, step = "the name of a folder", "Name a file that ends in .json."
+            raise DiskError("the result cannot be written", where=str(arguments.out), got=got, next_step=step)
     hub, name = hub_of_user(settings), model_here(arguments.model, terminal.warning)
     terminal.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit, dtype=arguments.dtype)
@@ -62,10 +70,9 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     )
     result = evaluate(name, suite, hub=hub, options=options, observer=terminal)
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(result.to_json(), encoding="utf-8")
         if result.status == "done":
-            details = arguments.out.with_suffix(".details")
+            details = arguments.out.with_suffix(_DETAILS)
             shutil.copytree(evaluation_folder(settings, name, suite) / DETAILS, details, dirs_exist_ok=True)
     sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
     return 0 if result.status == "done" else 1

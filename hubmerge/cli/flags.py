@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +13,38 @@ if TYPE_CHECKING:
     from hubmerge.engine.options import StreamOptions
 
 
-def positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text[:40]!r}")
-    return int(text)
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of a whole number of some digits; `most`: None where it needs no other bound."""
+
+    def number(text: str) -> int:
+        digits = text.isascii() and text.isdecimal() and len(text) <= 18
+        if not digits or not least <= int(text) <= (10**18 if most is None else most):
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number {bounds}, not {text[:40]!r}")
+        return int(text)
+
+    return number
 
 
-def port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 5 or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not {text[:40]!r}")
-    return int(text)
+positive, port = whole(1), whole(0, 65535)
 
 
 def gigabytes(text: str) -> int:
+    return int(_above_0("gigabytes", text) * 10**9)
+
+
+def seconds(text: str) -> float:
+    return _above_0("seconds", text)
+
+
+def _above_0(unit: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a number of gigabytes above 0, not {text[:40]!r}")
-    return int(value * 10**9)
+        raise argparse.ArgumentTypeError(f"must be a number of {unit} above 0, not {text[:40]!r}")
+    return value
 
 
 def add_visibility(command: argparse.ArgumentParser) -> None:

@@ -70,10 +70,14 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if out is None:
         sys.stdout.write(text)
         return 0
+    begun = False
     try:
         with out.open("x", encoding="utf-8") as file:
+            begun = True
             file.write(text)
     except OSError as error:
+        if begun:
+            out.unlink(missing_ok=True)
         raise RecipeError(
             "the recipe cannot be written",
             where=str(out),

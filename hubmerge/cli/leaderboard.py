@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results",
         metavar="REPO|DIR",
-        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: the data folder's",
+        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: HUBMERGE_RESULTS, "
+        "or results-dataset in the data folder",
     )
     parser.add_argument("--suite", help="this suite only")
     parser.add_argument("--suite-version", help="this version of it instead of the newest")

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from hubmerge.cli.flags import add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.machine import extras
+from hubmerge.machine.disk_errors import remedy
 from hubmerge.settings import Settings, load_settings
 from hubmerge.text.wording import did_you_mean
 
@@ -99,7 +101,8 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
         return MemoryLimitError("not enough memory", next_step="Use fewer --threads, or a larger machine.")
     if error.errno is None:
         return InternalError("the machine refuses", got=str(error))
-    return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
+    got, step = error.strerror or str(error), remedy(error)
+    return DiskError("a file cannot be used", where=str(error.filename or ""), got=got, next_step=step)
 
 
 def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
@@ -294,10 +297,8 @@ def _methods(arguments: Any, settings: Settings) -> int:
     if arguments.json:
         table = {
             m.name: {
-                "title": m.title,
-                "summary": m.summary,
-                "formula": m.formula,
-                "papers": [{"title": p.title, "arxiv": p.arxiv, "equations": p.equations} for p in m.papers],
+                **{key: getattr(m, key) for key in ("title", "summary", "formula")},
+                "papers": [asdict(paper) for paper in m.papers],
                 "needs_statistics": m.overlap_scope(m.parse_parameters({})) is not None,
                 "parameters": m.parameters.model_json_schema(by_alias=True).get("properties", {}),
             }

@@ -21,7 +21,7 @@ from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.distributed import join, refuse_several
 from hubmerge.engine.pins import pins_in
 from hubmerge.engine.progress import of_rank
-from hubmerge.engine.sink import MANIFEST
+from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions, layout_of
 from hubmerge.engine.usage import together
 from hubmerge.errors import RecipeError
@@ -79,21 +79,22 @@ def run_sweep(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     for target, one in zip(targets.values(), prepared, strict=False):  # before anything is fetched
         target.refuse_to_expose(one.plan.sources)
         check_target(hub, target, one.identity)
-    finished = all((folder / MANIFEST).is_file() for folder in folders.values())
     cache = arguments.out / ".inputs"
-    merges = list(zip(prepared, folders.values(), strict=True))
-    reports = dict(zip(variants, merge_to_folders(merges, hub, replace(options, cache=cache), terminal), strict=True))
-    if not finished:
-        terminal.usage(_usage_of(prepared, [report.environment for report in reports.values()]))
-    made = {name: _merged_facts(folders[name], report) for name, report in reports.items()}
-    for name, target in targets.items():
-        published = publish_folder(target, folders[name], hub, terminal, license_choice=arguments.license)
-        made[name] |= asdict(published)
-        terminal.say(published.url + "\n")
-    terminal.close()
-    shutil.rmtree(cache, ignore_errors=True)
-    table = sweep_table(reports)
-    (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
+    with sole_owner(arguments.out):  # another sweep would fetch inputs to the same place, and remove them
+        finished = all((folder / MANIFEST).is_file() for folder in folders.values())
+        merges, options = list(zip(prepared, folders.values(), strict=True)), replace(options, cache=cache)
+        reports = dict(zip(variants, merge_to_folders(merges, hub, options, terminal), strict=True))
+        if not finished:
+            terminal.usage(_usage_of(prepared, [report.environment for report in reports.values()]))
+        made = {name: _merged_facts(folders[name], report) for name, report in reports.items()}
+        for name, target in targets.items():
+            published = publish_folder(target, folders[name], hub, terminal, license_choice=arguments.license)
+            made[name] |= asdict(published)
+            terminal.say(published.url + "\n")
+        terminal.close()
+        shutil.rmtree(cache, ignore_errors=True)
+        table = sweep_table(reports)
+        (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
     terminal.say(table + "\n", folder=str(arguments.out), variants=[{"name": n, **facts} for n, facts in made.items()])
     return 0
 

@@ -41,7 +41,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 def _text(total: Any) -> str:
     lines = [f"{'agent':<24} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}"]
     for agent in total["agents"]:
-        n = total["elements"]
+        n = max(total["elements"], 1)
         rho = agent["rho"] if isinstance(agent["rho"], str) else f"{agent['rho']:.3f}"
         lines.append(
             f"{agent['agent'][:24]:<24} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "

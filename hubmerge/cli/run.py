@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.cli.flags import add_visibility, stream_options
-from hubmerge.errors import RecipeError
+from hubmerge.errors import RecipeError, SettingsError
 from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
 
@@ -54,6 +54,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
     from hubmerge.engine.distributed import join
     from hubmerge.hub.login import hub_of_user
+    from hubmerge.library import remove_run
     from hubmerge.recipe.file import load_recipe
     from hubmerge.recipe.sweep import load_sweep
 
@@ -71,6 +72,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     code = run.merge(dict(variants)[found.chosen], arguments.to, _told(found, folder), unfinished.pins)
     if code == 0:
         unfinished.end()
+        remove_run(folder)
     return code
 
 
@@ -83,8 +85,20 @@ def _check(arguments: Any, settings: Settings) -> None:
         from hubmerge.engine.distributed import refuse_several
 
         refuse_several(settings, "run with --sweep or --evaluate")
-    if arguments.evaluate is not None:
-        require("eval", "an evaluation")  # before hours of merging
+    if arguments.evaluate is not None:  # before hours of merging
+        from hubmerge.evaluation.suites import get_suite
+        from hubmerge.hub.names import is_hub_id
+
+        require("eval", "an evaluation")
+        get_suite(arguments.evaluate)
+        if settings.results_repo and not is_hub_id(settings.results_repo):
+            raise SettingsError(
+                "scores are recorded in a dataset on the Hub",
+                where="HUBMERGE_RESULTS",
+                expected="namespace/name",
+                got=settings.results_repo[:120],
+                next_step="Set it right or leave it out.",
+            )
 
 
 class _Run:

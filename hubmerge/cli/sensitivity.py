@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.cli.flags import positive
 from hubmerge.errors import Problem, SensitivityError
 from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
-    parser.add_argument("--checkpoint-every", type=int, default=16, metavar="PAIRS")
+    parser.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
@@ -65,7 +66,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         dtype=arguments.dtype,
         progress=terminal.progress,
         resume=not arguments.restart,
-        checkpoint_every=max(1, arguments.checkpoint_every),
+        checkpoint_every=arguments.checkpoint_every,
     )
     terminal.close()
     told = {

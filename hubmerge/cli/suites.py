@@ -27,7 +27,7 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     from hubmerge.hub.login import hub_of_user
 
     path = arguments.file or PINS
-    pins = dict(read_pins(path)) if path.exists() else {}
+    pins = {} if arguments.pin and not path.exists() else dict(read_pins(path))
     suites = {name: get_suite(name) for name in arguments.names or SUITES}
     datasets = {name: sorted({registry()[t.task].rows.repo for t in suite.tasks}) for name, suite in suites.items()}
     missing = sorted({repo for found in datasets.values() for repo in found} - set(pins))

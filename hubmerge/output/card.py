@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jinja2 import TemplateError
 
 from hubmerge.hub.names import is_sha
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
-from hubmerge.output.lineage import lineage_tree
 from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED
 from hubmerge.settings import DEFAULT_ENDPOINT
+from hubmerge.sources.ancestry import Ancestor
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
 
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
+_UNFIT = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
+_WIDEST = 60  # characters of a name in the lineage
 LOST_AT_LEAST = 0.01  # the share of a rescaling or an update that rounding may take before the card calls it lost
 LEAST_RESCALING = 1e-3  # of |λ − 1|: the measured factors are right to about a millionth, less is no share of this
 SAME_SIZE = 0.01  # the most by which the norms of two updates may differ and still be called the same
@@ -42,6 +45,14 @@ def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str 
     body = environment(Path(__file__).parent).get_template("card.md.jinja").render(_view(report, figures, endpoint))
     header = yaml.safe_dump(metadata(report), sort_keys=False, allow_unicode=True, width=10_000)
     return f"---\n{header}---\n\n{body}"
+
+
+def card_of(report: Report, files: Iterable[str], endpoint: str) -> str:
+    """The card of a report that was read, beside those files; ValueError where it lacks what a card tells."""
+    try:
+        return render_card(report, figures=[name for name in files if name.startswith("figures/")], endpoint=endpoint)
+    except (*_UNFIT, AssertionError, StopIteration, TemplateError) as error:
+        raise ValueError(f"no card can be made of it: {error!r}"[:200]) from None
 
 
 def metadata(report: Report) -> dict[str, Any]:
@@ -144,7 +155,12 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "lambda_kept": _lambda_kept(report, weights),
         "anomalies": _anomalies(report, losses),
         "bytes": sum(f.size for f in report.files),
-        "lineage": lineage_tree(report, title, "license not stated" if open_license else license),
+        "lineage": "\n".join(
+            [
+                f"{_cut(title)} · {_cut('license not stated' if open_license else license)}",
+                *_made_from(report.parents, base.id),
+            ]
+        ),
         "license": license,
         "license_open": open_license,
         "license_reason": report.license.get("reason"),
@@ -163,6 +179,31 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "matrix_products": method is not None and method.matrix_products,
         "evaluation": evaluation,
     }
+
+
+def _made_from(parents: Sequence[Parent | Ancestor], base: str) -> list[str]:
+    """What a merge was made from as a tree, a model a line, with what these were made from as far as their repos tell.
+
+    Only models that are merges themselves, or were trained from another model than `base`, the whole merge's, go on
+    below: that every agent was trained from the base says the line of the base.
+    """
+    lines = []
+    for parent in parents:
+        last = parent is parents[-1]
+        told = _cut(parent.label if isinstance(parent, Parent) and parent.kind != "hub" else parent.id)
+        if parent.role:  # else a card names it, and says no more
+            weight = "" if parent.role == "base" or parent.weight == 1 else f" × {parent.weight:.3g}"
+            told += f" · {parent.role}{weight} · {_cut(parent.license or 'no license stated')}"
+        lines.append(f"{'└─' if last else '├─'} {told}")
+        if parent.role != "base" and any(below.id != base for below in parent.made_from):
+            lines += [("   " if last else "│  ") + line for line in _made_from(parent.made_from, base)]
+    return lines
+
+
+def _cut(text: str) -> str:
+    """In one line, and no longer than a phone's screen is wide."""
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
 
 
 def _parameters(report: Report) -> list[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -12,16 +13,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import GatedError, RecipeError, SourceNotFoundError, TargetExistsError
-from hubmerge.hub.client import Hub
+from hubmerge.hub.client import SMALL_FILE_BYTES, Hub
 from hubmerge.machine.disk_errors import writing
-from hubmerge.output.card import render_card
-from hubmerge.output.publish import Published, Shard, Target, publish
+from hubmerge.output.card import card_of
+from hubmerge.output.publish import Published, Shard, Target, find_published, publish
 from hubmerge.output.report import Parent, Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.text.wording import json_file
+
+_NO_NAME = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_OF_TOOLS = frozenset((WORK, ".git", ".cache"))  # folders in a user's folder; the Hub takes none of them
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
@@ -54,8 +60,15 @@ def load_report(folder: Path) -> Report:
             next_step="Name the folder of a merge; an unfinished one goes on when the same command is given again.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
-        raise RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again) from None
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> RecipeError:
+    where, again, got = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched.", repr(error)[:200]
+    if isinstance(error, ValidationError):
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+    return RecipeError("the manifest is damaged", where=where, got=got, next_step=again)
 
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
@@ -86,22 +99,42 @@ def publish_folder(
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `license_choice` is needed where the merge has none;
-    RecipeError where it is missing, or less strict than the parents'.
+    Card and manifest tell of the target where they were made for a folder. `uploaded`: shards whose bytes the target
+    holds already. `license_choice` is needed where the merge has none; RecipeError where it is missing, or less strict
+    than the parents'.
     """
     report = load_report(folder)
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
     parents = ((p.id, p.private or _is_private(p, hub)) for p in report.parents)
     prepared_target.refuse_to_expose(chain(data, parents))
-    stated = _licensed(report, license_choice)
+    stated = replace(_licensed(report, license_choice), target=report.target or prepared_target.repo)
+    if license_choice is not None and find_published(hub, prepared_target, report.identity) is not None:
+        observer.warning(f"{prepared_target.repo} holds this merge already and stays as it is, its license too")
     observer.stage("publish")
-    weights = {f.name for f in report.files}
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.relative_to(folder).parts]
-    small = {str(p.relative_to(folder)): p.read_bytes() for p in paths if str(p.relative_to(folder)) not in weights}
-    if stated != report:
-        small |= _restated(report, stated, small, hub.endpoint)
-    title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
+    weights, small = {f.name for f in report.files}, {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        below = path.relative_to(folder)
+        if str(below) in weights or _OF_TOOLS.intersection(below.parts):
+            continue
+        if _NO_NAME.search(str(below)):
+            raise RecipeError(
+                "a file whose name the Hub does not take",
+                where=str(folder),
+                got=str(below),
+                next_step="Rename it or remove it; nothing was published.",
+            )
+        if (size := path.stat().st_size) > SMALL_FILE_BYTES:  # somebody's, such as the same model in another format
+            shards.append(Shard(str(below), size, "", path))
+        else:
+            small[str(below)] = path.read_bytes()
+    if stated != report:
+        try:
+            small |= _restated(report, stated, small, hub.endpoint)
+        except ValueError as error:
+            raise _damaged(folder, error) from None
+    agents = sum(parent.role == "agent" for parent in report.parents)
+    title = f"Merge {agents} agents with {report.method['title']}"
     return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 
@@ -121,10 +154,10 @@ def _licensed(report: Report, choice: str | None) -> Report:
 
 
 def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
-    """Manifest and card with another license; a user's own text in the card stays."""
-    text = files.get("README.md", b"").decode(errors="replace")
-    figures = [name for name in files if name.startswith("figures/")]
-    old, new = (render_card(r, figures=figures, endpoint=endpoint).splitlines() for r in (before, after))
+    """Manifest and card with another license or target; a user's own text in the card stays. ValueError where no card
+    can be made of the manifest."""
+    text = files.get("README.md", b"").decode(errors="replace").replace("\r\n", "\n")
+    old, new = (card_of(report, files, endpoint).splitlines() for report in (before, after))
     for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if kind != "equal":
             text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)

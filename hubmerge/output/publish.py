@@ -46,7 +46,7 @@ from hubmerge.machine.disk_errors import writing
 
 _TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024
-_MAX_MANIFEST_BYTES = 16_000_000
+MAX_MANIFEST_BYTES = 32 * 1024 * 1024  # 32 agents of 126 layers take some 25 MB
 _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
 # errors of the inputs that no retry mends, so that nothing will ever be published there
@@ -89,11 +89,11 @@ def _first(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of weights, which lies at `path`; None: the target holds its bytes already."""
+    """A large file, above all of weights, which lies at `path`; None: the target holds its bytes already."""
 
     name: str
     size: int  # bytes
-    sha256: str
+    sha256: str  # as the manifest states it; "": it does not
     path: Path | None
 
 
@@ -237,7 +237,7 @@ def publish(
     CorruptError, before anything is sent, where a shard has other bytes than its sha256 says.
     """
     told = _Told(observer)
-    if here := [(shard, shard.path) for shard in shards if shard.path is not None]:
+    if here := [(shard, shard.path) for shard in shards if shard.path is not None and shard.sha256]:
         if published := find_published(hub, target, identity):
             return published
         before, size = 0, sum(shard.size for shard, _ in here)
@@ -254,7 +254,8 @@ def publish(
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
             sent = partial(told, "publish", before, size)
-            operations.append(hub.preupload(target.repo, shard.path, shard.name, sha256=shard.sha256, sent=sent))
+            known = shard.sha256 or None
+            operations.append(hub.preupload(target.repo, shard.path, shard.name, sha256=known, sent=sent))
         before += shard.size
         observer.progress("publish", before, size, "B")
     observer.progress("commit", 0, 0, "")
@@ -333,7 +334,7 @@ def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
 
 def _identity(hub: Hub, repo: str, sha: str) -> str | None:
     try:
-        manifest = json.loads(hub.read_file(repo, sha, MANIFEST, _MAX_MANIFEST_BYTES))
+        manifest = json.loads(hub.read_file(repo, sha, MANIFEST, MAX_MANIFEST_BYTES))
     except (ValueError, RecursionError, FormatError):
         return None  # not written by us
     return manifest.get("identity") if isinstance(manifest, dict) else None

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from hubmerge import __version__
 from hubmerge.engine.stream import MergeResult
@@ -72,6 +73,7 @@ class AgentOutcome:
 class Report:
     """A finished merge. JSON in and out without loss (`to_json`, `from_json`)."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     schema: int
     hubmerge: str  # version
     identity: str  # sha256 of pinned inputs, recipe and target; the job's id
@@ -106,15 +108,8 @@ class Report:
         json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
         if data["schema"] != SCHEMA:
             raise ValueError(f"a report of schema {data['schema']!r}, where {SCHEMA} is known"[:200])
-        values = dict(data)
-        values["parents"] = tuple(
-            Parent(**p | {"made_from": ancestors_in(p.get("made_from"))}) for p in data["parents"]
-        )
-        values["files"] = tuple(OutputFile(**f) for f in data["files"])
-        values["outcomes"] = tuple(AgentOutcome(**o) for o in values["outcomes"])
-        for name in ("dtype", "warnings", "evaluations", "sensitivities"):
-            values[name] = tuple(data[name])
-        return cls(**values)
+        parents = [p | {"made_from": ancestors_in(p.get("made_from"))} for p in data["parents"]]
+        return TypeAdapter(cls).validate_python({**data, "parents": parents})
 
 
 def make_report(

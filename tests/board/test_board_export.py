@@ -127,10 +127,31 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
 
 
-def test_the_command_says_which_suites_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in ((["--csv"], "other, trio"), (["--suite", "none"], "no such suite")):
-        assert leaderboard(folder, *words) == 1
-        assert said in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--csv"], "got other, trio"),
+        (["--suite", "none"], "no such suite"),
+        (["--suite", "trio", "--suite-version", "9"], "expected 1, got 9"),
+        (["--suite-version", "1"], "Name it with --suite"),
+    ],
+)
+def test_the_command_says_which_suites_and_versions_there_are(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert leaderboard(folder, *words) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_dataset_a_folder_of_the_data_is_read_and_no_repo_that_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUBMERGE_DATA", "data")
+    assert main(["leaderboard"]) == 1
+    assert f"no such folder of results in {tmp_path}/data/results-dataset" in capsys.readouterr().err
+    written(tmp_path / "data" / "results-dataset", *family())
+    assert main(["leaderboard"]) == 0
 
 
 def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

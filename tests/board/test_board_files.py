@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task, written
 
 from hubmerge.board.export import board_json
-from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder, results_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError
@@ -119,15 +120,18 @@ def test_a_broken_file_of_the_keepers_is_refused_as_a_whole_and_the_results_are_
     assert [r.where for r in read.refused] == [f"{key}.json"]
 
 
-def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
+def test_a_folder_is_read_without_following_links_which_are_told(tmp_path: Path) -> None:
+    """The client's cache has links for files."""
     written(tmp_path, *family(), flags=b'{"flags": [{"kind": "withdrawn", "model": "org/math"}]}', notes=b"no result")
     (tmp_path / "secret").write_text("top")
     (tmp_path / "results" / "link.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "results" / "org" / "more").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "results" / "waits.json")
     (tmp_path / "results" / "giant.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
     read = read_folder(tmp_path)
     assert sorted(r.model for r in read.results) == sorted(r.model for r in family())
     assert read.flags == (Flag("withdrawn", "org/math"),)
-    assert [r.where for r in read.refused] == ["results/giant.json"]
+    assert [r.where for r in read.refused] == ["results/giant.json", "results/link.json", "results/org/more"]
     assert build_board(read.results) == build_board(family())
 
 
@@ -153,9 +157,16 @@ def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> Non
     board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
 
 
-def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
+    inner = written(tmp_path, *family()) / "results"
+    assert read_folder(tmp_path).refused == ()
+    assert [r.reason for r in read_folder(inner).refused] == [f"no such folder in {inner}"]
+
+
+@pytest.mark.parametrize("named", ["./none", "~nobody-of-that-name/results"])
+def test_a_missing_folder_is_told(named: str) -> None:
     with pytest.raises(ResultError, match="no such folder"):
-        read_folder(tmp_path / "none")
+        results_folder(named)
 
 
 def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(tmp_path: Path) -> None:

@@ -217,10 +217,12 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
 
 
 def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
-    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = written(tmp_path / "copy", flags=file("flags", CONTAMINATED))
-    [entry] = listed(capsys, str(folder))["entries"]
+    """Also where a repo could be called so."""
+    folder = written(tmp_path / "org" / "copy", flags=file("flags", CONTAMINATED))
+    monkeypatch.chdir(tmp_path)
+    [entry] = listed(capsys, "org/copy")["entries"]
     assert listed(capsys, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
     assert json.loads((folder / "keys.json").read_text()) == {"keys": [public_key(keeper)]}
     assert sorted(p.name for p in folder.iterdir()) == ["flags.json", "keys.json"]

@@ -146,6 +146,15 @@ def test_a_flag_follows_the_lineage_and_takes_the_rank() -> None:
     assert {r.model for r in trio.rows if r.rank is None} == {"org/math", "org/merge"}
 
 
+def test_of_flags_without_end_a_row_has_fifty_and_the_keepers_among_them() -> None:
+    strange = [Flag("withdrawn", "org/math", reason=str(k), community=True) for k in range(200)]
+    found = rows(build_board(family(), [*strange, Flag("contaminated", "org/math")]))
+    for model, origin in (("org/math", None), ("org/merge", "org/math")):
+        own, *others = found[model].flags
+        assert (own.kind, own.community, own.inherited_from) == ("contaminated", False, origin)
+        assert len(others) == 49
+
+
 def test_a_flag_of_another_commit_does_not_concern_this_one() -> None:
     board = build_board(family(), [Flag("withdrawn", "org/math", sha("f"))])
     assert not any(r.flags for r in only(board).rows)

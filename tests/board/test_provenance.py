@@ -31,7 +31,7 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
 from hubmerge.cli.main import main
-from hubmerge.errors import ResultError, SettingsError
+from hubmerge.errors import DiskError, ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import believed, provenance, public_key, signed
 from hubmerge.settings import Settings
@@ -51,12 +51,6 @@ def again(result: EvaluationResult) -> EvaluationResult:
 
 def edited(result: EvaluationResult, **changes: Any) -> EvaluationResult:
     return EvaluationResult.model_validate(result.model_dump() | changes)
-
-
-def test_a_signed_result_is_known_after_its_file_was_read() -> None:
-    for each in own():
-        assert provenance(again(each), TRUSTED) == "signed"
-        assert again(each) == each
 
 
 def test_the_signature_is_one_of_the_documented_bytes() -> None:
@@ -323,6 +317,14 @@ def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="key"):
         parse_keys(data)
     assert parse_keys(keys_file([KEY])) == (KEY,)
+
+
+def test_keys_that_cannot_be_kept_are_an_error_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "x.json").mkdir()
+    for pins in (tmp_path / "file" / "x.json", tmp_path / "x.json"):
+        with pytest.raises(DiskError, match=str(pins)):
+            Trust(pins=pins).of((KEY,))
 
 
 def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path: Path) -> None:

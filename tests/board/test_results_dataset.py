@@ -113,10 +113,15 @@ def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(
 FAILED = result("org/base", "b")
 DONE = result("org/base", "b", {"math": 0.2}, created="2026-01-03T00:00:00+00:00")
 LATER = result("org/base", "b", {"math": 0.3}, created="2026-05-01T00:00:00+00:00")
+AHEAD = result("org/base", "b", created="2099-01-01T00:00:00+00:00")  # by a clock that was wrong
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "is_kept"), [(DONE, DONE, True), (DONE, LATER, True), (DONE, FAILED, True), (FAILED, DONE, False)]
+    ("old", "new", "is_kept"),
+    [
+        *((DONE, DONE, True), (DONE, LATER, True), (DONE, AHEAD, True)),
+        *((FAILED, DONE, False), (AHEAD, DONE, False), (AHEAD, FAILED, True)),
+    ],
 )
 def test_a_run_that_is_done_is_kept_without_a_commit_and_a_failed_one_gives_way(
     dataset: ResultsDataset, ada: HfApi, repo: str, old: EvaluationResult, new: EvaluationResult, is_kept: bool
@@ -283,6 +288,7 @@ def test_a_card_that_cannot_be_read_is_left_alone() -> None:
     own = dataset_card(None)
     assert own is not None
     assert dataset_card(own) is None
+    assert dataset_card(b"\xef\xbb\xbf" + own.replace(b"\n", b"\r\n")) is None, "as an editor may leave it"
 
 
 def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:

@@ -1,4 +1,4 @@
-"""Models without a license, and a command line that is one function call away."""
+"""A command line that is one function call away, as ada of an embedded Hub."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
 """Typical mistakes of users at the command line: what they type, and on what.
 
 `build` makes the models and repos that the mistakes are about; `MISTAKES` is the table. What is answered stands in
-docs/data/mistakes.json, and as a page in docs/mistakes.md.
+docs/mistakes.md.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,19 +147,18 @@ def normal(text: str, here: Path, endpoint: str) -> str:
     return text
 
 
-def page(rows: Sequence[Mapping[str, str]]) -> str:
-    """docs/mistakes.md."""
+HEAD = (
+    "# Typical mistakes, and what is said\n\n"
+    "Each is tried by a test, which holds this page to the messages. `…` is a folder or what differs between "
+    "machines, HUB the address of a Hub.\n\n"
+    "| mistake | command | what is said |\n|---|---|---|\n"
+)
 
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", "<br>").replace("*", "\\*")
 
-    head = (
-        "# Typical mistakes, and what is said\n\n"
-        "Each is tried by a test, which holds this page to the messages. `…` is a folder or what differs between "
-        "machines, HUB the address of a Hub.\n\n"
-        "| mistake | command | what is said |\n|---|---|---|\n"
-    )
-    return head + "".join(f"| {cell(r['mistake'])} | `{r['command']}` | {cell(r['now'])} |\n" for r in rows)
+def row(mistake: Mistake, said: str) -> str:
+    """A line of docs/mistakes.md, below HEAD."""
+    cell = said.replace("|", "\\|").replace("\n", "<br>").replace("*", "\\*")
+    return f"| {mistake.title} | `{mistake.arguments}` | {cell} |\n"
 
 
 MISTAKES = (

@@ -59,6 +59,16 @@ def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents
     assert ModelCard((tmp_path / "said" / "README.md").read_text()).data.to_dict()["license"] == "apache-2.0"
 
 
+def test_a_license_that_comes_too_late_for_a_finished_folder_is_told(
+    merged: Path, unlicensed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["merge", str(unlicensed), "--out", str(merged)]
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, "--license", "mit"]) == 0
+    assert "is finished and states the license unknown; `hubmerge publish --license`" in capsys.readouterr().err
+
+
 def test_a_sweep_needs_a_license_only_where_it_publishes(
     unlicensed: Path, ada: HfApi, refused: Refused, tmp_path: Path
 ) -> None:
@@ -80,8 +90,8 @@ def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
         assert not ada.repo_exists("ada/open")
 
 
-def test_a_license_stated_when_publishing_stands_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
-    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused
+def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
+    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(merged)
     command = ["publish", str(merged), "ada/stated", "--license"]
@@ -92,22 +102,27 @@ def test_a_license_stated_when_publishing_stands_on_the_card_and_in_the_manifest
     assert ModelCard(card).data.to_dict()["license"] == "mit"
     assert "License of the merge: `mit`" in card
     assert "not stated —" not in card
+    assert 'model_id = "ada/stated"' in card, "its code runs as it stands"
+    assert "\n# ada/stated\n" in card
     manifest = json.loads(fetched("ada/stated", "hubmerge.json"))
     assert manifest["license"]["id"] == "mit"
     own = json.loads((merged / "hubmerge.json").read_text())
-    assert {k: v for k, v in manifest.items() if k != "license"} == {k: v for k, v in own.items() if k != "license"}
+    assert manifest == {**own, "license": manifest["license"], "target": "ada/stated"}
     assert fetched("ada/stated", "model.safetensors") == (merged / "model.safetensors").read_bytes()
-    assert main([*command, "mit"]) == 0  # again is the same
+    assert main([*command, "apache-2.0"]) == 0  # again is the same, which is told
+    assert "ada/stated holds this merge already and stays as it is, its license too" in capsys.readouterr().err
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
-    merged: Path, ada: HfApi, fetched: Fetched
+    merged: Path, ada: HfApi, fetched: Fetched, name: str, end: str
 ) -> None:
     card = merged / "README.md"
-    card.write_text(card.read_text().replace("## Parents", "Ask me before you use it.\n\n## Parents"))
-    assert main(["publish", str(merged), "ada/edited", "--license", "other"]) == 0
-    published = fetched("ada/edited", "README.md").decode()
+    text = card.read_text().replace("## Parents", "Ask me before you use it.\n\n## Parents")
+    card.write_bytes(text.replace("\n", end).encode())
+    assert main(["publish", str(merged), name, "--license", "other"]) == 0
+    published = fetched(name, "README.md").decode()
     assert "Ask me before you use it." in published
     assert ModelCard(published).data.to_dict()["license_name"] == "mit-and-unstated-terms"
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
+from processes import ROOT, python
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -232,6 +233,17 @@ def test_a_file_that_is_there_is_never_overwritten(here: Path, refused: Refused)
     assert (here / "kept.yaml").read_text() == "mine"
     assert not (here / "nowhere").exists()
     assert "the recipe cannot be written" in refused(*command, "no/such/folder.yaml")
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
+    script = (
+        "import resource, sys\nfrom hubmerge.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = ["init", "base", "one", "two", "--out", "new.yaml"]
+    done = python("-c", script, *command, folder=here, PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stderr.count("the recipe cannot be written")) == (1, 1)
+    assert not (here / "new.yaml").exists()
 
 
 def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
+from builders import recipe_dict, tensor, write_model
 from huggingface_hub import HfApi
 from line import Line
 from processes import ROOT, act_as_ada, as_ada, python
@@ -29,16 +32,37 @@ CANARY = "hf_canary"
 closed_streams = pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 
 
-@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget", "--device-memory"])
+MERGE, EVALUATE = ["merge", "recipe.yaml", "--out", "out"], ["evaluate", "./model", "--suite", "zoo"]
+MEASURE = ["sensitivity", "./model", "--data", "d", "--prompt", "p", "--answer", "a", "--out", "s"]
+NUMBERS = {
+    "--checkpoint-every": MEASURE,
+    **dict.fromkeys(("--threads", "--chunk-elements", "--disk-budget", "--device-memory"), MERGE),
+    **dict.fromkeys(("--batch-size", "--seed", "--wall-limit", "--memory-limit"), EVALUATE),
+}
+
+
+@pytest.mark.parametrize("option", NUMBERS)
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
 def test_an_option_that_is_no_such_number_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
+    if (option, value) == ("--seed", "0"):
+        value = "9" * 19  # more than a result can state
     with pytest.raises(SystemExit) as stopped:
-        main(["merge", "recipe.yaml", "--out", "out", f"{option}={value}"])
+        main([*NUMBERS[option], f"{option}={value}"])
     assert stopped.value.code == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert f"{option}: must be a " in message
+
+
+@pytest.mark.parametrize("out", ["/proc/none/r.json", ".", "r.details"])
+def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main(["evaluate", "./model", "--suite", "zoo", "--out", out]) == 1
+    assert "hubmerge: E_DISK: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999999999999999999", "http"])
@@ -135,6 +159,15 @@ def test_memory_that_does_not_suffice_is_named(
     assert capsys.readouterr().err.startswith("hubmerge: E_TOO_BIG: ")
 
 
+def test_a_disk_that_is_full_is_named_with_what_to_do_whatever_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hubmerge.methods.registry", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    assert main(["methods"]) == 1
+    expected = "hubmerge: E_DISK: a file cannot be used: got No space left. Free some disk and resume.\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -178,6 +211,18 @@ def test_a_probe_keeps_to_its_disk_budget(
     assert capsys.readouterr().out == unlimited
 
 
+def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = {"model.layers.0.mlp.up_proj.weight": tensor(np.zeros((0, 4)))}
+    models = [{**empty, "v_head.weight": tensor(np.full(4, k))} for k in range(3)]
+    folders = [write_model(tmp_path / str(k), model) for k, model in enumerate(models)]
+    recipe = recipe_dict(folders[0], folders[1:], ignore=["v_head.*"])
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert main(["probe", str(tmp_path / "recipe.yaml")]) == 0
+    assert " 0.00% " in capsys.readouterr().out
+
+
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
     recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -213,6 +258,68 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
     assert not HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"]).repo_exists(name)
     shard.write_bytes(whole)
     assert main(["publish", str(out), name]) == 0
+
+
+@pytest.fixture
+def merged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: Line, recipe_file: Path, tmp_path: Path
+) -> Path:
+    """A finished folder of ada's."""
+    act_as_ada(monkeypatch, line.process, tmp_path)
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    return tmp_path / "merged"
+
+
+def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_those_of_tools_are_not(
+    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (".git/config", ".cache/huggingface/x", "sub/.git", "sub/notes.txt"):
+        (merged / name).parent.mkdir(parents=True, exist_ok=True)
+        (merged / name).write_text("x")
+    large = merged / "model-Q4.gguf"
+    large.write_bytes(b"GGUF" * 10_000)
+    monkeypatch.setattr("hubmerge.output.finished.SMALL_FILE_BYTES", 39_999)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was held") if path == large else read(path))
+    assert main(["publish", str(merged), line.target]) == 0
+    there = set(line.api.list_repo_files(line.target))
+    assert {large.name, "sub/notes.txt", "model.safetensors"} <= there
+    assert not [name for name in there if ".git" in name.split("/") or ".cache" in name]
+    assert line.hub.read_file(line.target, line.hub.head(line.target), large.name) == read(large)
+
+
+@pytest.mark.parametrize("unfit", [b"no-utf-8-\xff", b"two\nlines"])
+def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
+    merged: Path, line: Line, capsys: pytest.CaptureFixture[str], unfit: bytes
+) -> None:
+    try:
+        (merged / os.fsdecode(unfit)).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    assert main(["publish", str(merged), line.target]) == 1
+    assert "E_RECIPE: a file whose name the Hub does not take" in capsys.readouterr().err
+    assert not line.api.repo_exists(line.target)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"license": "mit"}, {"parents": None}, {"files": [{"name": "x"}]}, {"recipe": []}, {"more": 1}),
+        *({"statistics": {}}, {"method": {"title": "x"}}),
+    ],
+    ids=str,
+)
+def test_a_manifest_that_somebody_edited_into_none_is_named(
+    merged: Path, line: Line, capsys: pytest.CaptureFixture[str], change: dict[str, object]
+) -> None:
+    manifest = merged / "hubmerge.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    assert main(["publish", str(merged), line.target]) == 1
+    told = capsys.readouterr().err
+    assert "E_RECIPE: the manifest is damaged" in told
+    assert "https:" not in told
+    assert not line.api.repo_exists(line.target)
 
 
 def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(

@@ -149,7 +149,7 @@ def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Slow
     assert all(line["done"] <= line["total"] <= 3 for line in told)
 
 
-def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, monkeypatch: Any):
+def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, ear: Ear, monkeypatch: Any):
     monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.fast.unavailable", "compile")
@@ -157,11 +157,6 @@ def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Sl
     slowly("hubmerge.line.render_figures", "card")
     assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
     assert slowly.never_waited == set()
-
-
-def test_building_the_fast_pass_is_a_stage(recipe_file: Path, ear: Ear, monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
-    assert main(["merge", str(recipe_file), "--out", str(recipe_file.parent / "out"), "--log-json"]) == 0
     stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
     assert stages == ["resolve", "merge", "compile", "merge", "card"]
     told = [(line["done"], line["total"]) for line in ear.lines() if line.get("unit") == "parts"]

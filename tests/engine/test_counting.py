@@ -32,8 +32,6 @@ from hubmerge.statistics.statistics import (
     ResultTally,
     Statistics,
     Tally,
-    layer_of,
-    module_of,
     zero_result,
     zero_tally,
 )
@@ -217,24 +215,6 @@ def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
     ]
     assert missing == []
     assert f"`schema` {SCHEMA})" in page
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "module"),
-    [
-        ("model.layers.11.self_attn.q_proj.weight", 11, "attention"),
-        ("model.layers.3.mlp.experts.7.down_proj.weight", 3, "mlp"),
-        ("model.layers.0.input_layernorm.weight", 0, "norm"),
-        ("model.layers.0.self_attn.q_norm.weight", 0, "norm"),
-        ("model.embed_tokens.weight", None, "embedding"),
-        ("lm_head.weight", None, "head"),
-        ("model.norm.weight", None, "norm"),
-        ("transformer.h.5.attn.c_attn.weight", 5, "attention"),
-        ("something.else", None, "other"),
-    ],
-)
-def test_names_tell_layer_and_module(name: str, layer: int | None, module: str) -> None:
-    assert (layer_of(name), module_of(name)) == (layer, module)
 
 
 @pytest.mark.parametrize("quantities", [1, 2, 3, 4, 15, 33])

@@ -300,7 +300,7 @@ def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(
     assert PINS.read_text() == BEFORE
 
 
-def test_a_file_that_cannot_be_written_is_named(
+def test_a_file_that_cannot_be_written_or_read_is_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
@@ -308,6 +308,8 @@ def test_a_file_that_cannot_be_written_is_named(
     error = capsys.readouterr().err
     assert "the file of pins cannot be written" in error
     assert "clone" in error
+    assert main(["suites", "zoo", "--file", str(tmp_path / "pin.yaml")]) == 1
+    assert "the file of pins cannot be read" in capsys.readouterr().err
 
 
 def test_an_evaluation_says_which_of_its_datasets_are_not_pinned(

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 from datasets import load_dataset
 from huggingface_hub import DatasetCard, ModelCard
+from processes import ROOT
 
 from examples.zoo.cards import main, render
 from examples.zoo.domains import (
@@ -147,16 +148,16 @@ def test_the_dataset_card_lets_datasets_load_both_splits_of_a_domain(zoo, tmp_pa
     assert questions == read_questions(zoo / "eval" / f"{name}.jsonl")
 
 
-def test_the_python_example_of_the_readme_prints_the_right_sum(repository, zoo, monkeypatch, capsys):
+def test_the_python_example_of_the_readme_prints_the_right_sum(zoo, monkeypatch, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", (zoo / "README.md").read_text(encoding="utf-8"), re.S)
-    monkeypatch.chdir(repository)
+    monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() == "math 6 9 + 1 7 = 8 6"
 
 
-def test_every_path_that_the_readme_names_exists(repository, zoo):
+def test_every_path_that_the_readme_names_exists(zoo):
     text = (zoo / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"examples/zoo[\w./]*", text))
     assert len(named) >= 6
     for path in named:
-        assert (repository / path).exists(), path
+        assert (ROOT / path).exists(), path

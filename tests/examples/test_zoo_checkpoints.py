@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import torch
-from processes import python
+from processes import ROOT, python
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -209,8 +209,8 @@ def base(zoo):
     return checkpoint.load(str(zoo / BASE_NAME))
 
 
-def test_the_script_trains_base_and_agents_into_loadable_folders(repository, tmp_path):
-    script = repository / "examples" / "zoo" / "train.py"
+def test_the_script_trains_base_and_agents_into_loadable_folders(tmp_path):
+    script = ROOT / "examples" / "zoo" / "train.py"
     done = python(str(script), "--out", str(tmp_path), "--steps", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for name in (BASE_NAME, *AGENT_NAMES):

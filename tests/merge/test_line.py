@@ -58,7 +58,9 @@ def shell(zoo_hub: LocalHubProcess, tmp_path: Path) -> Shell:
     return Shell(zoo_hub, tmp_path)
 
 
-def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_commit(shell: Shell) -> None:
+def test_run_publishes_a_complete_model_in_one_commit_pins_its_parents_and_again_is_the_same_commit(
+    shell: Shell,
+) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram_plus"))
     first = shell.done("run", recipe, "--to", "ada/complete")
     took = (
@@ -73,6 +75,13 @@ def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_comm
     weights = shell.fetch("ada/complete", "model.safetensors")
     assert hashlib.sha256(weights).hexdigest() == report.files[0].sha256
     assert report.result["nonfinite"] == 0
+    parents = [f"zoo/{name}" for name in ("base", "math-agent", "tool-agent", "mem-agent")]
+    info, card = shell.api.model_info("ada/complete"), shell.fetch("ada/complete", "README.md").decode()
+    assert info.card_data.to_dict()["base_model"] == parents
+    assert "base_model:merge:zoo/math-agent" in (info.tags or [])
+    for repo in parents:
+        assert f"{shell.hub.endpoint}/{repo}/tree/{shell.api.model_info(repo).sha}" in card
+    assert 'model_id = "ada/complete"' in card
     left = shell.runs / report.identity / "out"
     left.mkdir(parents=True)  # by a kill between the commit and the end
     (left / "README.md").write_text("left")
@@ -80,19 +89,6 @@ def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_comm
     assert again.split()[-1] == first.split()[-1]
     assert shell.commits("ada/complete") == titles
     assert not list(shell.runs.iterdir())
-
-
-def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> None:
-    recipe = shell.recipe(RECIPE.format(method="ram"))
-    shell.done("run", recipe, "--to", "ada/card")
-    card = shell.fetch("ada/card", "README.md").decode()
-    info = shell.api.model_info("ada/card")
-    assert info.card_data.to_dict()["base_model"] == ["zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"]
-    assert "base_model:merge:zoo/math-agent" in (info.tags or [])
-    for name in ("base", "math-agent", "tool-agent", "mem-agent"):
-        sha = shell.api.model_info(f"zoo/{name}").sha
-        assert f"{shell.hub.endpoint}/zoo/{name}/tree/{sha}" in card
-    assert 'model_id = "ada/card"' in card
 
 
 def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(shell: Shell) -> None:

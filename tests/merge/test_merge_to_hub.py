@@ -76,7 +76,9 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
 
 def test_the_report_says_what_was_fetched(line: Line) -> None:
     line.to_hub()
-    fetch = line.report()["environment"]["fetch"]
+    environment = line.report()["environment"]
+    assert "resumed" not in environment
+    fetch = environment["fetch"]
     weights = line.prepare().plan.download_bytes
     assert fetch["bytes"] == weights
     assert fetch["shards"] == 3 * len(SHARDS)
@@ -93,6 +95,13 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line:
     assert line.to_folder() == line.undisturbed
     assert peak[0] <= line.disk_budget + ROUNDED_UP
     assert threads_left() == []
+
+
+def test_what_lies_beside_the_folder_for_fetched_inputs_is_nobodys_of_ours(line: Line) -> None:
+    for name in ("inputs-7", "inputs-old"):
+        (line.folder / name).mkdir()
+    line.to_folder()
+    assert {"inputs-7", "inputs-old"} <= {path.name for path in line.folder.iterdir()}
 
 
 def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line: Line) -> None:

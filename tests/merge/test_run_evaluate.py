@@ -94,6 +94,7 @@ def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_
     assert json.loads((folder / "pick.json").read_text())["chosen"] == "ram"
     assert "method: ram\n" in (folder / "recipe.yaml").read_text()
     assert "`linear`" in (folder / "pick.md").read_text()
+    assert not [*(tmp_path / "data" / "runs").iterdir()], "the variants' weights do not stay"
 
 
 def test_a_sweep_without_a_choice_publishes_every_variant(
@@ -106,11 +107,18 @@ def test_a_sweep_without_a_choice_publishes_every_variant(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--to", "ada/x"], ["r.yaml", "--sweep", "s.yaml", "--to", "ada/x"], ["r.yaml", "--pick", "--to", "ada/x"]],
+    ("arguments", "results", "said"),
+    [
+        ([], "", "E_RECIPE: name a recipe, or a sweep"),
+        (["r.yaml", "--sweep", "s.yaml"], "", "E_RECIPE: name a recipe, or a sweep"),
+        (["r.yaml", "--pick"], "", "E_RECIPE: --pick chooses"),
+        (["r.yaml", "--evaluate", "mth"], "", "Did you mean math?"),
+        (["r.yaml", "--evaluate", "zoo"], "./results", "E_SETTINGS: scores are recorded in a dataset on the Hub"),
+    ],
 )
-def test_contradicting_arguments_are_refused(
-    arguments: list[str], asked: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_done_in_the_end_is_refused_before_the_recipe_is_read(
+    arguments: list[str], results: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", *arguments]) == 1
-    assert "E_RECIPE" in capsys.readouterr().err
+    monkeypatch.setenv("HUBMERGE_RESULTS", results)
+    assert main(["run", *arguments, "--to", "ada/x"]) == 1
+    assert said in capsys.readouterr().err

@@ -26,6 +26,7 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
+from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.shard_cache import ShardCache
@@ -343,6 +344,24 @@ def test_a_run_that_is_still_at_work_is_not_given_up(command: Command, capsys: p
     assert command.published() == command.undisturbed
 
 
+def test_a_run_that_waits_for_the_answer_to_its_commit_keeps_what_it_made_from_another_one(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commit, codes = Hub.commit, []
+
+    def answered_late(hub: Hub, *arguments: Any, **more: Any) -> str:
+        done = commit(hub, *arguments, **more)
+        if not codes:  # the same command, in another terminal
+            codes.append(command.run())
+        return done
+
+    monkeypatch.setattr(Hub, "commit", answered_late)
+    assert (command.run(), codes) == (0, [0])
+    assert "memory at most" in capsys.readouterr().out, "what it took"
+    assert command.line.commits() == 1
+    assert not list(command.runs.iterdir())
+
+
 def test_a_run_that_nothing_has_moved_under_says_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command.killed(command.run)
     capsys.readouterr()
@@ -442,3 +461,23 @@ def test_a_sweep_goes_on_with_its_commits_too(
     assert len(shards) >= 4
     for name in shards:
         assert (tmp_path / "swept" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_another_sweep_into_the_folder_of_one_that_is_at_work_is_refused_and_takes_nothing_away(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, other = write_sweep(command.recipe, {"method": "linear"}), tmp_path / "other.yaml"
+    other.write_text(sweep.read_text().replace("linear", "ram"))
+    add_shard, codes = Journal.add_shard, []
+
+    def swept(sweep: Path) -> int:
+        return main(["sweep", str(sweep), "--out", str(tmp_path / "swept"), *OPTIONS, "--disk-budget", "0.005"])
+
+    def meanwhile(journal: Journal, shard: Any) -> None:
+        add_shard(journal, shard)
+        if not codes:
+            codes.append(swept(other))
+
+    monkeypatch.setattr(Journal, "add_shard", meanwhile)
+    assert (swept(sweep), codes) == (0, [1])
+    assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err

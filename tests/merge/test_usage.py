@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict, write_parents, write_sweep
@@ -41,11 +41,6 @@ def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(
     assert environment["resumed"] is True
     assert environment["fetch"]["hits"] > 0
     assert environment["seconds"] > 0
-
-
-def test_a_merge_in_one_run_does_not_say_that_it_was_resumed(line: Line) -> None:
-    line.to_hub()
-    assert "resumed" not in line.report()["environment"]
 
 
 def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
@@ -197,18 +192,3 @@ def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line) -> None
     for _ in range(2):
         assert line.to_folder() == line.undisturbed
     assert "verify" not in line.watcher.stages
-
-
-@pytest.mark.slow
-def test_verifying_is_told_in_json_lines(recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["merge", str(recipe_file), "--device", "cpu", "--out", str(tmp_path / "out")]
-
-    with patch.object(line_module, "make_report", side_effect=Killed), pytest.raises(Killed):
-        main(command)
-    capsys.readouterr()
-    there = shard_bytes(tmp_path / "out")
-    assert main([*command, "--resume", "--log-json"]) == 0
-    lines = [json.loads(text) for text in capsys.readouterr().err.splitlines()]
-    assert [line["stage"] for line in lines if line["type"] == "stage"] == ["resolve", "verify", "merge", "card"]
-    told = [line for line in lines if line["type"] == "progress" and line["stage"] == "verify"]
-    assert told[-1] == {"type": "progress", "stage": "verify", "done": there, "total": there, "unit": "B"}

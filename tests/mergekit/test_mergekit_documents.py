@@ -39,11 +39,6 @@ MEANINGS = {
         document("linear", models(), FLOAT32 + "parameters: {weight: 2}\n"),
         ("linear", (2.0, 2.0), {"base_weight": 2.0}),
     ),
-    "ties": (TIES, ("ties", (0.5, 0.5), {"density": 0.25, "trim_scope": "tensor", "lambda": 1.0, "disjoint": "mean"})),
-    "ramplus_tl": (
-        document("ramplus_tl"),
-        ("ram_plus", (1.0, 1.0), {"r": 0.1, "alpha": 0.2, "epsilon": 1e-5, "scope": "tensor"}),
-    ),
     "ties, density above 1": (
         document("ties", models("weight: 3", "weight: 3"), FLOAT32 + "parameters: {density: 1.5, lambda: 0.7}\n"),
         ("ties", (3.0, 3.0), {"density": 1.0, "trim_scope": "tensor", "lambda": 0.7}),

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from builders import T, llama_shapes, random_base, sparse_agent, write_model
+from builders import T, read_model, write_model
 from huggingface_hub import HfApi
-from line import Line, Watcher
+from line import SHARDS, Line, Watcher, upload_family
 from publishing import Publication
 
 from hubmerge.errors import (
@@ -226,16 +226,13 @@ def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory
     """A recipe whose second agent has one NaN near the end of its weights."""
     api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
     folder = tmp_path_factory.mktemp("broken")
-    base = random_base(3, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
-    bad = dict(sparse_agent(base, 0.3, 2))
-    raw = bad[GATE].raw.copy()
+    recipe = upload_family(api, folder, f"ada/{folder.name}-")
+    tensors = read_model(folder / "two")
+    raw = tensors[GATE].raw.copy()
     raw.reshape(-1)[5] = np.uint16(0x7FC0)
-    bad[GATE] = T("BF16", bad[GATE].shape, raw)
-    for name, tensors in {"base": base, "one": sparse_agent(base, 0.2, 1), "bad": bad}.items():
-        write_model(folder / name, tensors, shards=3)
-        api.create_repo(f"ada/broken-{name}", exist_ok=True)  # where tests of two modules take turns
-        api.upload_folder(repo_id=f"ada/broken-{name}", folder_path=folder / name)
-    return {"base": "ada/broken-base", "agents": ["ada/broken-one", "ada/broken-bad"], "method": "linear"}
+    write_model(folder / "two", {**tensors, GATE: T("BF16", raw.shape, raw)}, shards=len(SHARDS))
+    api.upload_folder(repo_id=recipe["agents"][1], folder_path=folder / "two")
+    return {**recipe, "method": "linear"}
 
 
 class Once(Watcher):

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from huggingface_hub import lfs
 from publishing import IDENTITY, Publication, Watched
+from report_helpers import report_of
 from stream_helpers import Watching
 
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.errors import BranchMovedError, TransientHubError
 from hubmerge.output import upload
-from hubmerge.output.publish import Published, Target, TargetState
+from hubmerge.output.publish import MAX_MANIFEST_BYTES, Published, Target, TargetState
 from hubmerge.output.upload import ShardUploader
+from hubmerge.text.wording import json_file
 from localhub.process import LocalHubProcess
 
 
@@ -254,9 +256,15 @@ def test_a_manifest_without_measure_is_foreign_content(job: Publication, monkeyp
     job.api.create_repo(job.name)
     job.add("hubmerge.json", own)
     assert job.publish().repo == job.name
-    monkeypatch.setattr("hubmerge.output.publish._MAX_MANIFEST_BYTES", len(own) - 1)
+    monkeypatch.setattr("hubmerge.output.publish.MAX_MANIFEST_BYTES", len(own) - 1)
     with pytest.raises(TargetExistsError):
         job.publish()
+
+
+def test_the_manifest_of_as_many_agents_and_layers_as_there_are_is_known_again() -> None:
+    labels = [f"some-agent-of-the-org-{k}" for k in range(32)]
+    one, two = (len(json_file(report_of(labels, layers=n).to_json())) for n in (1, 2))
+    assert one + 125 * 1.2 * (two - one) < MAX_MANIFEST_BYTES  # real figures have more digits
 
 
 @pytest.fixture
@@ -278,9 +286,3 @@ def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(uploader: Sh
     with uploader:
         uploader.drain()
     assert [p.name for p in tmp_path.iterdir()] == ["0.safetensors"]
-
-
-def test_what_an_upload_raised_is_raised_where_it_is_waited_for(uploader: ShardUploader, tmp_path: Path) -> None:
-    (tmp_path / "0.safetensors").unlink()
-    with uploader, pytest.raises(FileNotFoundError):
-        uploader.drain()
