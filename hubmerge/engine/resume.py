@@ -61,7 +61,8 @@ def own_cache(cache: Path, ranks: Ranks) -> Path:
     if ranks.rank:
         return cache.with_name(f"{cache.name}-{ranks.rank}")
     for left in cache.parent.glob(f"{cache.name}-*"):
-        if int(left.name.rpartition("-")[2]) >= ranks.size:
+        number = left.name.removeprefix(f"{cache.name}-")
+        if number.isdecimal() and int(number) >= ranks.size:
             shutil.rmtree(left, ignore_errors=True)
     return cache
 
