@@ -40,12 +40,11 @@ from workflows.app.panels import access_offer, fold, header, notice, problems_pa
 from workflows.app.search import model_box, suggest_models
 from workflows.app.service import Comparison, JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in
-from workflows.app.submission import checked_comparison
+from workflows.app.submission import MOST_CHARACTERS, checked_comparison
 
 POLL_S = 2.0
 FIGURES_KEPT = 32
 LISTED = 10  # tensors
-MOST_CHARACTERS = 400  # of a model's name and revision
 EMPTY = el("p", "Choose a model and the one that it was trained from.", cls="hm-dim hm-empty")
 # A browser may refuse storage inside a frame; then only the address remembers.
 _KEEP = """(base, agent) => {
