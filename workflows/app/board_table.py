@@ -146,7 +146,14 @@ def _estimate(key: str, title: str, of: Callable[[Row], Estimate | None], *, sig
     def value(row: Row) -> float | None:
         return None if (estimate := of(row)) is None else estimate.value
 
-    return Column(key, title, value, lambda row: estimate_text(of(row), sign=sign))
+    def text(row: Row) -> str:
+        """71.2 ±3.1: percent, and half of the interval's width."""
+        if (estimate := of(row)) is None:
+            return NOTHING
+        shown = f"{100 * estimate.value:+.1f}" if sign else f"{100 * estimate.value:.1f}"
+        return f"{shown.replace('-', '−')} ±{50 * (estimate.high - estimate.low):.1f}"
+
+    return Column(key, title, value, text)
 
 
 def _number(key: str, title: str, of: Callable[[Row], float | None], text: Callable[[float], str]) -> Column:
@@ -159,14 +166,6 @@ def _text(key: str, title: str, of: Callable[[Row], str]) -> Column:
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
     return Column(key, title, lambda row: shown(row).lower() or None, shown, is_number=False)
-
-
-def estimate_text(estimate: Estimate | None, *, sign: bool = False) -> str:
-    """71.2 ±3.1: percent, and half of the interval's width."""
-    if estimate is None:
-        return NOTHING
-    value = f"{100 * estimate.value:+.1f}" if sign else f"{100 * estimate.value:.1f}"
-    return f"{value.replace('-', '−')} ±{50 * (estimate.high - estimate.low):.1f}"
 
 
 def interval_text(estimate: Estimate | None, *, sign: bool = False) -> str:

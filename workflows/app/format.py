@@ -59,9 +59,9 @@ def model_href(model: str, sha: str = "") -> str:
     return f"model?model={quote(model, safe='/')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
 
 
-def model_link(model: str, sha: str = "", text: object = "") -> Markup:
+def model_link(model: str, sha: str) -> Markup:
     """A link to a model's page here; text only, where the name is none of a repo."""
-    return link(model_href(model, sha), text or model) if is_hub_id(model) else el("span", text or model)
+    return link(model_href(model, sha), model) if is_hub_id(model) else el("span", model)
 
 
 def evaluate_href(model: str = "") -> str:

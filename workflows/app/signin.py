@@ -30,7 +30,7 @@ from starlette.responses import HTMLResponse
 
 from hubmerge.errors import HubmergeError, InternalError, LoginError
 from hubmerge.hub.errors import translated
-from workflows.app.format import el, link
+from workflows.app.format import el, join, link
 from workflows.app.guard import App, Message, Receive, Scope, Send
 from workflows.app.site import plain_page
 
@@ -104,11 +104,10 @@ class AskedScopes:
         if scope["path"] == _LOGOUT:
             await self._app(scope, receive, send)
             return
-        if scope["path"] == _CALLBACK and "error" in query:
-            await _not_signed_in(query, back)(scope, receive, send)
-            return
-        if scope["path"] == _CALLBACK and query.get("_nb_redirects") == [_LAST_TRY] and not _has_session(scope):
-            await _no_cookie(back)(scope, receive, send)
+        no_cookie = query.get("_nb_redirects") == [_LAST_TRY] and "session" not in Request(scope).cookies
+        if scope["path"] == _CALLBACK and ("error" in query or no_cookie):
+            told = _not_signed_in(query, back) if "error" in query else _no_cookie(back)
+            await told(scope, receive, send)
             return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
         held: list[Message] = []  # an answer of 500, until it is known why
@@ -169,10 +168,6 @@ def _asked(scope: Scope) -> tuple[dict[str, list[str]], str]:
     return query, back if len(own) <= BACK_MAX_CHARACTERS else page
 
 
-def _has_session(scope: Scope) -> bool:
-    return "session" in Request(scope).cookies
-
-
 def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLResponse:
     """What the Hub sent a visitor back with instead of a sign-in, and the ways on."""
     if query["error"][-1] == "access_denied":
@@ -180,25 +175,28 @@ def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLRespons
     else:
         why = f"The Hub did not sign you in: {query.get('error_description', query['error'])[-1][:200]}."
     browsing = "Searching and inspecting need no account; starting a merge does."
-    ways = el("p", link(back, "Back to the page where you were"), " or ", link(sign_in_link(back), "sign in"), ".")
-    text = plain_page("You are not signed in", el("p", why), el("p", browsing), ways)
-    return HTMLResponse(text, 403, {"cache-control": "no-store"})
-
-
-def _not_now(back: str) -> HTMLResponse:
-    why = "The Hub does not answer, so nobody can sign in at the moment."
-    kept = "Nothing is lost: jobs that were accepted go on."
-    ways = el("p", link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
-    text = plain_page("Not now", el("p", why), el("p", kept), ways)
-    return HTMLResponse(text, 503, {"retry-after": "30", "cache-control": "no-store"})
+    ways = (link(back, "Back to the page where you were"), " or ", link(sign_in_link(back), "sign in"), ".")
+    return _page(403, why, browsing, join(*ways))
 
 
 def _no_cookie(back: str) -> HTMLResponse:
     why = "Your browser kept no cookie of this site, and without one nobody can be signed in."
     how = "A browser keeps it where the address begins with https, or is one of this machine; in a frame it may not."
-    ways = el("p", el("a", "Open this site in a tab of its own", href=back, target="_blank"), " and sign in there.")
-    text = plain_page("You are not signed in", el("p", why), el("p", how), ways)
-    return HTMLResponse(text, 403, {"cache-control": "no-store"})
+    tab = el("a", "Open this site in a tab of its own", href=back, target="_blank")
+    return _page(403, why, how, join(tab, " and sign in there."))
+
+
+def _not_now(back: str) -> HTMLResponse:
+    why = "The Hub does not answer, so nobody can sign in at the moment."
+    kept = "Nothing is lost: jobs that were accepted go on."
+    ways = (link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
+    return _page(503, why, kept, join(*ways))
+
+
+def _page(status: int, *paragraphs: object) -> HTMLResponse:
+    title, later = ("Not now", {"retry-after": "30"}) if status == 503 else ("You are not signed in", {})
+    text = plain_page(title, *(el("p", each) for each in paragraphs))
+    return HTMLResponse(text, status, {"cache-control": "no-store", **later})
 
 
 def _here(target: str) -> str:
