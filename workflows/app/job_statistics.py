@@ -128,7 +128,16 @@ def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
 
 def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
     """How unevenly each update is spread; nothing before it was counted."""
-    rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
+    shares = ("top_1_mass", "top_5_mass", "l0_sparsity")
+    rows = [
+        (
+            *(str(agent.get("agent", "")), _told(agent, "gini", ".3f")),
+            *(_told(agent, key, percent_text) for key in shares),
+            _told(agent, "kurtosis", ".3g"),
+        )
+        for agent in agents
+        if number_of(agent, "gini") is not None
+    ]
     head = ("Concentration", "Gini of |δ|", "|δ| in the top 1%", "|δ| in the top 5%", "L0 sparsity", "Kurtosis")
     if not rows:
         return None
@@ -137,11 +146,6 @@ def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
         "than Changed, which counts from one ε for every agent, so that the two need not add up to 100%."
     )
     return join(table(head, rows), el("p", told, cls="hm-dim"))
-
-
-def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:
-    shares = (_told(agent, key, percent_text) for key in ("top_1_mass", "top_5_mass", "l0_sparsity"))
-    return (str(agent.get("agent", "")), _told(agent, "gini", ".3f"), *shares, _told(agent, "kurtosis", ".3g"))
 
 
 def _told(values: Mapping[str, Any], key: str, form: str | Callable[[float], str]) -> str:

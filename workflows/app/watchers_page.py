@@ -318,7 +318,10 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Mark
     counted = Counter(_REASONS.get(event.code, _UNKNOWN) for event in events)
     reasons = [el("li", el("b", str(number)), " ", reason) for reason, number in counted.most_common()]
     timed = any(event.time for event in events)
-    rows = [(_which(e, endpoint), _why(e), *([when(e.time)] if timed else [])) for e in events]
+    rows = []
+    for event in events:
+        why = el("span", event.text, " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
+        rows.append((_which(event, endpoint), why, *([when(event.time)] if timed else [])))
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(
         el("h3", f"{title}: {len(events)}"),
@@ -331,10 +334,6 @@ def _which(event: WatcherEvent, endpoint: str) -> Markup:
     if event.kind == "skipped" and "/" in event.subject:
         return repo_link(endpoint, event.subject, event.sha)
     return el("span", event.subject)
-
-
-def _why(event: WatcherEvent) -> Markup:
-    return el("span", event.text, " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
 
 
 def _in_full(view: WatcherView) -> Markup:

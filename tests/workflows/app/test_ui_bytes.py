@@ -57,8 +57,8 @@ def long_site(gradio_oauth: None) -> Iterator[str]:
 
 
 def opened(chromium: Any, url: str, selector: str) -> tuple[int, int, float]:
-    """A page in a fresh profile: decoded bytes of what is not gradio's, bytes of all over the wire, and the seconds until
-    `selector` was there."""
+    """A page in a fresh profile: decoded bytes of what is not gradio's, bytes of all over the wire, and the
+    seconds until `selector` was there."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     try:
         page, finished = context.new_page(), list[Any]()
