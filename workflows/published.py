@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from pydantic_core import from_json
 
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError
@@ -36,8 +37,9 @@ def published_model(hub: Hub, name: str, revision: str | None) -> Published:
 
 
 def _report(text: str) -> dict[str, Any]:
+    """A stranger's JSON; none where it holds what can be told to nobody: NaN, half a character, endless nesting."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = from_json(text, allow_inf_nan=False)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

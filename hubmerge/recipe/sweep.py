@@ -48,14 +48,14 @@ def is_sweep(document: Any) -> bool:
 
 def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sweep:
     """Every variant, validated; RecipeError lists all problems of all variants."""
-    unknown = [key for key in document if key not in (*_SHARED, "sweep")]
+    unknown = sorted(map(str, set(document) - {*_SHARED, "sweep"}))  # YAML has other keys than texts, too
     entries = document["sweep"]
     if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise RecipeError(
             "a sweep has base, agents, calibration, dtype, ignore, tokenizer, seed and a list of entries",
             where=where,
             expected="sweep: [{method: …, parameters: {…}}, …]",
-            got=", ".join(map(str, unknown)) or type(entries).__name__,
+            got=", ".join(unknown) or type(entries).__name__,
             next_step=did_you_mean(unknown[0], _SHARED) if unknown else "",
         )
     shared = {key: document[key] for key in _SHARED if key in document}

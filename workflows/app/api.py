@@ -23,6 +23,7 @@ from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub.client import RepoSummary
 from hubmerge.output.plan_words import plan_summary
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
+from workflows.app.forms import MAX_NUMBER
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import (
     BoardSource,
@@ -48,7 +49,6 @@ from workflows.app.submission import (
 from workflows.app.web_words import on_the_web
 
 SEARCH_AT_MOST = 20
-MAX_NUMBER = 2**53  # the largest whole number that every JSON reader takes
 _TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}
 Endpoint = Callable[..., Any]
 
@@ -128,6 +128,9 @@ def _plain(answer: Any) -> Any:
         answer = {field.name: getattr(answer, field.name) for field in fields(answer)}
     if isinstance(answer, Mapping):
         return {"file" if key == "path" else key: _plain(value) for key, value in answer.items()}
+    # gradio's writer of JSON has no larger integers, and no half of a character
+    if isinstance(answer, str) or (isinstance(answer, int) and answer.bit_length() > 63):
+        return str(answer).encode(errors="replace").decode()
     return [_plain(value) for value in answer] if isinstance(answer, list | tuple) else answer
 
 

@@ -8,13 +8,11 @@ from typing import Any, TypedDict
 from urllib.parse import urlencode
 
 from hubmerge.board.export import row_data
-from hubmerge.board.values import Row, SuiteBoard
+from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import ResultError
-from workflows.app.board_query import asked, matching
+from workflows.app.board_query import MAX_LINES, asked, matching
 from workflows.app.service import BoardSource, Trial, Visitor, WatcherSource, WatcherView
 from workflows.app.session import signed_in
-
-MAX_LINES = 500  # rows of the board in one answer
 
 
 class BoardPage(TypedDict):
@@ -61,13 +59,14 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             sort: a column of the page's table, such as "overall", with - in front from the highest down; empty: by
                 rank.
         """
-        if not suite and not source.board().suites:
+        board = source.board()
+        if not suite and not board.suites:
             return {"suite": "", "version": "", "split": "", "suites": [], "domains": [], "total": 0, "rows": []}
-        found = _suite(source, suite)
+        found = _suite(board, suite)
         kind = "merges" if merges_only else ""
         filters = {"base": base, "method": method, "size": size, "license": license, "sort": sort, "kind": kind}
         values = {"suite": found.suite, "q": search, "skills": skills or "", **filters}
-        wanted = asked(source.board(), urlencode({name: value for name, value in values.items() if value}))
+        wanted = asked(board, urlencode({name: value for name, value in values.items() if value}))
         if wanted.wrong:
             raise ResultError("the leaderboard cannot be asked this", got=" ".join(wanted.wrong)[:500])
         rows = matching(found, wanted.query)
@@ -77,7 +76,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             "suite": found.suite,
             "version": found.version,
             "split": found.split,
-            "suites": [s.suite for s in source.board().suites],
+            "suites": [s.suite for s in board.suites],
             "domains": list(found.domains),
             "total": len(rows),
             "rows": [row_data(row) for row in page],
@@ -103,7 +102,7 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             suite: its name.
             sha: a commit; empty for the newest that has a result.
         """
-        found = _suite(source, suite)
+        found = _suite(source.board(), suite)
         row = found.find(id, sha or None)
         if row is None:
             raise _not_found(id, sha)
@@ -161,8 +160,7 @@ def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
     return watchers, pause_watcher, resume_watcher, run_watcher
 
 
-def _suite(source: BoardSource, name: str) -> SuiteBoard:
-    board = source.board()
+def _suite(board: Board, name: str) -> SuiteBoard:
     found = board.suite(name) if name else next(iter(board.suites), None)
     if found is None:
         known = ", ".join(s.suite for s in board.suites)

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
@@ -43,7 +44,7 @@ from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
-from workflows.app.signin import AskedScopes, OAuthClient, use_oauth_client
+from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client
 from workflows.app.site import Site, site_routes
 from workflows.app.style import CSS, TITLE, theme
 from workflows.app.watchers_page import watchers_page
@@ -141,6 +142,8 @@ def build_web_app(
                 max_file_size=1,
                 footer_links=["api"],
             )
+        mounted: Any = app.routes[-1]
+        mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
         answer_mcp_here(demo, app)
         app.add_middleware(AskedScopes)
         hosts = _space_hosts(settings)
@@ -210,9 +213,9 @@ class RunningApp:
 
     @property
     def url(self) -> str:
-        name = "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  (a comparison)
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104  (a comparison)
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"http://{name}:{port}"
+        return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
     def wait(self) -> None:
         self._thread.join()

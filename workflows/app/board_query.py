@@ -15,6 +15,7 @@ from workflows.app.board_table import ALWAYS, VIEWS, Column, columns, default_co
 
 ROWS_A_PAGE = 50
 COMPARED = (2, 5)
+MAX_LINES = 500  # rows in one answer of JSON
 MAX_SEARCH_CHARACTERS = 100
 MAX_VALUES = 100  # of an address
 _LONGEST = 200  # characters of any other value

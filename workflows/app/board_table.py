@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class Column:
 def columns(suite: SuiteBoard) -> Mapping[str, Column]:
     """Every column that a board may show, by its key."""
     several = len(suite.domains) > 1
+    skills = dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills)  # of some merge
     is_signed = any(r.signed is not False for r in suite.rows)  # where nothing is, a mark on every row says nothing
     found = (
         Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
@@ -48,15 +49,15 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         *(_estimate(f"score-{d}", domain_title(d), _domain_score(d)) for d in suite.domains if several),
         _estimate("overall", "Overall", lambda r: r.overall),
         Column("best", "Rank by skills", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
-        *(Column(f"gain-{t}", f"{task_title(t)[:40]} kept", _gain_kept(t), _gain_text(t)) for t in _skills_of(suite)),
-        _text("synergy", "Synergy", lambda r: ", ".join(_synergy(r))),
+        *(Column(f"gain-{t}", f"{task_title(t)[:40]} kept", _gain_kept(t), _gain_text(t)) for t in skills),
+        _text("synergy", "Synergy", _synergy),
         _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
         _text("parents", "Parents scored", _parents),
         _text("method", "Method", _method),
         _number("agents", "Agents", lambda r: r.agents or None, lambda n: f"{n:.0f}"),
-        _number("density", "Weights changed", lambda r: r.facts.density, _share),
-        _number("overlap", "Changed by several", lambda r: r.facts.overlap, _share),
-        _number("conflict", "In opposite directions", lambda r: r.facts.conflict, _share),
+        _number("density", "Weights changed", lambda r: r.facts.density, percent_text),
+        _number("overlap", "Changed by several", lambda r: r.facts.overlap, percent_text),
+        _number("conflict", "In opposite directions", lambda r: r.facts.conflict, percent_text),
         _text("scales", "Effective scale", _scales),
         _number("parameters", "Parameters", lambda r: r.facts.parameters, short_count),
         _number("size", "Size", lambda r: r.facts.size_bytes, bytes_text),
@@ -102,11 +103,6 @@ def _method(row: Row) -> str:
     return method_title(row.facts.method) if row.facts.method else "" if row.facts.is_merge else "not a merge"
 
 
-def _skills_of(suite: SuiteBoard) -> Sequence[str]:
-    """The tasks that are a skill of some merge's parents, as the rows have them in order."""
-    return list(dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills))
-
-
 def task_title(name: str) -> str:
     known = registry().get(name)
     return known.title if known else name.replace("_", " ").strip().capitalize()
@@ -133,8 +129,8 @@ def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
     return lambda row: line.score if (line := row.domain(name)) else None
 
 
-def _synergy(row: Row) -> list[str]:
-    return [d.domain + ("" if d.synergy_certain else " (within chance)") for d in row.domains if d.synergy]
+def _synergy(row: Row) -> str:
+    return ", ".join(d.domain + ("" if d.synergy_certain else " (within chance)") for d in row.domains if d.synergy)
 
 
 def _parents(row: Row) -> str:
@@ -150,7 +146,14 @@ def _estimate(key: str, title: str, of: Callable[[Row], Estimate | None], *, sig
     def value(row: Row) -> float | None:
         return None if (estimate := of(row)) is None else estimate.value
 
-    return Column(key, title, value, lambda row: estimate_text(of(row), sign=sign))
+    def text(row: Row) -> str:
+        """71.2 ±3.1: percent, and half of the interval's width."""
+        if (estimate := of(row)) is None:
+            return NOTHING
+        shown = f"{100 * estimate.value:+.1f}" if sign else f"{100 * estimate.value:.1f}"
+        return f"{shown.replace('-', '−')} ±{50 * (estimate.high - estimate.low):.1f}"
+
+    return Column(key, title, value, text)
 
 
 def _number(key: str, title: str, of: Callable[[Row], float | None], text: Callable[[float], str]) -> Column:
@@ -163,14 +166,6 @@ def _text(key: str, title: str, of: Callable[[Row], str]) -> Column:
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
     return Column(key, title, lambda row: shown(row).lower() or None, shown, is_number=False)
-
-
-def estimate_text(estimate: Estimate | None, *, sign: bool = False) -> str:
-    """71.2 ±3.1: percent, and half of the interval's width."""
-    if estimate is None:
-        return NOTHING
-    value = f"{100 * estimate.value:+.1f}" if sign else f"{100 * estimate.value:.1f}"
-    return f"{value.replace('-', '−')} ±{50 * (estimate.high - estimate.low):.1f}"
 
 
 def interval_text(estimate: Estimate | None, *, sign: bool = False) -> str:
@@ -188,10 +183,6 @@ def skills_text(row: Row) -> str:
         return row.skills.text
     is_awaited = row.status == "done" and any(p.status != "scored" for p in row.parents)
     return f"{_parents(row)} parents scored" if is_awaited else NOTHING
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f}%"
 
 
 def share_text(value: float | None) -> str:

@@ -40,12 +40,10 @@ from workflows.app.panels import access_offer, fold, header, notice, problems_pa
 from workflows.app.search import model_box, suggest_models
 from workflows.app.service import Comparison, JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in
-from workflows.app.submission import checked_comparison
+from workflows.app.submission import MOST_CHARACTERS, checked_comparison
 
 POLL_S = 2.0
-FIGURES_KEPT = 32
 LISTED = 10  # tensors
-MOST_CHARACTERS = 400  # of a model's name and revision
 EMPTY = el("p", "Choose a model and the one that it was trained from.", cls="hm-dim hm-empty")
 # A browser may refuse storage inside a frame; then only the address remembers.
 _KEEP = """(base, agent) => {
@@ -74,15 +72,12 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     draft = gr.JSON(value=None, visible=False)
     timer = gr.Timer(POLL_S, active=False)
     shown = [models, outcome, job_id, cancel, timer]
-    figures = Figures()
     for box in (base, agent):
         suggest_models(box, service, lanes)
 
     def of_job(job: JobView, visitor: Visitor | None) -> list[Any]:
-        told = job_standing(job)
-        if job.state == "done" and job.result:
-            diff = Diff.from_json(job.result)
-            told = diff_panel(diff, figures.of(job.id, diff))
+        done = job.state == "done" and job.result
+        told = diff_panel(Diff.from_json(done)) if done else job_standing(job)
         own = visitor is not None and visitor.name == job.user
         may_cancel = own and job.state in ("queued", "running")
         return [told, job.id, gr.update(visible=may_cancel), gr.update(active=job.state not in TERMINAL)]
@@ -145,22 +140,6 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     cancel.click(for_visitor(cancelling), [job_id], shown, concurrency_limit=4, **PRIVATE)
 
 
-class Figures:
-    """The last figures that were drawn, since all visitors of a page want the same one."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, bytes] = {}
-
-    def of(self, job_id: str, diff: Diff) -> bytes:
-        drawn = self._kept.pop(job_id, None)
-        if drawn is None:
-            drawn = draw(diff)
-        self._kept[job_id] = drawn  # the last used one comes last
-        for oldest in list(self._kept)[:-FIGURES_KEPT]:
-            self._kept.pop(oldest, None)
-        return drawn
-
-
 def _asked_for(query: Mapping[str, str], draft: Any) -> tuple[str, str]:
     """The names in the address. Signing in brings back only the first; the browser has kept the other."""
     base, agent = (str(query.get(name) or "").strip()[:MOST_CHARACTERS] for name in ("base", "agent"))
@@ -199,12 +178,12 @@ def job_standing(job: JobView) -> Markup:
     return join(el("p", badge(job.state)), stage_track(job), progress_panel(job), warnings_panel(job.warnings))
 
 
-def diff_panel(diff: Diff, figure: bytes) -> Markup:
+def diff_panel(diff: Diff) -> Markup:
     """The changes of the training: a figure, and tables of numbers."""
     told = el("p", f"{compared(diff)}.", cls="hm-dim")
     if diff.nothing_changed:
         return join(notice("good", NOTHING_CHANGED), told, warnings_panel(diff.warnings))
-    source = f"data:image/svg+xml;base64,{b64encode(figure).decode('ascii')}"
+    source = f"data:image/svg+xml;base64,{b64encode(draw(diff)).decode('ascii')}"
     picture = el("img", src=source, alt="What changed by layer and module type, and how large single changes are")
     tops = [_section(top_table(diff, by, LISTED), folded=by != TOP[0]) for by in TOP_TITLES]
     layers = _section(layer_table(diff), folded=True) if diff.layers else None

@@ -21,10 +21,9 @@ from workflows.app.panels import access_offer, header, notice, problems_panel, s
 from workflows.app.search import model_box, suggest_models
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
-from workflows.app.submission import one_model
+from workflows.app.submission import MOST_CHARACTERS, one_model
 
 POLL_S = 5.0
-_MOST_CHARACTERS = 300  # of a model's name in an address
 
 
 def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
@@ -47,7 +46,7 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
     suggest_models(model, service, lanes)
 
     def opening(request: gr.Request) -> list[Any]:
-        named = str(request.query_params.get("model") or "").strip()[:_MOST_CHARACTERS]
+        named = str(request.query_params.get("model") or "").strip()[:MOST_CHARACTERS]
         wanted = str(request.query_params.get("suite") or "")
         filled = gr.update(value=named, choices=[named]) if named else gr.skip()
         return [filled, gr.update(value=wanted) if wanted in suites else gr.skip()]

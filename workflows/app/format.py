@@ -7,6 +7,7 @@ and in attributes, so text of strangers stays text.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -58,9 +59,9 @@ def model_href(model: str, sha: str = "") -> str:
     return f"model?model={quote(model, safe='/')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
 
 
-def model_link(model: str, sha: str = "", text: object = "") -> Markup:
+def model_link(model: str, sha: str) -> Markup:
     """A link to a model's page here; text only, where the name is none of a repo."""
-    return link(model_href(model, sha), text or model) if is_hub_id(model) else el("span", text or model)
+    return link(model_href(model, sha), model) if is_hub_id(model) else el("span", model)
 
 
 def evaluate_href(model: str = "") -> str:
@@ -128,22 +129,33 @@ def when(text: str | None) -> Markup:
     away = (datetime.now(UTC) - value).total_seconds()
     said = f"{value:%Y-%m-%d}"
     for unit, seconds, most in (("day", 86_400, 30), ("hour", 3600, 24), ("minute", 60, 60)):
-        number = int(abs(away) // seconds)
-        if number < most:
-            said = _counted(number, unit, away) if number else "just now" if away >= 0 else "in less than a minute"
+        count = int(abs(away) // seconds)
+        if count < most:
+            counted = f"{count} {unit}{'s' * (count > 1)}" if count else "less than a minute"
+            said = f"in {counted}" if away < 0 else f"{counted} ago" if count else "just now"
     return el("time", said, datetime=value.isoformat(), title=time_text(text))
 
 
-def _counted(number: int, unit: str, away: float) -> str:
-    counted = f"{number} {unit}{'s' * (number > 1)}"
-    return f"{counted} ago" if away >= 0 else f"in {counted}"
-
-
-def number_of(values: Any, key: str) -> float | None:
-    """A finite number under `key` of untyped data, None where there is none."""
-    value = values.get(key) if values else None
+def number(value: Any) -> float | None:
+    """A finite number of untyped data, None where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):  # of an integer beyond any float
         return float(value) if math.isfinite(value) else None
     return None
+
+
+def number_of(values: Any, key: str) -> float | None:
+    """The same, of what stands under `key`."""
+    return number(values.get(key)) if isinstance(values, Mapping) else None
+
+
+def list_of(values: Any, key: str) -> list[Any]:
+    """The list under `key` of untyped data; empty where there is none."""
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return list(found) if isinstance(found, list | tuple) else []
+
+
+def tables_of(values: Any, key: str) -> list[Mapping[str, Any]]:
+    """The objects in the list under `key` of untyped data."""
+    return [each for each in list_of(values, key) if isinstance(each, Mapping)]

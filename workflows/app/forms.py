@@ -29,6 +29,8 @@ from hubmerge.text.plain_yaml import load_plain_yaml
 Kind = Literal["number", "integer", "switch", "choice", "text", "yaml"]
 # in words: a form shows the entity of a sign, not the sign
 _LIMITS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+MAX_NUMBER = 2**53  # the largest whole number that every browser and reader of JSON takes
+_HELD: Mapping[str, Any] = {"number": int | float, "integer": int, "switch": bool, "choice": str, "text": str}
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
 
@@ -134,6 +136,13 @@ def _from_yaml(field: ParameterField, text: Any) -> Any:
         raise RecipeError("a parameter is not YAML", problems=[problem]) from None
 
 
+def holds(kind: Kind, value: Any) -> bool:
+    """Whether a component of a kind can show a value, and give it back."""
+    if value is None or kind == "yaml":
+        return True
+    return isinstance(value, _HELD[kind]) and not (isinstance(value, int) and abs(value) > MAX_NUMBER)
+
+
 def values_of(fields: Sequence[ParameterField], parameters: Mapping[str, Any]) -> list[Any]:
     """The values that the components show for a recipe's `parameters`."""
     shown = []
@@ -146,7 +155,7 @@ def values_of(fields: Sequence[ParameterField], parameters: Mapping[str, Any]) -
 def _plain(value: Any) -> str:
     """A value as a recipe writes it."""
     if isinstance(value, float):
-        return re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), f"{value:g}")
+        return re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), str(value).removesuffix(".0"))
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple | dict | bool) else str(value)
 
 

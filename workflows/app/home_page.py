@@ -85,11 +85,12 @@ def _base(score: float) -> Markup:
 
 def _standing(service: Service, board: BoardSource | None) -> Markup:
     """What is under way, and the latest merges with the skills that they kept."""
-    counts = service.under_way()
-    parts = [
-        f"{number} {what}" for number, what in zip(counts, ("merging", "evaluating", "waiting"), strict=True) if number
-    ]
-    now = f"Now: {', '.join(parts)}." if parts else "Nothing is running at the moment."
+    try:
+        counts = zip(service.under_way(), ("merging", "evaluating", "waiting"), strict=True)
+        parts = [f"{number} {what}" for number, what in counts if number]
+        now = f"Now: {', '.join(parts)}." if parts else "Nothing is running at the moment."
+    except HubmergeError:  # the page is of use without
+        now = "What is running cannot be told at the moment."
     told = el("p", now, " ", el("a", "See the activity", href="activity"), cls="hm-dim")
     return join(_latest(board), told)
 

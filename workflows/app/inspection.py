@@ -8,11 +8,12 @@ along.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from functools import partial
 from textwrap import shorten
+from threading import Semaphore
 from typing import Any
 
 from markupsafe import Markup
@@ -24,12 +25,13 @@ from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.text.markdown import size
 from workflows.app.format import bytes_text, diff_href, duration_text, el, join, repo_link
+from workflows.app.lanes import in_thread
 from workflows.app.panels import access_offer, plan_panel, problems_panel
 from workflows.app.service import ModelFacts, Service, Visitor
 from workflows.app.submission import checked_recipe
 
 SUGGESTED = 8  # agents that are offered for a base
-_THREADS = 8
+_THREADS = 8  # that ask at once
 _CLOSE = 0.72  # of difflib's ratio: one slip or two in a name
 _ALIKE = 0.8  # of the part behind the owner
 
@@ -163,18 +165,20 @@ def advise(base: str, agents: Sequence[str], service: Service, visitor: Visitor 
 def _about(
     names: Sequence[str], service: Service, visitor: Visitor | None
 ) -> Mapping[str, ModelFacts | HubmergeError | None]:
+    at_once = Semaphore(_THREADS)
+
     def ask(name: str) -> ModelFacts | HubmergeError | None:
         try:
-            return service.about(name, visitor)
+            with at_once:
+                return service.about(name, visitor)
         except HubmergeError as error:
             return error
         except ValueError:
             return None  # no name of a model, which the inspection says
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        # each thread asks in a copy of this context, which says until when the Hub may be asked
-        asked = {name: pool.submit(copy_context().run, ask, name) for name in dict.fromkeys(names)}
-        return {name: answer.result() for name, answer in asked.items()}
+    # each thread asks in a copy of this context, which says until when the Hub may be asked
+    asked = {name: in_thread(partial(copy_context().run, ask, name)) for name in dict.fromkeys(names)}
+    return {name: answer.result() for name, answer in asked.items()}
 
 
 def _bare(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hubmerge.text.markdown import short_count
-from workflows.app.format import el, join, number_of, percent_text
+from workflows.app.format import el, join, list_of, number, number_of, percent_text, tables_of
 from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import fold, section, table
 from workflows.app.service import JobView
@@ -44,7 +44,7 @@ def statistics_panel(view: JobView) -> Markup | None:
 def _shares_by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Agent → depth → the share of the layer that it changed."""
     layers = values.get("layers")
-    names = [str(a.get("agent", "")) for a in values.get("agents") or () if isinstance(a, Mapping)]
+    names = [str(agent.get("agent", "")) for agent in tables_of(values, "agents")]
     found: dict[str, dict[str, float]] = {name: {} for name in names}
     for depth, shares in layers.items() if isinstance(layers, Mapping) else ():
         for name, share in zip(names, shares if isinstance(shares, list) else (), strict=False):
@@ -81,19 +81,18 @@ def _ends(shares: Mapping[str, float]) -> Markup:
 def statistics_parts(values: Mapping[str, Any], counted: str = "counted") -> list[Markup | None]:
     """Shares, agents, overlaps and pairs of the `total` of a report."""
     elements = number_of(values, "elements") or 0
-    agents = [a for a in values.get("agents") or () if isinstance(a, Mapping)]
-    pairs = [p for p in values.get("pairs") or () if isinstance(p, Mapping)]
+    agents, pairs = tables_of(values, "agents"), tables_of(values, "pairs")
     return [
         el("p", f"{short_count(round(elements))} parameters {counted}.", cls="hm-dim"),
-        share_bar(values.get("shares") or {}),
+        share_bar(values.get("shares")),
         agents_table(agents),
         _concentration_table(agents),
-        _overlap_table(values.get("overlap_share") or (), len(agents)),
+        _overlap_table(list_of(values, "overlap_share"), len(agents)),
         table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
     ]
 
 
-def share_bar(shares: Mapping[str, Any]) -> Markup:
+def share_bar(shares: Any) -> Markup:
     """All parameters as one bar, to scale: those changed by one agent, by several, and by none."""
     known = [(name, text, share) for name, text in _SHARES if (share := number_of(shares, name)) is not None]
     parts = [
@@ -117,20 +116,28 @@ def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
 
 def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
     density, unique = number_of(agent, "density"), number_of(agent, "unique_share")
-    rho = agent.get("rho")
-    changed = density is not None and density > 0
+    rho, changed = agent.get("rho"), density is not None and density > 0
     return (
         str(agent.get("agent", "")),
         _meter(density),
         percent_text(unique) if unique is not None and changed else "–",
         percent_text(1 - unique) if unique is not None and changed else "–",
-        "nothing unique" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
+        "nothing unique" if rho == "inf" else _told(agent, "rho", ".3g"),
     )
 
 
 def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
     """How unevenly each update is spread; nothing before it was counted."""
-    rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
+    shares = ("top_1_mass", "top_5_mass", "l0_sparsity")
+    rows = [
+        (
+            *(str(agent.get("agent", "")), _told(agent, "gini", ".3f")),
+            *(_told(agent, key, percent_text) for key in shares),
+            _told(agent, "kurtosis", ".3g"),
+        )
+        for agent in agents
+        if number_of(agent, "gini") is not None
+    ]
     head = ("Concentration", "Gini of |δ|", "|δ| in the top 1%", "|δ| in the top 5%", "L0 sparsity", "Kurtosis")
     if not rows:
         return None
@@ -139,11 +146,6 @@ def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
         "than Changed, which counts from one ε for every agent, so that the two need not add up to 100%."
     )
     return join(table(head, rows), el("p", told, cls="hm-dim"))
-
-
-def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:
-    shares = (_told(agent, key, percent_text) for key in ("top_1_mass", "top_5_mass", "l0_sparsity"))
-    return (str(agent.get("agent", "")), _told(agent, "gini", ".3f"), *shares, _told(agent, "kurtosis", ".3g"))
 
 
 def _told(values: Mapping[str, Any], key: str, form: str | Callable[[float], str]) -> str:
@@ -161,7 +163,7 @@ def _meter(share: float | None) -> Markup | str:
 
 def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
     """How many agents changed an element: 0 … K."""
-    values = [s for s in shares if isinstance(s, int | float)]
+    values = [known for share in shares if (known := number(share)) is not None]
     if agents < 3 or len(values) != agents + 1:
         return None  # with two agents the bar above says the same
     columns = ("no agent", "1 agent", *(f"{c} agents" for c in range(2, agents + 1)))
@@ -169,6 +171,6 @@ def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
 
 
 def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:
-    names = " + ".join(str(n) for n in pair.get("agents") or ())
+    names = " + ".join(map(str, list_of(pair, "agents")))
     shown = (_told(pair, key, ".3f") for key in ("jaccard", "cosine"))
     return (names, *shown, _told(pair, "sign_agreement", percent_text))

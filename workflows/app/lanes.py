@@ -20,12 +20,13 @@ import asyncio
 import inspect
 import ipaddress
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import gradio as gr
@@ -62,7 +63,6 @@ class _Lane:
         self._name, self._at_once, self._each, self._hint = name, at_once, each, hint
         self.wall_s = wall_s
         self._places: list[_Place] = []
-        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix=f"ask-{name}")
 
     def take(self, visitor: str) -> _Place:
         """A place; QuotaError when there is none."""
@@ -90,8 +90,7 @@ class _Lane:
             ASKED_UNTIL.set(place.until)
             return work()
 
-        # each call gets a context of its own, since threads are used again
-        done = asyncio.get_running_loop().run_in_executor(self._threads, Context().run, asked)
+        done = asyncio.wrap_future(in_thread(partial(Context().run, asked)))
         done.add_done_callback(lambda _: self._places.remove(place))
         ended, _ = await asyncio.wait([done], timeout=self.wall_s)
         if ended:
@@ -103,6 +102,20 @@ class _Lane:
             expected=f"at most {self.wall_s:g} s",
             next_step=f"Try again in {math.ceil(self.wall_s)} s.{self._hint}",
         )
+
+
+def in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """The future of `work()`, in a thread for which the end of the process does not wait, as it would for a pool's."""
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="ask", daemon=True).start()
+    return done
 
 
 class Lanes:

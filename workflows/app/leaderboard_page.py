@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
@@ -23,14 +23,13 @@ from starlette.routing import BaseRoute, Route
 from hubmerge.board.export import json_parts, row_data, suite_csv_parts
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
-from workflows.app.board_query import asked, matching
+from workflows.app.board_query import MAX_LINES, asked, matching
 from workflows.app.board_view import board_view
 from workflows.app.format import el, evaluate_href, join, link
 from workflows.app.frame import LOADING, html
 from workflows.app.panels import header, problems_panel
 from workflows.app.service import BoardSource
 
-MAX_LINES = 500  # rows in one answer of JSON
 _OWN = ("offset", "limit")
 _JSON = "application/json"
 
@@ -144,8 +143,8 @@ def _asked_rows(board: Board, request: Request) -> tuple[SuiteBoard, list[Row]] 
     name = request.path_params["suite"]
     if (suite := board.suite(name)) is None:
         return PlainTextResponse("no such suite", status_code=404)
-    given = [part for part in request.url.query.split("&") if part and part.partition("=")[0] not in _OWN]
-    found = asked(board, "&".join([*(p for p in given if not p.startswith("suite=")), f"suite={name}"]))
+    given = [pair for pair in parse_qsl(request.url.query) if pair[0] not in (*_OWN, "suite")]
+    found = asked(board, urlencode([*given, ("suite", name)]))
     if found.wrong:
         return PlainTextResponse("\n".join(found.wrong), status_code=400)
     return suite, matching(suite, found.query)

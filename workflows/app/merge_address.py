@@ -18,11 +18,13 @@ from urllib.parse import quote, urlencode
 
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import registry
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.text.wording import did_you_mean
 from workflows.app.forms import fields_of
+from workflows.app.submission import names_in
 
 TEXTS = ("link", "YAML", "Python", "command line")
 MAX_ADDRESS_CHARACTERS = 6000  # with more, some server or browser on the way refuses
@@ -39,7 +41,7 @@ def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
     weights = [agent.get("weight", 1) for agent in agents]
     plain = all(isinstance(weight, int | float) for weight in weights)
     if plain and any(weight != 1 for weight in weights):
-        pairs += [("weight", f"{weight:g}") for weight in weights]
+        pairs += [("weight", str(weight).removesuffix(".0")) for weight in weights]
     known = registry().get(str(recipe.get("method")))
     pairs.append(("method", str(recipe.get("method") or "")))
     parameters = dict(recipe.get("parameters") or {})
@@ -70,8 +72,11 @@ def _written(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
 
 
-def read_address(query: Any) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
-    """The recipe of an address as users write it, the result's name, and what is wrong in it, which is left out."""
+def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
+    """The recipe of an address as users write it, the result's name, and what is wrong in it, which is left out.
+
+    `endpoint`: the Hub in use, whose pages' addresses name models, too.
+    """
     problems: list[Problem] = []
 
     def wrong(key: str, what: str, expected: str, step: str = "") -> None:
@@ -80,9 +85,10 @@ def read_address(query: Any) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
         problems.append(Problem(RecipeError.code, what, f"the address, {key}", expected, got, step))
 
     methods = registry()
-    recipe: dict[str, Any] = {"base": _first(query, "base"), "agents": values_at(query, "agent")[:MAX_AGENTS]}
-    if (count := len(values_at(query, "agent"))) > MAX_AGENTS:
-        wrong("agent", f"the address names {count} agents", f"at most {MAX_AGENTS}")
+    base, agents = names_in([_first(query, "base")], endpoint), names_in(values_at(query, "agent"), endpoint)
+    recipe: dict[str, Any] = {"base": next(iter(base), ""), "agents": agents[:MAX_AGENTS]}
+    if len(agents) > MAX_AGENTS:
+        wrong("agent", f"the address names {len(agents)} agents", f"at most {MAX_AGENTS}")
     method = _first(query, "method")
     if method and method not in methods:
         wrong("method", "there is no such method", ", ".join(methods), did_you_mean(method, methods))
@@ -102,24 +108,21 @@ def read_address(query: Any) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
             else:
                 wrong(key, f"there is no such {key}", ", ".join(known), did_you_mean(value, known))
     if seed := _first(query, "seed"):
-        if seed.isascii() and seed.isdigit() and len(seed) <= 18:
+        if seed.isascii() and seed.isdigit() and len(seed) <= 19:
             recipe["seed"] = int(seed)
         else:
             wrong("seed", "the seed is no whole number", "a whole number")
     if ignore := [part for part in _first(query, "ignore").replace(",", " ").split() if part]:
         recipe["ignore"] = ignore
     parameters = _parameters(query, methods.get(method), wrong)
-    if text := _first(query, "more"):
-        try:
-            more = load_plain_yaml(text)
-        except ValueError:
-            more = None
-        if isinstance(more, dict) and not more.keys() & set(_SIMPLE) - {"agents", "parameters"}:
-            parameters |= more.pop("parameters", None) or {}
-            recipe["agents"] = _with_settings(recipe["agents"], more.pop("agents", None) or {})
-            recipe |= more
-        else:
-            wrong("more", "it cannot be read", "YAML of what has no name of its own in an address")
+    try:
+        more = _more(_first(query, "more"))
+    except ValueError:
+        wrong("more", "it cannot be read", "YAML of what has no name of its own in an address")
+    else:
+        parameters |= more.pop("parameters", {})
+        recipe["agents"] = _with_settings(recipe["agents"], more.pop("agents", {}))
+        recipe |= more
     if parameters:
         recipe["parameters"] = parameters
     return recipe, _first(query, "name")[:96], tuple(problems)
@@ -148,12 +151,24 @@ def _parameters(query: Any, method: Any, wrong: Any) -> dict[str, Any]:
     return found
 
 
-def _with_settings(agents: list[Any], own: Any) -> list[Any]:
-    if not isinstance(own, dict):
-        return agents
+def _more(text: str) -> dict[str, Any]:
+    """What an address says without names of its own; ValueError where a form could not hold it."""
+    more = load_plain_yaml(text) if text else {}
+    if not isinstance(more, dict) or more.keys() & set(_SIMPLE) - {"agents", "parameters"}:
+        raise ValueError
+    own = more.get("agents", {})
+    tables = [own, more.get("parameters", {}), *(own.values() if isinstance(own, dict) else ())]
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError
+    for table in (more, *own.values()):
+        if "calibration" in table:
+            CalibrationSpec.model_validate(table["calibration"])
+    return more
+
+
+def _with_settings(agents: list[Any], own: Mapping[str, dict[str, Any]]) -> list[Any]:
     named: list[dict[str, Any]] = [agent if isinstance(agent, dict) else {"model": agent} for agent in agents]
-    settings: dict[str, dict[str, Any]] = {name: value for name, value in own.items() if isinstance(value, dict)}
-    joined = [{**agent, **settings.get(agent["model"], {})} for agent in named]
+    joined = [agent | own.get(agent["model"], {}) | agent for agent in named]
     return [agent if len(agent) > 1 else agent["model"] for agent in joined]
 
 

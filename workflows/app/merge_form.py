@@ -27,7 +27,7 @@ from workflows.app.calibration_form import (
     given,
     uses_calibration,
 )
-from workflows.app.forms import component_of, fields_of, parameters_of, values_of
+from workflows.app.forms import component_of, fields_of, holds, parameters_of, values_of
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
@@ -211,7 +211,7 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     specs = given(*calibration) if uses_calibration(recipe["method"]) else {}
     if EVERYONE in specs:
         recipe["calibration"] = specs[EVERYONE]
-    recipe["seed"] = 0 if seed is None else seed
+    recipe |= {} if seed is None else {"seed": seed}
     beyond = _read_more(more, recipe)
     if own_parameters := beyond.pop("parameters", {}):
         recipe["parameters"] = {**parameters, **own_parameters}
@@ -219,7 +219,7 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     for name in specs.keys() & set(agents):
         own[name] = {"calibration": specs[name], **own.get(name, {})}
     recipe["agents"] = [_agent(n, w, own.get(n, {})) for n, w in zip(agents, weights, strict=False)]
-    return {**recipe, **beyond}
+    return {**recipe, "seed": recipe.get("seed", 0), **beyond}
 
 
 def _agent(name: str, weight: Any, own: Mapping[str, Any]) -> Any:
@@ -297,19 +297,21 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     for m in registry().values():
         fields = fields_of(m)
         if m.name == method:
-            numbers = {f.name for f in fields if f.kind != "yaml"}
-            beyond = {key: v for key, v in parameters.items() if isinstance(v, list) and key in numbers}
+            kinds = {field.name: field.kind for field in fields}
+            beyond = {k: v for k, v in parameters.items() if k not in kinds or not holds(kinds[k], v)}
             updates += [gr.update(value=value) for value in values_of(fields, without(parameters, beyond))]
         else:
             updates += [gr.skip()] * len(fields)
     for key, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
         value = recipe.get(key)
         updates.append(gr.update(value=value if value in known else ""))
-    seed, ignore = recipe.get("seed"), recipe.get("ignore")
-    updates.append(gr.update(value=seed if isinstance(seed, int) else 0))
+    seed, ignore = recipe.get("seed", 0), recipe.get("ignore")
+    held = holds("integer", seed)
+    updates.append(gr.update(value=seed if held else None))
     updates.append(gr.update(value=", ".join(map(str, ignore)) if isinstance(ignore, list | tuple) else ""))
     more = {
         **without(recipe, _OF_FIELDS),
+        **({} if held else {"seed": seed}),
         **({"parameters": beyond} if beyond else {}),
         **({"agents": left} if (left := {name: s for name, s in own.items() if s}) else {}),
     }

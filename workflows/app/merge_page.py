@@ -136,7 +136,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     def opening(request: gr.Request, visitor: Visitor | None, kept: Any) -> list[Any]:
         query = request.query_params
         try:
-            given, target, wrong = _asked_for(service, query, visitor, kept)
+            given, target, wrong = _asked_for(service, query, visitor, kept, len(form.kept))
         except HubmergeError as error:
             given, target, wrong = {}, {}, error
         title = "Part of this address cannot be used" if given else ""
@@ -308,11 +308,11 @@ def _from_yaml(text: str) -> list[Any]:
 
 
 def _asked_for(
-    service: Service, query: Any, visitor: Visitor | None, kept: Any
+    service: Service, query: Any, visitor: Visitor | None, kept: Any, count: int
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], HubmergeError | None]:
     """The recipe and target to open with, and what is wrong with the address.
 
-    `kept`: the values that the browser kept for this very address.
+    `kept`: the values that the browser kept for this very address; a form has `count` of them.
     """
     if job_id := str(query.get("job") or ""):
         job = service.job(job_id, visitor)
@@ -322,15 +322,11 @@ def _asked_for(
         visibility = "private" if job.private else "public"
         target = {"namespace": namespace, "name": name, "visibility": visibility, "license": job.license}
         return fillable(job.recipe), target, None
-    if isinstance(kept, list) and len(kept) > len(_TARGET):
-        # what another version of the form kept may be anything
+    if isinstance(kept, list) and len(kept) == count:  # another version of the form has other fields
         with suppress(RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
             return recipe_of(kept[: -len(_TARGET)]), dict(zip(_TARGET, kept[-len(_TARGET) :], strict=True)), None
     if all(key.startswith("__") for key in query):
         return {}, {}, None
-    recipe, name, problems = read_address(query)
+    recipe, name, problems = read_address(query, service.endpoint)
     wrong = RecipeError("part of the address cannot be used", problems=problems) if problems else None
-    if all(isinstance(agent, str) for agent in recipe["agents"]):
-        recipe["agents"] = names_in(recipe["agents"], service.endpoint)
-    recipe["base"] = next(iter(names_in([recipe["base"]], service.endpoint)), "")
     return recipe, {"name": name}, wrong

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -16,7 +15,7 @@ from hubmerge.evaluation.result import ParentFacts
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.card_scores import plainly_asked, way_of_asking
-from hubmerge.output.scores import Estimate, ParentLine, verdict
+from hubmerge.output.scores import Estimate, verdict
 from hubmerge.output.task import snippet as python
 from hubmerge.output.task import task_of
 from hubmerge.sources.ancestry import Ancestor
@@ -235,7 +234,7 @@ def _against_parents(row: Row) -> Markup | None:
             domain_title(line.domain),
             el("strong", interval_text(line.score)),
             line.verdict or NOTHING,
-            *(_theirs(p, line.domain) for p in row.parents),
+            *(interval_text(p.domains.get(line.domain)) if p.status == "scored" else p.status for p in row.parents),
         )
         for line in row.domains
     ]
@@ -258,20 +257,13 @@ def _skills(row: Row) -> Markup | None:
     )
 
 
-def _theirs(parent: ParentLine, domain: str) -> str:
-    return interval_text(parent.domains.get(domain)) if parent.status == "scored" else parent.status
-
-
-def _parameters(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in values.items())
-
-
 def statistics_section(row: Row) -> Markup | None:
     """What the merge is made of, in figures."""
     facts = row.facts
     if not facts.is_merge:
         return None
-    settings = _parameters(facts.method_parameters)[:400]
+    values = facts.method_parameters.items()
+    settings = ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in values)[:400]
     grid = facts_grid(
         (
             ("Weights that agents changed", share_text(facts.density)),

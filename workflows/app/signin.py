@@ -25,11 +25,12 @@ from ipaddress import ip_address
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from authlib.common.errors import AuthlibBaseError
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from hubmerge.errors import HubmergeError, InternalError, LoginError
 from hubmerge.hub.errors import translated
-from workflows.app.format import el, link
+from workflows.app.format import el, join, link
 from workflows.app.guard import App, Message, Receive, Scope, Send
 from workflows.app.site import plain_page
 
@@ -40,6 +41,9 @@ SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-membersh
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
 BACK_MAX_CHARACTERS = 600  # of a page's query, to which a sign-in leads back; a browser keeps 4096 of a cookie
 _LOGIN, _CALLBACK, _LOGOUT = "/login/huggingface", "/login/callback", "/logout"  # gradio's
+_TOKEN = ("access_token", "scope", "expires_at")  # of a session, what gradio reads
+_PERSON = ("name", "preferred_username", "profile", "picture")
+_LAST_TRY = "3"  # gradio begins anew where the cookie of a sign-in is lost; after this it would give up without a word
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,15 @@ class AskedScopes:
         if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK, _LOGOUT):
             await self._app(scope, receive, send)
             return
-        if scope["path"] != _CALLBACK:
-            scope = {**scope, "query_string": _whole(scope["query_string"])}
+        query, back = _asked(scope)
+        scope = {**scope, "query_string": urlencode({**query, "_target_url": back}, doseq=True).encode()}
         if scope["path"] == _LOGOUT:
             await self._app(scope, receive, send)
             return
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        back = _here(query.get("_target_url", ["/"])[-1])
-        if scope["path"] == _CALLBACK and "error" in query:
-            await _not_signed_in(query, back)(scope, receive, send)
+        no_cookie = query.get("_nb_redirects") == [_LAST_TRY] and "session" not in Request(scope).cookies
+        if scope["path"] == _CALLBACK and ("error" in query or no_cookie):
+            told = _not_signed_in(query, back) if "error" in query else _no_cookie(back)
+            await told(scope, receive, send)
             return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
         held: list[Message] = []  # an answer of 500, until it is known why
@@ -128,17 +132,40 @@ class AskedScopes:
             await send(message)
 
 
-def _whole(query: bytes) -> bytes:
-    """The query of a sign-in or sign-out, with all of the page's own, which gradio's button appends as it is.
+class SmallSession:
+    """Wraps gradio's app, within its sessions: of a sign-in they keep what gradio reads of it.
 
-    A longer one is left out: the cookie that holds it during the sign-in would be lost, and the sign-in with it.
+    The Hub also tells every organisation of the visitor, twice, and a browser drops a cookie of more than 4096 bytes.
     """
-    before, found, target = query.partition(b"_target_url=")
-    page, _, own = target.partition(b"?")
-    if not own:
-        return query
-    back = target if len(own) <= BACK_MAX_CHARACTERS else page
-    return before + found + quote(back, safe="").encode()
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def small(message: Message) -> None:
+            if message["type"] == "http.response.start" and (held := scope.get("session", {}).get("oauth_info")):
+                person = {key: held["userinfo"].get(key, "") for key in _PERSON}
+                scope["session"]["oauth_info"] = {**{key: held.get(key) for key in _TOKEN}, "userinfo": person}
+            await send(message)
+
+        await self._app(scope, receive, small)
+
+
+def _asked(scope: Scope) -> tuple[dict[str, list[str]], str]:
+    """What a sign-in or sign-out is asked for, and the page of this site that it leads back to.
+
+    gradio's button appends the page's own query as it is. A long one is left out: the cookie that holds it during the
+    sign-in would be lost, and the sign-in with it.
+    """
+    given = scope["query_string"].decode("latin-1")
+    before, _, target = given.partition("_target_url=")
+    if "?" in target and scope["path"] != _CALLBACK:
+        query = {**parse_qs(before), "_target_url": [target]}
+    else:
+        query = parse_qs(given)
+    back = _here(query.get("_target_url", ["/"])[-1])
+    page, _, own = back.partition("?")
+    return query, back if len(own) <= BACK_MAX_CHARACTERS else page
 
 
 def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLResponse:
@@ -148,22 +175,36 @@ def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLRespons
     else:
         why = f"The Hub did not sign you in: {query.get('error_description', query['error'])[-1][:200]}."
     browsing = "Searching and inspecting need no account; starting a merge does."
-    ways = el("p", link(back, "Back to the page where you were"), " or ", link(sign_in_link(back), "sign in"), ".")
-    text = plain_page("You are not signed in", el("p", why), el("p", browsing), ways)
-    return HTMLResponse(text, 403, {"cache-control": "no-store"})
+    ways = (link(back, "Back to the page where you were"), " or ", link(sign_in_link(back), "sign in"), ".")
+    return _page(403, why, browsing, join(*ways))
+
+
+def _no_cookie(back: str) -> HTMLResponse:
+    why = "Your browser kept no cookie of this site, and without one nobody can be signed in."
+    how = "A browser keeps it where the address begins with https, or is one of this machine; in a frame it may not."
+    tab = el("a", "Open this site in a tab of its own", href=back, target="_blank")
+    return _page(403, why, how, join(tab, " and sign in there."))
 
 
 def _not_now(back: str) -> HTMLResponse:
     why = "The Hub does not answer, so nobody can sign in at the moment."
     kept = "Nothing is lost: jobs that were accepted go on."
-    ways = el("p", link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
-    text = plain_page("Not now", el("p", why), el("p", kept), ways)
-    return HTMLResponse(text, 503, {"retry-after": "30", "cache-control": "no-store"})
+    ways = (link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
+    return _page(503, why, kept, join(*ways))
+
+
+def _page(status: int, *paragraphs: object) -> HTMLResponse:
+    title, later = ("Not now", {"retry-after": "30"}) if status == 503 else ("You are not signed in", {})
+    text = plain_page(title, *(el("p", each) for each in paragraphs))
+    return HTMLResponse(text, status, {"cache-control": "no-store", **later})
 
 
 def _here(target: str) -> str:
     """The page of this site for an address, whatever host the address names."""
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        return "/"
     return urlunsplit(("", "", "/" + parts.path.lstrip("/\\"), parts.query, ""))
 
 

@@ -118,7 +118,8 @@ class Site:
             _early(scope) if page.path == "leaderboard" else None,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")
-        head = _FOREIGN.sub(b"", head).replace(b'<meta charset="utf-8" />', b'<meta charset="utf-8" />' + _utf8(*marks))
+        charset = b'<meta charset="utf-8" />'
+        head = _FOREIGN.sub(b"", head).replace(charset, charset + str(join(*marks)).encode())
         old, new = (b'"title":' + json.dumps(title, ensure_ascii=False).encode() for title in (TITLE, page_title))
         return head + found + rest.replace(old, new, 1)  # gradio's script sets the title of its settings
 
@@ -136,10 +137,6 @@ def _early(scope: Scope) -> Markup:
     query = scope["query_string"].decode("latin-1")
     href = f"./board/page?{query}" if query else "./board/page"
     return el("link", rel="preload", href=href, crossorigin="anonymous", **{"as": "fetch"})
-
-
-def _utf8(*marks: Markup | None) -> bytes:
-    return str(join(*marks)).encode()
 
 
 def plain_page(title: str, *children: object, pages: Sequence[Page] = PAGES[:2]) -> str:

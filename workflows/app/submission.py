@@ -13,7 +13,7 @@ from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Service, Visitor
 
-_MOST_CHARACTERS = 400  # of a model's name and revision
+MOST_CHARACTERS = 400  # of a model's name and revision
 _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
@@ -107,7 +107,7 @@ def checked_comparison(base: str, agent: str, endpoint: str) -> tuple[str, str]:
 
 def one_model(text: str, endpoint: str, where: str = "model") -> str:
     """The one model on the Hub that somebody named by its id or its page's address."""
-    names = names_in([str(text or "")[:_MOST_CHARACTERS]], endpoint)
+    names = names_in([str(text or "")[:MOST_CHARACTERS]], endpoint)
     if len(names) != 1 or not is_hub_id(names[0].partition("@")[0]):
         raise RecipeError(
             "several models, where one is needed" if len(names) > 1 else "no model of the Hub is named",
@@ -134,7 +134,7 @@ def submission(
         raise RecipeError(
             "no repo can have this name" if name else "the result needs a name",
             where="target",
-            expected="letters, digits, single dots and dashes, and underscores, with no dot or dash at an end",
+            expected="at most 96 letters, digits, single dots and dashes, and underscores; no dot or dash at an end",
             got=name[:200],
             next_step="Change its name." if name else "Give the new repo a name.",
         )

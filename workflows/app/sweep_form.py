@@ -140,7 +140,7 @@ def wire_sweep(
     changes += [event for box in values for event in (box.submit, box.blur)]
     # one count at a time, and the last is of what stands there: an older answer must not come after a newer one
     count_again = gr.Button("Count the variants", visible="hidden", elem_id="count-variants")
-    asked = lanes.asking(for_visitor(counting), _not_counted)
+    asked = lanes.asking(for_visitor(counting), lambda error: [problems_panel(error), *_buttons(0)])
     count_again.click(asked, counted, outputs, trigger_mode="always_last", **ASKING, **QUIET)
     left = gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **PRIVATE)
     # another method has other settings
@@ -239,10 +239,6 @@ def _in_words(variant: str) -> str:
     method = max((name for name in registry() if f"{variant}_".startswith(f"{name}_")), key=len, default="")
     settings = re.sub(r"(?<=[a-z])-", " ", variant.removeprefix(method).removeprefix("_"))
     return ", ".join(filter(None, (method_title(method), settings)))
-
-
-def _not_counted(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error), *_buttons(0)]
 
 
 def _buttons(count: int, can_start: bool = False) -> list[Any]:

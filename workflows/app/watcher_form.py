@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -45,23 +44,9 @@ _OWN = {"name", "owner", "base", "agents", "recipe", "join", "target", "private"
 _FIELDS = {"agents": {*_SEVERAL.values(), "lineage"}, "recipe": {"method"}}
 
 
-@dataclass(frozen=True)
-class WatcherForm:
-    """The components; `rule_of` reads `inputs` and `fill` gives their values, in this order."""
+def build_form(service: Service, lanes: Lanes) -> list[Any]:
+    """The components; `rule_of` reads them and `fill` gives their values, in this order."""
 
-    inputs: tuple[Any, ...]
-
-    @property
-    def which(self) -> Any:
-        return self.inputs[1]
-
-    @property
-    def shown(self) -> list[Any]:
-        """What `which` shows and hides."""
-        return list(self.inputs[2:4])
-
-
-def build_form(service: Service, lanes: Lanes) -> WatcherForm:
     def title(text: str) -> None:
         html(f"<h3>{text}</h3>", elem_classes="hm-card-title")
 
@@ -112,7 +97,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
     suggest_models(base, service, lanes)
     suggest_models(named, service, lanes, base=base)
     agents = (base, which, named, best, authors, tags, lineage, licenses)
-    return WatcherForm((*agents, method, owner, name, target, suite, visibility, budget, more))
+    return [*agents, method, owner, name, target, suite, visibility, budget, more]
 
 
 def rule_of(values: Sequence[Any]) -> dict[str, Any]:
@@ -184,7 +169,7 @@ def fill(rule: Mapping[str, Any]) -> list[Any]:
         *(", ".join(map(str, said[key])) for key in ("author", "tag")),
         said["lineage"] if said["lineage"] in [kind for _, kind in _LINEAGE] else "finetune",
         [str(name) for name in said["license"]],
-        said["method"] if said["method"] in registry() else DEFAULT_METHOD,
+        said["method"] if said["method"] in list(registry()) else DEFAULT_METHOD,
         *(str(said[key] or "") for key in ("owner", "name", "target", "suite")),
         "private" if said["private"] else "public",
         said["budget"] if isinstance(said["budget"], int) else _PER_DAY,

@@ -120,14 +120,14 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
         html(about)
         with gr.Row(elem_classes="hm-columns"):
             with gr.Column(scale=3, min_width=320):
-                form = build_form(service, lanes)
+                inputs = build_form(service, lanes)
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
                 attempt = gr.Button("Try it now", variant="primary", interactive=False, elem_id="try")
                 outcome = html(empty, "trial", **_CARD)
                 text = code_box(label="The rule", elem_id="rule", visible=False)
                 place = html(name="place")
     address, kept = gr.Textbox(value="", visible=False), gr.Textbox(value="", visible=False)
-    inputs = list(form.inputs)
+    _, which, agents_by_name, how_many, *_ = inputs
 
     def named(values: Sequence[Any]) -> dict[str, Any]:
         """The form's rule, with models by name where an address was pasted."""
@@ -168,7 +168,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     def which_shown(which: str) -> list[Any]:
         return [gr.update(visible=which == NAMED), gr.update(visible=which == BEST)]
 
-    form.which.change(which_shown, [form.which], form.shown, trigger_mode="multiple", **AT_ONCE)
+    which.change(which_shown, [which], [agents_by_name, how_many], trigger_mode="multiple", **AT_ONCE)
     attempt.click(None, None, outcome, js=_TRYING, **AT_ONCE).then(
         lanes.asking(for_visitor(trying), problems_panel), inputs, [outcome], **ASKING, **QUIET
     )
@@ -318,7 +318,10 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Mark
     counted = Counter(_REASONS.get(event.code, _UNKNOWN) for event in events)
     reasons = [el("li", el("b", str(number)), " ", reason) for reason, number in counted.most_common()]
     timed = any(event.time for event in events)
-    rows = [(_which(e, endpoint), _why(e), *([when(e.time)] if timed else [])) for e in events]
+    rows = []
+    for event in events:
+        why = el("span", event.text, " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
+        rows.append((_which(event, endpoint), why, *([when(event.time)] if timed else [])))
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(
         el("h3", f"{title}: {len(events)}"),
@@ -331,10 +334,6 @@ def _which(event: WatcherEvent, endpoint: str) -> Markup:
     if event.kind == "skipped" and "/" in event.subject:
         return repo_link(endpoint, event.subject, event.sha)
     return el("span", event.subject)
-
-
-def _why(event: WatcherEvent) -> Markup:
-    return el("span", event.text, " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
 
 
 def _in_full(view: WatcherView) -> Markup:

@@ -69,16 +69,12 @@ def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(
     assert "E_RECIPE" in refusal(client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
 
 
-@pytest.mark.parametrize("user", [None, "expired", "forged"])
+@pytest.mark.parametrize("wrong", [{"expires_in_s": -1}, {"secret": "another secret"}], ids=["expired", "forged"])
 def test_nobody_starts_cancels_or_lists_without_a_valid_session(
-    client: Callable[..., Client], pages: Pages, user: str | None
+    client: Callable[..., Client], pages: Pages, wrong: dict[str, Any]
 ) -> None:
     pages.service.put([job_view(JOB)])
-    cookies = {
-        "expired": session_cookie("ada", expires_in_s=-1),
-        "forged": session_cookie("ada", secret="another secret"),
-    }
-    anonymous = client(cookie=cookies.get(user or "", ""))
+    anonymous = client(cookie=session_cookie("ada", **wrong))
     assert "E_LOGIN" in refusal(start, anonymous)
     assert "E_LOGIN" in refusal(anonymous.predict, JOB, api_name="/cancel_job")
     assert "E_LOGIN" in refusal(anonymous.predict, api_name="/my_jobs")

@@ -39,6 +39,27 @@ answer = TestClient(app, follow_redirects=False).get("/login/huggingface?_target
 print(answer.headers["location"])
 """
 
+A_QUESTION_HANGS = """
+import sys, threading
+sys.path[:0] = sys.argv[1:]
+import httpx
+from pages_fake import FakeService
+from hubmerge.errors import HubUnavailableError
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
+from workflows.app.inspection import advise
+asked, never = threading.Event(), threading.Event()
+class Hangs(FakeService):
+    def about(self, name, visitor):
+        asked.set()
+        never.wait(600)
+    def search(self, text, visitor, *more):
+        return advise("zoo/base", ("zoo/math-agent",), self, visitor)
+with launch_app(Hangs(), Settings(endpoint="http://127.0.0.1:9"), port=0) as running:
+    httpx.post(f"{running.url}/gradio_api/call/search_models", json={"data": ["zoo"]})
+    assert asked.wait(30)
+"""
+
 
 def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> None:
     def hook(request: object) -> PlainTextResponse:
@@ -66,6 +87,11 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Pages) -
     assert max(waiting.values()) == 1
 
 
+def test_an_address_of_the_sixth_version_is_one_that_answers() -> None:
+    with launch_app(FakeService(), SETTINGS, host="::1", port=0) as running:
+        assert httpx.get(running.url).status_code == 200
+
+
 def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
     port = urlsplit(pages.url).port
     assert port is not None
@@ -82,6 +108,12 @@ def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
         ending.join(30)
         assert not ending.is_alive()
         page.close()
+
+
+@pytest.mark.slow
+def test_a_question_that_the_hub_does_not_answer_does_not_keep_the_process_from_ending() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", A_QUESTION_HANGS, *map(str, Path(__file__).parents[:3])]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:

@@ -21,10 +21,9 @@ from hubmerge.errors import HubUnavailableError
 from hubmerge.settings import Settings
 from workflows.app.app import RunningApp, launch_app
 from workflows.app.board_chart import chart_table, score_chart
-from workflows.app.board_query import ROWS_A_PAGE, BoardQuery, asked, matching
+from workflows.app.board_query import MAX_LINES, ROWS_A_PAGE, BoardQuery, asked, matching
 from workflows.app.board_table import VIEWS, columns, skills_text
 from workflows.app.board_view import board_view, comparison, refused_panel
-from workflows.app.leaderboard_page import MAX_LINES
 from workflows.app.model_panels import lineage_section, model_head, score_sections, statistics_section
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -381,6 +380,14 @@ def test_files_of_a_suite_follow_the_filters_and_state_their_maximum(url: str) -
     for wrong in (f"limit={MAX_LINES + 1}", "limit=-1", "offset=x", "colour=red"):
         assert httpx.get(f"{url}/board/trio.json?{wrong}").status_code == 400
     assert httpx.get(f"{url}/board/none.json").status_code == 404
+
+
+def test_a_suite_s_files_are_found_whatever_its_name(url: str, source: FakeBoard) -> None:
+    source.content = build_board([result("org/m", "a", {"math": 0.5}, suite="c++")])
+    assert "board/c%2B%2B.csv" in view_of(source.content, "")
+    for kind in ("csv", "json"):
+        answer = httpx.get(f"{url}/board/c%2B%2B.{kind}?sort=model")
+        assert (answer.status_code, "org/m" in answer.text) == (200, True), answer.text
 
 
 def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> None:

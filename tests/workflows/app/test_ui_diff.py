@@ -164,7 +164,7 @@ def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(pages: Pages, open_page: A
 
 def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_diff: Diff) -> None:
     same = replace(zoo_diff, total=replace(zoo_diff.total, identical=zoo_diff.total.elements))
-    panel = diff_panel(same, b"")
+    panel = diff_panel(same)
     assert "Nothing changed" in panel
     assert "<img" not in panel
 
@@ -189,13 +189,7 @@ def test_programs_inspect_start_and_follow_a_comparison(
             client("ada").predict(BASE, wrong, api_name="/start_diff")
 
 
-def test_names_in_an_address_are_cut_and_only_so_many_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_an_address_are_cut() -> None:
     assert [len(name) for name in diff_page._asked_for({"base": "b" * 500, "agent": "a"}, None)] == [400, 1]
     with pytest.raises(RecipeError):
         checked_comparison("org/" + "b" * 500, "org/a", "https://huggingface.co")
-    drawn: list[object] = []
-    monkeypatch.setattr(diff_page, "draw", lambda diff: drawn.append(diff) or b"")
-    figures = diff_page.Figures()
-    for number in (*range(33), 32, 0):
-        figures.of(f"job-{number}", number)
-    assert drawn == [*range(33), 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Literal
@@ -104,7 +105,11 @@ def untouched() -> MergeForm:
 def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
     """What the form's components hold after the recipe was loaded."""
     before = [component.value for component in untouched().filled]
-    return [held(update, value) for update, value in zip(fill(recipe), before, strict=True)]
+    values = [held(update, value) for update, value in zip(fill(recipe), before, strict=True)]
+    for component, value in zip(untouched().filled, values, strict=True):
+        component.postprocess(value)
+    # in a browser every number is a double
+    return list(json.loads(json.dumps(values), parse_int=lambda digits: int(float(digits))))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
@@ -157,6 +162,7 @@ RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can sa
     {"method": "ram"},
     {"method": "ram_plus", "parameters": {"r": 0.25, "scope": "tensor"}, "dtype": "bfloat16", "seed": 7},
     {"agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}], "rounding": "nearest", "ignore": ["v_head.*", "x"]},
+    {"agents": ["org/a", {"model": "org/b", "weight": 1 / 3}], "seed": 2**62 + 1},
     {"agents": [{"model": "org/a", "weight": [0, 1]}, {"model": "org/b", "weight": 2}]},
     {"agents": ["org/a", {"model": "org/b", "weight": 2, "parameters": {"density": 0.5}}]},
     {"parameters": {"lambda": [0.5, 1], "density": 0.3}, "tokenizer": "org/b"},
@@ -186,6 +192,12 @@ def test_no_key_of_a_recipe_is_dropped(name: str) -> None:
     assert recipe_of(filled_with({**recipe, "of_a_later_version": [1]})[:-1])["of_a_later_version"] == [1]
     after = recipe_of(filled_with(recipe)[:-1])
     assert after.get(name, {}) == recipe[name] or after[name].items() >= recipe[name].items()
+
+
+def test_what_no_field_can_show_goes_into_the_box_of_yaml_for_the_check_to_refuse() -> None:
+    for wrong in ("many", [5], {"a": 1}, 2**60):
+        recipe = {"base": "org/base", "agents": ["org/a"], "method": "wudi", "parameters": {"steps": wrong}}
+        assert recipe_of(filled_with(recipe)[:-1])["parameters"]["steps"] == wrong
 
 
 def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:

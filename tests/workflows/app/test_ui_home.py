@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from board_helpers import family
@@ -15,6 +16,7 @@ from test_ui_board import FakeBoard
 from hubmerge.board.leaderboard import build_board
 from hubmerge.errors import HubUnavailableError
 from workflows.app.home_page import MEASURED, _standing, latest_merges, skills_figure
+from workflows.jobs.jobs import DatabaseBusyError
 
 DATA = Path(__file__).resolve().parents[3] / "docs" / "data" / "zoo_evaluation.json"
 
@@ -52,9 +54,14 @@ def test_home_tells_what_is_under_way_and_nothing_of_private_jobs() -> None:
     assert "ada" not in told
 
 
-def test_home_is_of_use_while_the_board_cannot_be_had() -> None:
+def test_home_is_of_use_while_board_or_jobs_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     told = _standing(FakeService(), FakeBoard(failure=HubUnavailableError("away")))
     assert "Nothing is running" in told
+    busy = Mock(side_effect=DatabaseBusyError("the job database is busy"))
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeService, "under_way", busy)
+        told = _standing(FakeService(), FakeBoard(build_board(family())))
+        assert ("org/merge" in told, "cannot be told" in told) == (True, True)
     shown = _standing(FakeService(), FakeBoard(build_board(family())))
     assert "org/merge" in shown
     assert "skills:" in shown

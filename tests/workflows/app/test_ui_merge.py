@@ -8,13 +8,14 @@ from urllib.parse import parse_qsl
 import pytest
 from pages_fake import CATALOGUE, FakeService, model
 from starlette.datastructures import QueryParams
-from test_ui_forms import RECIPES
+from test_ui_forms import RECIPES, filled_with
 
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.inspection import advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
+from workflows.app.merge_page import _asked_for
 from workflows.app.search import _CHOICES_KEPT, _search
 from workflows.app.submission import names_in
 
@@ -109,7 +110,7 @@ def test_agents_propose_their_base_in_place_of_one_that_is_not_there_and_never_i
 
 
 def test_an_address_with_more_agents_than_a_merge_takes_says_so() -> None:
-    recipe, _, problems = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]))
+    recipe, _, problems = read_address(QueryParams([("agent", f"org/a{k}") for k in range(40)]), HUB)
     assert len(recipe["agents"]) == 32
     assert "the address names 40 agents" in problems[0].what
 
@@ -155,7 +156,7 @@ def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> 
 def test_an_address_says_all_that_a_recipe_says(changed: dict[str, Any]) -> None:
     recipe = {"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed}
     query = address_of(recipe, "my-merge")
-    read, name, problems = read_address(QueryParams(query))
+    read, name, problems = read_address(QueryParams(query), HUB)
     assert (recipe_from_dict(read), name, problems) == (recipe_from_dict(recipe), "my-merge", ())
 
 
@@ -178,22 +179,45 @@ def test_an_address_can_be_read_by_people() -> None:
         ("weight=1&weight=nan", "weight"),
         ("more=[1", "more"),
         ("more=base: org/x", "more"),
+        ("more={parameters: 5}", "more"),
+        ("more={agents: [org/a]}", "more"),
+        ("more={agents: {org/a: 2}}", "more"),
+        ("more={calibration: {data: a/b, prompt: q, answer: a, max_pairs: x}}", "more"),
         ("colour=red", "colour"),
     ],
 )
 def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query: str, said: str) -> None:
-    recipe, _, problems = read_address(QueryParams(f"base=org/base&agent=org/a&agent=org/b&{query}"))
+    recipe, _, problems = read_address(QueryParams(f"base=org/base&agent=org/a&agent=org/b&{query}"), HUB)
     assert (recipe["base"], recipe["agents"]) == ("org/base", ["org/a", "org/b"])
     [problem] = problems
     assert said in str(problem)
     assert problem.got == ", ".join(v for k, v in parse_qsl(query) if k in problem.where)[:100]
 
 
+def test_a_weight_belongs_to_the_model_that_an_address_of_the_hub_s_names_and_none_counts_twice() -> None:
+    agents = f"agent=https://huggingface.co/org/a&agent={HUB}/org/b&weight=0.5&weight=2"
+    recipe, _, problems = read_address(QueryParams(f"base=https://hf.co/org/base&{agents}"), HUB)
+    assert recipe["base"] == "org/base"
+    assert recipe["agents"] == [{"model": "org/a", "weight": 0.5}, {"model": "org/b", "weight": 2}]
+    assert problems == ()
+    recipe, _, [problem] = read_address(QueryParams("agent=org/a&agent=org/a&weight=1&weight=2"), HUB)
+    assert (recipe["agents"], problem.expected) == (["org/a"], "1 numbers")
+
+
+def test_a_form_that_another_version_kept_is_not_read_as_one_of_today() -> None:
+    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "ties", "parameters": {"density": 0.3}}
+    kept = [*filled_with(recipe)[:-1], "math", "ada", "mine", "public", ""]
+    opened, target, _ = _asked_for(FakeService(), QueryParams(""), None, kept, len(kept))
+    assert (opened["parameters"]["density"], target["name"]) == (0.3, "mine")
+    del kept[40]  # a parameter that came later
+    assert _asked_for(FakeService(), QueryParams(""), None, kept, len(kept) + 1) == ({}, {}, None)
+
+
 def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise() -> None:
     for method in registry().values():
         recipe = {"base": "org/base", "agent": "org/a", "method": method.name}
         defaults = method.parse_parameters({}).model_dump(by_alias=True, exclude_none=True)
-        named = read_address(QueryParams([*recipe.items(), *((k, str(v)) for k, v in defaults.items())]))
+        named = read_address(QueryParams([*recipe.items(), *((k, str(v)) for k, v in defaults.items())]), HUB)
         assert named[2] == ()
 
 

@@ -72,13 +72,12 @@ def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
     page.wait_for_url("**/job?id=*")
 
 
-def tab_to(page: Any, selector: str, key: str = "Tab") -> None:
-    """Press a key until what has the focus lies in `selector`."""
+def tab_to(page: Any, selector: str) -> None:
     for _ in range(120):
         if page.evaluate("(where) => !!document.activeElement.closest(where)", selector):
             return
-        page.keyboard.press(key)
-    raise AssertionError(f"{key} never reaches {selector}")
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab never reaches {selector}")
 
 
 def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:

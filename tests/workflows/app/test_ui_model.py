@@ -158,7 +158,9 @@ HOSTILES = (
     {},
     HOSTILE,
     -1,
+    7,
     1e400,
+    10**400,
     [HOSTILE],
     {"agents": HOSTILE},
     {"agents": [HOSTILE, {"density": HOSTILE}]},
@@ -175,6 +177,12 @@ def test_no_report_of_a_stranger_breaks_the_page(value: Any, service: FakeServic
     data = report_data()
     data["statistics"]["layers"] = {"0": value, HOSTILE: value, "1": {"agents": [{"agent": HOSTILE, "density": 0.5}]}}
     assert "<img src=x" not in str(changed_tab(data))
+    total = report_data()["statistics"]["total"]
+    tables = ("agents", "pairs")
+    damaged = [{**total, key: value} for key in total]
+    damaged += [{**total, name: [{**total[name][0], key: value}]} for name in tables for key in total[name][0]]
+    for found in damaged:
+        assert "<img src=x" not in str(changed_tab({"statistics": {"total": found}}))
 
 
 def test_only_well_formed_parents_of_the_hub_are_drawn() -> None:

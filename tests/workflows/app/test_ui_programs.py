@@ -22,6 +22,7 @@ from test_watch_pages import Source
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Board
+from hubmerge.hub.client import RepoSummary
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 from workflows.app.service import BoardSource, Published, Service, WatcherSource, WatcherView
@@ -195,6 +196,17 @@ def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: Simp
     assert json.loads(called["content"][0]["text"])["report"] == told
 
 
+def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
+    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.service.shelf["zoo/long"] = Published("zoo/long", "a" * 40, None, "", {"x": [10**400, -1]}, True)
+    assert app.client().predict("zoo/long", api_name="/model_files")["report"] == {"x": [str(10**400), -1]}
+    halved = RepoSummary("org/m", 1, 1, ("half of a \ud83d",), "")
+    monkeypatch.setattr(app.service, "search", lambda *_: [halved])
+    [found] = app.client().predict("m", api_name="/search_models")
+    assert found["tags"] == ["half of a ?"]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "arguments", "told"),
     [
@@ -203,6 +215,7 @@ def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: Simp
         ("recent_jobs", {"before": 10**30}, "in before: expected a whole number"),
         ("start_merge", {"recipe": RECIPE, "target": "ada/x", "private": ""}, "in private: expected true or false"),
         ("start_merge", {"recipe": RECIPE, "target": "x"}, "expected owner/name, such as ada/my-merge, got x"),
+        ("start_merge", {"recipe": RECIPE, "target": f"ada/{'x' * 97}"}, "expected at most 96 letters"),
         ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
         ("model_facts", {"name": ""}, "no model of the Hub is named"),
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
@@ -250,6 +263,14 @@ def test_a_board_without_results_is_empty(app: SimpleNamespace, monkeypatch: pyt
     assert app.client().predict(merges_only=True, api_name="/leaderboard")["rows"] == []
     with pytest.raises(AppError, match="no results yet"):
         app.client().predict("zoo", api_name="/leaderboard")
+
+
+def test_an_answer_is_of_one_board_also_where_another_takes_its_place_meanwhile(
+    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards = iter([app.board.content])
+    monkeypatch.setattr(app.board, "board", lambda: next(boards, Board()))
+    assert app.client().predict("trio", sort="overall", api_name="/leaderboard")["total"] == 4
 
 
 def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import time
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -21,6 +24,7 @@ from hubmerge.hub.errors import UNREADABLE
 from hubmerge.settings import Settings
 from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
 from localhub.process import LocalHubProcess
+from localhub.users import Org, default_users
 from workflows.app.app import build_web_app, launch_app
 from workflows.app.panels import access_offer
 from workflows.app.service import Visitor
@@ -163,6 +167,38 @@ def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     assert done.headers["location"] == ("/merge" if more else f"/merge?{own}")
 
 
+def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(local_hub: LocalHubProcess) -> None:
+    app, asked = build_web_app(FakeService(), **signing_in_at(local_hub)), 0
+    ada = {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
+    with TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) as client:
+        answer = client.get("/login/huggingface?_target_url=/activity")
+        while answer.is_redirect:
+            asked += 1
+            to = answer.headers["location"]
+            at_the_hub = to.startswith(local_hub.endpoint)
+            answer = get_session().get(to, headers=ada, follow_redirects=False) if at_the_hub else client.get(to)
+    assert (answer.status_code, asked) == (403, 11)
+    assert "Your browser kept no cookie of this site" in answer.text
+    assert '<a href="/activity" target="_blank">' in answer.text
+
+
+def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_keeps(tmp_path: Path) -> None:
+    known = default_users()
+    orgs = tuple(Org(name=f"organisation-{k}", members={"ada": "admin"}) for k in range(40))
+    users = tmp_path / "users.json"
+    users.write_text(known.model_copy(update={"orgs": orgs}).model_dump_json(), "utf-8")
+    with LocalHubProcess(tmp_path / "hub", users=users) as hub:
+        app = build_web_app(FakeService(), **signing_in_at(hub))
+        with TestClient(app, base_url="https://127.0.0.1") as client:
+            _, done = sign_in(client, hub, "/activity")
+    assert len(done.headers["set-cookie"]) < 4096
+    session = done.headers["set-cookie"].partition("session=")[2].partition(".")[0]
+    held = json.loads(base64.b64decode(session))["oauth_info"]
+    assert held["userinfo"]["preferred_username"] == "ada"
+    assert held["access_token"].startswith("hf_oauth_")
+    assert held["expires_at"] > time.time()
+
+
 def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
     with launch_app(FakeService(), **signing_in_at(local_hub), port=0) as running:
 
@@ -192,6 +228,7 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
         ("https://evil.example/x", "/x"),
         ("/\\evil.example", "/evil.example"),
         ("////evil.example", "/evil.example"),
+        ("http://[evil.example/x", "/"),
     ],
 )
 def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(

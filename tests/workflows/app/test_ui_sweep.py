@@ -62,6 +62,11 @@ def test_values_that_cannot_be_read_or_that_the_setting_cannot_have_are_refused(
         variants([], [("density", text)])
 
 
+def test_keys_of_the_box_of_yaml_that_are_no_texts_are_refused_by_name() -> None:
+    with pytest.raises(RecipeError, match="got 1, colour"):
+        sweep_from_dict(sweep_of({**RECIPE, 1: "x", "colour": "red"}, ["ram"], []))
+
+
 def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
     methods, first, values, second, none, told, fold = opened_with(
         QueryParams(f"method=ties&also=linear&vary=density:0.2,0.5&vary=lambda:{'1,' * 400}"), "ties"

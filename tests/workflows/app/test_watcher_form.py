@@ -46,7 +46,7 @@ def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, 
 
 def test_a_rule_s_suite_is_chosen_by_its_title_and_may_be_none_or_a_new_one() -> None:
     form = in_blocks(lambda: build_form(FakeService(), Lanes()))
-    [suite] = [c for c in form.inputs if c.elem_id == "watch-suite"]
+    [suite] = [c for c in form if c.elem_id == "watch-suite"]
     assert suite.choices == [("Nothing", ""), ("Mathematics", "math"), ("Function calling", "tool")]
     assert (suite.value, suite.allow_custom_value) == ("", True)
 
@@ -69,7 +69,11 @@ def test_an_address_in_words_fills_the_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["", "best=x", "budget=-1", "budget=9999", "more=[", "more=[1]", "method=none&lineage=odd", "a" * 9000]
+    "query",
+    [
+        *("", "best=x", "budget=-1", "budget=9999", "more=[", "more=[1]", "method=none&lineage=odd", "a" * 9000),
+        "more={recipe: {method: [ram]}}",
+    ],
 )
 def test_what_an_address_says_wrongly_never_breaks_the_form(query: str) -> None:
     held(read_address(query))

@@ -10,7 +10,7 @@ from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
-from workflows.watchers.rules import rule_data, rule_from_data
+from workflows.watchers.rules import RuleSet, rule_data, rule_from_data
 
 
 def visitors(hub: LocalHubProcess) -> tuple[Visitor, Visitor]:
@@ -63,6 +63,19 @@ def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
     bot.source.pause_watcher("watch", ada)
     with pytest.raises(RuleError, match="paused"):
         bot.source.run_watcher("watch", ada)
+
+
+def test_a_file_that_is_no_rule_is_told_without_what_it_says(bot_for: BotFor) -> None:
+    """It may be of a private merge, which its owner alone may know of."""
+    said = {"name": "mine", "owner": "ada", "private": True, "tagret": "ada/hidden", "base": "./hidden"}
+    with pytest.raises(RuleError) as caught:
+        rule_from_data({**said, "agents": {"exclude": ["hidden name"]}}, "mine.yaml")
+    assert str(caught.value).count("hidden") > 3
+    bot = bot_for()
+    bot.watchers.rules = lambda: RuleSet(broken=(("mine.yaml", caught.value),))
+    [view] = bot.source.watchers(None)
+    assert "hidden" not in str(view.problem)
+    assert "a rule has no such key: tagret in mine.yaml → tagret" in str(view.problem)
 
 
 @pytest.mark.parametrize("action", ["pause_watcher", "resume_watcher", "run_watcher"])
