@@ -36,7 +36,7 @@ _MOST_FILES = 1000  # the client asks for 256
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
 
 
-@router.on("POST", "/api/validate-yaml")
+@router.on("POST", "/api/validate-yaml", atomic=False)
 def validate_yaml(call: Call) -> Response:
     asked = call.json()
     errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
@@ -72,7 +72,7 @@ def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identit
     return me
 
 
-@router.on("POST", "/api/{T}/{id}/preupload/{rev}")
+@router.on("POST", "/api/{T}/{id}/preupload/{rev}", atomic=False)
 def preupload(call: Call) -> Json:
     repo = call.readable()
     ref, head = commit_ref(call.hub, repo, call.parts["rev"])

@@ -1,14 +1,8 @@
 """The storage of the embedded Hub: one SQLite file and content-addressed blobs below one folder.
 
-    DATA/hub.sqlite3       rows, in WAL mode; the only truth about what exists
-    DATA/git/ab/cdef…      regular files, by git blob sha1
-    DATA/lfs/ab/cdef…      large files, by sha256
-    DATA/tmp/              unfinished uploads; emptied at every start
-    DATA/lock              held for as long as a server uses the folder
-
-A file is written to DATA/tmp, hashed on the way, and renamed to its digest; only then does a transaction
-name it. A process killed at any point therefore leaves either the old head or the new one, and at worst a
-blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
+docs/localhub.md lists the files. One is written to DATA/tmp, hashed on the way, and renamed to its digest; only then
+does a transaction name it. A process killed at any point therefore leaves either the old head or the new one, and at
+worst a blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
 lose the last commits.
 
 Writers are serialised by one lock and `BEGIN IMMEDIATE`, so check-then-update (a parent commit, a unique
@@ -145,28 +139,36 @@ class Store:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             _refuse_foreign(data_dir)
             self._lock_file = (data_dir / "lock").open("w")
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock_file.close()
-            raise HubUnavailableError(
-                "another local Hub uses this data folder",
-                where=str(data_dir),
-                next_step="Stop it, or choose another folder with --data.",
-            ) from error
         self._tmp = data_dir / "tmp"
-        shutil.rmtree(self._tmp, ignore_errors=True)
-        self._tmp.mkdir()
         self._local = threading.local()
         self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it
         self._connections_lock = threading.Lock()
         self._write_lock = threading.RLock()
         self._notify = False
         self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
-        self.connection().executescript(SCHEMA)
         # parts of uploads lived in DATA/tmp; a whole one may still arrive
         yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
-        self.change("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", yesterday)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self._tmp, ignore_errors=True)
+            self._tmp.mkdir()
+            self.connection().executescript(SCHEMA)
+            self.change("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", yesterday)
+        except BlockingIOError as error:
+            self.close()
+            raise HubUnavailableError(
+                "another local Hub uses this data folder",
+                where=str(data_dir),
+                next_step="Stop it, or choose another folder with --data.",
+            ) from error
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise HubUnavailableError(
+                "the data folder cannot be used",
+                where=str(data_dir),
+                got=str(error),
+                next_step="Look after the disk, or choose another folder with --data.",
+            ) from error
 
     def connection(self) -> sqlite3.Connection:
         """This thread's connection, for reading."""

@@ -100,6 +100,8 @@ def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: Hf
     assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
     assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
     assert nobody.model_info(repo).gated == "manual"
+    settings(private=True)
+    assert settings(private=None, gated="auto") == {"visibility": "private", "private": True, "gated": "auto"}
 
 
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:

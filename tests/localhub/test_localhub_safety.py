@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import inspect
 import io
 import json
+import os
 import re
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
+from processes import Beside
 from raw_requests import ask, batch, header, large, post_commit, regular, status_of, xet_hash_of
 from starlette.testclient import TestClient
 
@@ -167,6 +172,28 @@ def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path
     assert (tmp_path / "hub" / "mine.txt").exists()
 
 
+@pytest.mark.parametrize("spoil", ["a link as tmp", "no database", "a folder as database", "no locks"])
+def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path, spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, database = tmp_path / "hub", tmp_path / "hub" / "hub.sqlite3"
+    Store(data).close()
+    if spoil == "no locks":  # as some network disks
+
+        def flock(*given: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    elif spoil == "a link as tmp":
+        (data / "tmp").rename(tmp_path / "elsewhere")
+        (data / "tmp").symlink_to(tmp_path / "elsewhere")
+    else:
+        database.unlink()
+        database.write_text("a text, not a database") if spoil == "no database" else database.mkdir()
+    with pytest.raises(HubUnavailableError, match=r"data folder cannot be used in .*/hub: got .*(database|/tmp|locks)"):
+        Store(data)
+
+
 # what strangers upload
 
 
@@ -248,14 +275,19 @@ def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> 
     assert post(f"/{repo}.git/info/lfs/objects/batch", json=huge) == 422
     objects = [{"oid": "0" * 64, "size": 1}] * 10_001
     assert post(f"/{repo}.git/info/lfs/objects/batch", json={"operation": "upload", "objects": objects}) == 400
+    parts = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": "0" * 64, "size": 2**40}] * 4}
+    assert post(f"/{repo}.git/info/lfs/objects/batch", json=parts) == 422  # 65,536 addresses
+    assert post(f"/api/models/{repo}/lfs-files/batch", json={"deletions": {"sha": ["x"] * 10_001}}) == 400
+    hook = {"url": "http://127.0.0.1:1/", "watched": [{"type": "user", "name": "ada"}], "domains": ["repo"] * 10_001}
+    assert post("/api/settings/webhooks", json=hook) == 400
 
 
 # names of branches
 
 
-def test_no_branch_or_tag_is_named_like_a_commit(ada: HfApi, repo: str) -> None:
+def test_no_branch_or_tag_is_named_like_a_commit_or_another_ref(ada: HfApi, repo: str) -> None:
     sha = ada.model_info(repo).sha
-    for name in (sha, "0" * 40, "ABCDEF0123" * 4):
+    for name in (sha, "0" * 40, "ABCDEF0123" * 4, "refs/heads/main", "refs/x"):
         assert status_of(ada.create_branch, repo, branch=name) == status_of(ada.create_tag, repo, tag=name) == 400
     ada.create_branch(repo, branch="deadbeef")  # a short one is no commit's own
 
@@ -277,6 +309,19 @@ def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tm
     # as a folder of an earlier version may hold it
     hub.store.change("INSERT INTO refs VALUES (1, ?, ?, NULL)", f"refs/heads/{first}", second)
     assert hub.trees.resolve(1, first) == first
+
+
+# several requests at once
+
+
+def test_what_a_request_has_checked_still_holds_when_it_writes(client: TestClient, hub: Hub) -> None:
+    with hub.store.write():
+        asking = Beside(lambda: client.put("/api/models/ada/repo/settings", json={"private": True}))
+        time.sleep(0.3)  # it waits for its turn
+        hub.store.change("UPDATE repos SET gated = 'manual'")
+    assert asking.ended_with() is None
+    found = client.get("/api/models/ada/repo").json()
+    assert (found["private"], found["gated"]) == (True, "manual")
 
 
 # malformed requests
@@ -315,7 +360,7 @@ GOOD: dict[str, Any] = {
     "oid": "0" * 64,
     "size": 1,
     "files": [{"path": "p", "sample": "", "size": 1, "sha256": "0" * 64, "xetHash": "0"}],
-    "objects": [{"oid": "0" * 64, "size": 1}],
+    "objects": [{"oid": "0" * 64, "size": 2**30}],  # in parts
     "parts": [{"partNumber": 1, "etag": "x"}],
 }
 
