@@ -26,14 +26,16 @@ from raw_requests import ask, batch, header, large, post_commit, regular, status
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
+from localhub.access import find_repo
 from localhub.cards import count_parameters
+from localhub.commits import Operation, apply
 from localhub.diffs import difference
 from localhub.process import LocalHubProcess
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
 from localhub.store import Store
-from localhub.tree import Entry
+from localhub.tree import MAIN, Entry, File, Message
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -253,6 +255,19 @@ def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
     assert answer("x\n" * 100_000) == 400
     assert answer("x\n" * 30_000, count=256) == 400
     assert answer("", count=1001, path="a") == 400
+
+
+def test_thousands_of_folders_are_deleted_at_once(hub: Hub) -> None:
+    repo = find_repo(hub.store, "model", "ada/repo")
+
+    def commit(operations: list[Operation]) -> None:
+        apply(hub, repo, operations, Message("m", "ada"), ref=MAIN, head=str(hub.trees.head(repo.id)))
+
+    commit([Operation(f"f{number}/a", File("0" * 40, 1)) for number in range(10_000)])
+    begun = time.process_time()
+    commit([Operation(f"f{number}", None, folder=True) for number in range(10_000)])
+    assert time.process_time() - begun < 2.0
+    assert {*hub.trees.at(repo.id, str(hub.trees.head(repo.id)))} == {".gitattributes", "a.txt"}
 
 
 def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
