@@ -8,8 +8,8 @@ with a two-part repo id first, and with a bare name only when none matched; a ba
 is answered with "repository not found".
 
 Handlers are plain functions that run in a thread and return a response, or a value that becomes JSON. They
-see a `Call`: the matched parts, the caller's identity, the body and the storage. One that changes something runs in
-one transaction, so that what it checks still holds when it writes.
+see a `Call`: the matched parts, the caller's identity, the body and the storage. Each runs in one transaction,
+unless its route says otherwise, so that what it has checked still holds when it reads on or writes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -188,7 +187,7 @@ class Route:
     one_part: re.Pattern[str]
     handler: Handler
     body: str  # "small", "large" (spooled to disk) or "stream" (an async handler reads it)
-    changes: bool  # in one transaction
+    atomic: bool  # in one transaction, which reads where the method is GET
 
 
 class Router:
@@ -202,8 +201,7 @@ class Router:
     ) -> Callable[[Registered], Registered]:
         def register(handler: Registered) -> Registered:
             two, one = _pattern(template, "[^/]+/[^/]+"), _pattern(template, "[^/]+")
-            changes = atomic and method != "GET" and body == "small"
-            self.routes.append(Route(method, template, two, one, handler, body, changes))
+            self.routes.append(Route(method, template, two, one, handler, body, atomic and body == "small"))
             return handler
 
         return register
@@ -346,7 +344,9 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
 
 
 def _handled(route: Route, call: Call) -> Any:
-    with call.store.write() if route.changes else nullcontext():
+    if not route.atomic:
+        return route.handler(call)
+    with call.store.read() if route.method == "GET" else call.store.write():
         return route.handler(call)
 
 

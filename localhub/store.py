@@ -144,7 +144,7 @@ class Store:
         self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it
         self._connections_lock = threading.Lock()
         self._write_lock = threading.RLock()
-        self._notify = False
+        self._writing = self._notify = False
         self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
         # parts of uploads lived in DATA/tmp; a whole one may still arrive
         yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
@@ -197,15 +197,28 @@ class Store:
         return found
 
     @contextmanager
+    def read(self) -> Iterator[None]:
+        """All reads of the block see one state; those behind a change of its own see later ones."""
+        db = self.connection()
+        db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if db.in_transaction:
+                db.execute("COMMIT")
+
+    @contextmanager
     def write(self) -> Iterator[None]:
         """One transaction: all changes of the block become visible and durable, or none. May be nested."""
         with self._write_lock:
             db = self.connection()
-            if db.in_transaction:
+            if self._writing:
                 yield
                 return
+            if db.in_transaction:  # of `read`: it may not become a later one's
+                db.execute("COMMIT")
             db.execute("BEGIN IMMEDIATE")
-            self._notify = False
+            self._writing, self._notify = True, False
             try:
                 yield
                 db.execute("COMMIT")
@@ -213,6 +226,8 @@ class Store:
                 if db.in_transaction:  # a full disk ends it before
                     db.execute("ROLLBACK")
                 raise
+            finally:
+                self._writing = False
             if self._notify:
                 self.deliveries_ready.set()
 

@@ -35,7 +35,7 @@ from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
 from localhub.store import Store
-from localhub.tree import MAIN, Entry, File, Message
+from localhub.tree import MAIN, Entry, File, Message, Tree
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -337,6 +337,22 @@ def test_what_a_request_has_checked_still_holds_when_it_writes(client: TestClien
     assert asking.ended_with() is None
     found = client.get("/api/models/ada/repo").json()
     assert (found["private"], found["gated"]) == (True, "manual")
+
+
+def test_a_repo_that_is_deleted_while_somebody_reads_it_is_read_as_it_was(
+    client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = hub.trees.at
+
+    def at_last(repo: int, sha: str) -> Tree:
+        tree = at(repo, sha)
+        client.request("DELETE", "/api/repos/delete", json={"name": "repo"})
+        return tree
+
+    monkeypatch.setattr(hub.trees, "at", at_last)
+    listed = client.get("/api/models/ada/repo/tree/main?expand=true").json()
+    assert [entry["lastCommit"]["title"] for entry in listed] == ["initial commit", "first"]
+    assert client.get("/api/models/ada/repo/tree/main").status_code == 404
 
 
 # malformed requests
