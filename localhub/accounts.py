@@ -43,7 +43,7 @@ def whoami(call: Call) -> Json:
         "canPay": False,
         "avatarUrl": "",
         "orgs": orgs,
-        "auth": {"type": kind, "accessToken": {"displayName": me.label, "role": role_of_token, "createdAt": _CREATED}},
+        "auth": {"type": kind, "accessToken": {"displayName": me.role, "role": role_of_token, "createdAt": _CREATED}},
     }
 
 

@@ -232,7 +232,7 @@ def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
         times = {"iat": issued, "exp": issued + lifetime_s}
         nonce = {"nonce": request["nonce"]} if "nonce" in request else {}
         claims = {"iss": call.endpoint, "aud": client_id, **times, **nonce}
-        me = Identity(user, "oauth", "oauth", frozenset(scopes), client_id, frozenset(orgs.split()))
+        me = Identity(user, "oauth", frozenset(scopes), client_id, frozenset(orgs.split()))
         from joserfc import jwt
 
         key = _signing_key(call.store)

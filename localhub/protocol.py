@@ -304,14 +304,12 @@ def identify(hub: Hub, authorization: str | None) -> Identity | None:
     known = hub.users.by_token(value.strip())
     if known:
         user, token = known
-        return Identity(user, token.role, token.label)
+        return Identity(user, token.role)
     row = hub.store.row("SELECT * FROM oauth_tokens WHERE token = ?", value.strip())
     owner = hub.users.user(row["user"]) if row and row["expires"] > time.time() else None
     if row is None or owner is None:
         raise HubError(401, "Invalid credentials in Authorization header")
-    return Identity(
-        owner, "oauth", "oauth", frozenset(row["scope"].split()), row["app"], frozenset(row["orgs"].split())
-    )
+    return Identity(owner, "oauth", frozenset(row["scope"].split()), row["app"], frozenset(row["orgs"].split()))
 
 
 async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:

@@ -135,7 +135,7 @@ def _refresh(hub: Hub, repo: Repo) -> None:
     )
     hub.store.change("DELETE FROM repo_tags WHERE repo = ?", repo.id)
     tags = [(repo.id, place, tag) for place, tag in enumerate(derived.tags)]
-    hub.store.change_each("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
+    hub.store.connection().executemany("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
 
 
 def _named(call: Call, body: Json) -> tuple[str, str, str]:
@@ -164,7 +164,7 @@ def create(call: Call) -> Json:
     repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
     call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
     rows = [(repo.id, *value, now()) for value in values]
-    call.store.change_each("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
+    call.store.connection().executemany("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
     return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
 
 
@@ -221,7 +221,7 @@ def duplicate(call: Call) -> Json:
     head = call.hub.trees.head(source.id)
     files = call.hub.trees.at(source.id, head) if head else {}
     objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
-    call.store.change_each("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
+    call.store.connection().executemany("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
     message = Message(f"Duplicate from {source.full_name}", me.user.name)
     changes = {path: entry.file for path, entry in files.items()}
     commit_to(call.hub, repo, changes, message, ref=MAIN, parent=call.hub.trees.head(repo.id))

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -235,11 +235,6 @@ class Store:
         """Run one statement, as a part of the transaction around it if there is one; what it returns."""
         with self.write():
             return self.rows(sql, *parameters)
-
-    def change_each(self, sql: str, parameters: Iterable[tuple[object, ...]]) -> None:
-        """Run one statement for each of the rows of parameters."""
-        with self.write():
-            self.connection().executemany(sql, parameters)
 
     def notify_deliveries(self) -> None:
         """Wake the webhook worker once the running transaction is committed."""

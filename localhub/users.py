@@ -48,7 +48,6 @@ class _Frozen(BaseModel):
 class Token(_Frozen):
     value: str = Field(min_length=8)
     role: TokenRole = "write"
-    label: str = "default"
 
 
 class User(_Frozen):
@@ -125,7 +124,6 @@ class Identity:
 
     user: User
     role: Literal["write", "read", "oauth"]
-    label: str = ""
     scopes: frozenset[str] = field(default_factory=frozenset)  # of an OAuth token
     app: str | None = None  # the OAuth client that the token was given to
     orgs: frozenset[str] = field(default_factory=frozenset)  # those that the person picked for the OAuth token
