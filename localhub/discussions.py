@@ -18,7 +18,7 @@ from localhub.http_errors import HubError, bad_request, conflict, forbidden, not
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.store import new_id, now
-from localhub.tree import MAIN, Changes, File, Message, folders
+from localhub.tree import MAIN, Changes, File, Message, Tree, folders
 from localhub.users import Identity, object_id
 
 router = Router()
@@ -234,32 +234,26 @@ def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
         call.require_files(repo)
     except HubError:
         return ""
-    base_head, head = _heads(call.hub, repo, row)
-    if base_head is None or head is None:
-        return ""
-    fork = _fork(call.hub, repo, base_head, head)
-    return difference(call.store, call.hub.trees.at(repo.id, fork) if fork else {}, call.hub.trees.at(repo.id, head))
+    sides = _sides(call.hub, repo, row)
+    return difference(call.store, sides[0], sides[2]) if sides else ""
 
 
-def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
-    """The heads of the base and of the pull request."""
-    return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
-
-
-def _fork(hub: Hub, repo: Repo, base_head: str, head: str) -> str | None:
-    """The commit where the pull request left its base."""
-    on_base = {commit.sha for commit in hub.trees.history(repo.id, base_head)}
-    return next((c.sha for c in hub.trees.history(repo.id, head) if c.sha in on_base), None)
+def _sides(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Tree, Tree, Tree] | None:
+    """The files where the pull request left its base, of the base, and of the pull request; None without a base."""
+    base, head = hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+    if base is None or head is None:
+        return None
+    on_base = {commit.sha for commit in hub.trees.history(repo.id, base)}
+    fork = next((commit.sha for commit in hub.trees.history(repo.id, head) if commit.sha in on_base), None)
+    return hub.trees.at(repo.id, fork) if fork else {}, hub.trees.at(repo.id, base), hub.trees.at(repo.id, head)
 
 
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
     """The changes that merging would make on the base, and the paths in conflict."""
-    base_head, head = _heads(hub, repo, row)
-    if base_head is None or head is None:
+    sides = _sides(hub, repo, row)
+    if sides is None:
         return {}, [row["base"]]
-    fork = _fork(hub, repo, base_head, head)
-    old = hub.trees.at(repo.id, fork) if fork else {}
-    ours, theirs = hub.trees.at(repo.id, base_head), hub.trees.at(repo.id, head)
+    old, ours, theirs = sides
     changes: dict[str, File | None] = {}
     conflicts: list[str] = []
     for path in sorted({*old, *theirs}):
