@@ -157,7 +157,8 @@ def resolve(call: Call) -> Response:
     sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
     path = call.parts["path"]
     entry = call.hub.trees.at(repo.id, sha).get(path)
-    if entry is None:
+    kept = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"  # a large one may have been deleted for good
+    if entry is None or (entry.sha256 and not call.store.row(kept, repo.id, entry.sha256)):
         raise entry_not_found(f"Entry not found: {path}", commit=sha)
     counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
     if counted:

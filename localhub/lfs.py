@@ -206,10 +206,14 @@ def duplicate(call: Call) -> Json:
         sha256 = text_of(item, "sha256")
         listed = _SHA256.fullmatch(sha256) and text_of(item, "xetHash") == xet_hash(sha256)
         # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
-        if listed and call.store.row(
-            "SELECT 1 FROM commits, json_each(commits.files) AS file"
-            " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
-            *(source.id, f'"{sha256}"', sha256),
+        if (
+            listed
+            and _has(call.store, source.id, sha256)
+            and call.store.row(
+                "SELECT 1 FROM commits, json_each(commits.files) AS file"
+                " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
+                *(source.id, f'"{sha256}"', sha256),
+            )
         ):
             call.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", target.id, sha256)
         else:

@@ -142,7 +142,7 @@ def list_lfs_files(call: Call) -> Response:
 
 @router.on("POST", "/api/{T}/{id}/lfs-files/batch")
 def delete_lfs_files(call: Call) -> Json:
-    """Delete large files from every branch and pull request that holds them."""
+    """Delete large files from every branch and pull request that holds them; earlier commits have them no more."""
     repo, me = call.writable(), call.signed_in()
     deletions = call.json().get("deletions")
     doomed = {*map(str, list_of(deletions, "sha"))} if isinstance(deletions, dict) else None
@@ -153,4 +153,6 @@ def delete_lfs_files(call: Call) -> Json:
             tree = call.hub.trees.at(repo.id, head)
             gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
             apply(call.hub, repo, gone, Message("Delete LFS files", me.user.name), ref=ref, head=head)
+    for sha256 in doomed:
+        call.store.change("DELETE FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, sha256)
     return {}

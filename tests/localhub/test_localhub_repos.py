@@ -133,6 +133,19 @@ def test_the_files_of_a_gated_repo_wait_for_acceptance(
     assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
 
 
+def test_who_asks_again_is_told_what_holds(ada: HfApi, bob: HfApi, repo: str) -> None:
+    def asked() -> tuple[str, int]:
+        status = ask(bob, "POST", f"/api/models/{repo}/ask-access").json()["status"]
+        return status, status_of(bob.auth_check, repo)
+
+    ada.update_repo_settings(repo, gated="manual")
+    assert asked() == ("pending", 403)
+    ada.update_repo_settings(repo, gated="auto")
+    assert asked() == ("accepted", 200)
+    ada.reject_access_request(repo, "bob", rejection_reason=None)
+    assert asked() == ("rejected", 403)
+
+
 def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fresh: Fresh, tmp_path) -> None:
     old, new = f"ada/{fresh()}", f"zoo/{fresh()}"
     ada.create_repo(old)
