@@ -5,10 +5,9 @@
 
 Before the clock starts, the method is merged once on a small model, so that what is measured is the steady state, and
 every local input is read once, so that stream and floor begin with the same page cache, and the values of synthetic
-ones are made. `--floor`: instead of a merge,
-every input is read once (or twice) by all cores, in chunks as large as the merge's, and during the last time as many
-bytes as the output has are hashed and written as the sink does it, past the page cache where the file system can, but
-by all cores. Prints one JSON object.
+ones are made. `--floor`: instead of a merge, every input is read once (or twice) by all cores, in chunks as large as
+the merge's, and during the last time as many bytes as the output has are hashed and written as the sink does it, past
+the page cache where the file system can, but by all cores. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -4,16 +4,8 @@ Reading: anyone for a public repo; the owner, members of the owning organisation
 nobody else. Writing: the owner; organisation admins and writers; contributors where they created the repo.
 The files of a gated repo are for members of its namespace and for those whose request was accepted.
 
-A token can only take away: `read` tokens write nothing. What an OAuth token allows:
-
-    gated-repos       the files of public gated repos that the person was let into
-    read-repos        the person's private repos; other people's gated ones are not among them
-    contribute-repos  to create repos, and everything with those that the application created
-    write-repos       to read and write the person's repos
-    manage-repos      also to create, move and delete them
-    read-memberships  to know the person's organisations
-
-All of these reach only those organisations that the person picked when signing in.
+A token can only take away: `read` tokens write nothing, an OAuth token allows what its scopes say (docs/localhub.md)
+and reaches only those organisations that the person picked when signing in.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def whoami(call: Call) -> Json:
         "canPay": False,
         "avatarUrl": "",
         "orgs": orgs,
-        "auth": {"type": kind, "accessToken": {"displayName": me.label, "role": role_of_token, "createdAt": _CREATED}},
+        "auth": {"type": kind, "accessToken": {"displayName": me.role, "role": role_of_token, "createdAt": _CREATED}},
     }
 
 
@@ -101,12 +101,18 @@ def liked(call: Call) -> list[Json]:
 
 @router.on("POST", "/api/{T}/{id}/ask-access")
 def ask_access(call: Call) -> Json:
-    """A user asks to be let into a gated repo; an `auto` gate lets them in at once."""
+    """A user asks to be let into a gated repo; an `auto` gate lets them in at once, unless they were rejected."""
     repo, me = call.readable(), call.signed_in()
     if not repo.gated:
         raise bad_request("This repo is not gated")
+    sql = "SELECT status FROM access_requests WHERE repo = ? AND user = ?"
+    known = call.store.row(sql, repo.id, me.user.name)
+    if known and known["status"] != "pending":
+        return {"status": known["status"]}
     status = "accepted" if repo.gated == "auto" else "pending"
-    call.store.change(_ADD_REQUEST, repo.id, me.user.name, status, now())
+    call.store.change(
+        "INSERT OR REPLACE INTO access_requests VALUES (?, ?, ?, ?)", repo.id, me.user.name, status, now()
+    )
     return {"status": status}
 
 

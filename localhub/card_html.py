@@ -17,12 +17,13 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+from localhub.cards import split_card
+
 MAX_CARD_CHARACTERS = 400_000
 MAX_NESTING = 20
 
 FileAddress = Callable[[str], str | None]  # path in the repo → address; None where it cannot be had
 
-_HEADER = re.compile(r"\A---[ \t]*\r?\n.*?\r?\n---[ \t]*(\r?\n|\Z)", re.DOTALL)
 _COMMENT = re.compile(r"\A\s*<!--.*-->\s*\Z", re.DOTALL)
 _FOLD = re.compile(r"(<details>|</details>|<summary>|</summary>)")
 
@@ -30,18 +31,18 @@ _FOLD = re.compile(r"(<details>|</details>|<summary>|</summary>)")
 def card_html(text: str, file_address: FileAddress, *, image_address: FileAddress | None = None) -> str:
     """The body of a README.md as HTML. `file_address`: where a file of the repo is; images may lie elsewhere."""
     markdown = MarkdownIt("commonmark", {"html": True, "maxNesting": MAX_NESTING}).enable("table")
-    markdown.validateLink = lambda url: _kind(url) is not None  # type: ignore[method-assign]
+    markdown.validateLink = lambda url: _target(url) is not None  # type: ignore[method-assign]
     markdown.normalizeLinkText = lambda link: link  # type: ignore[method-assign]
     markdown.add_render_rule("html_block", _raw)
     markdown.add_render_rule("html_inline", _raw)
     markdown.add_render_rule("link_open", _link(file_address))
     markdown.add_render_rule("image", _image(file_address, image_address or file_address))
-    body = _HEADER.sub("", text[:MAX_CARD_CHARACTERS], count=1)
-    return str(markdown.render(body))
+    _, body = split_card(text)
+    return str(markdown.render(body[:MAX_CARD_CHARACTERS]))
 
 
-def _kind(url: str) -> str | None:
-    """web, file (of the repo) or place (on the page); None for any other address, which is no link."""
+def _target(url: str) -> tuple[str, str] | None:
+    """("web", url), ("file", its path in the repo) or ("place", "") on the page; None: the address is no link."""
     if any(ord(c) <= 32 or c == "\\" for c in unquote(url)):
         return None
     try:
@@ -49,28 +50,21 @@ def _kind(url: str) -> str | None:
     except ValueError:
         return None
     if parts.scheme in ("http", "https") and parts.netloc:
-        return "web"
-    if parts.scheme or parts.netloc:
+        return "web", url
+    path = unquote(parts.path)
+    if parts.scheme or parts.netloc or ":" in path or path.startswith("/"):
         return None
-    if not parts.path:
-        return "place" if parts.fragment else None
-    return "file" if _path_of(url) else None
-
-
-def _path_of(url: str) -> str | None:
-    """The file of the repo that a relative address names; None where it leads out of the repo."""
-    path = unquote(urlsplit(url).path)
-    if ":" in path or path.startswith("/"):
-        return None
+    if not path:
+        return ("place", "") if parts.fragment else None
     path = normpath(path)
-    return None if path == "." or path.startswith("..") else path
+    return None if path == "." or path.startswith("..") else ("file", path)  # of the repo, not out of it
 
 
 def _address(url: str, file_address: FileAddress) -> str | None:
-    kind = _kind(url)
-    if kind == "file" and (path := _path_of(url)):
-        return file_address(path)
-    return url if kind == "web" else None  # the page has no places to go to
+    kind, target = _target(url) or ("", "")
+    if kind == "file":
+        return file_address(target)
+    return target if kind == "web" else None  # the page has no places to go to
 
 
 def _raw(renderer: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
@@ -97,7 +91,8 @@ def _image(file_address: FileAddress, image_address: FileAddress) -> Callable[..
         token = tokens[index]
         source = str(token.attrs.get("src", ""))
         words = escape(token.content or "image")
-        if _kind(source) == "file" and (address := _address(source, image_address)) is not None:
+        kind, target = _target(source) or ("", "")
+        if kind == "file" and (address := image_address(target)) is not None:
             return f'<img src="{escape(address)}" alt="{words}" loading="lazy">'
         web = _address(source, file_address)
         return words if web is None else f"{_anchor(web)}{words}</a>"

@@ -73,20 +73,26 @@ for _name, (_pattern, _first) in _RESOLVED.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
+def split_card(readme: str) -> tuple[str, str]:
+    """The YAML block of a README.md, "" without one, and the text below it; lines end in LF."""
+    readme = readme.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    found = _FRONT_MATTER.match(readme[:_CARD_LIMIT])
+    return (found[1], readme[found.end() :]) if found else ("", readme)
+
+
 def parse_card(readme: str) -> dict[str, Any]:
     """The metadata of a README.md as plain JSON values; empty without a YAML block.
 
     Raises ValueError where the block is not a YAML mapping.
     """
-    readme = readme.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    found = _FRONT_MATTER.match(readme[:_CARD_LIMIT])
-    if not found:
-        if len(readme) > _CARD_LIMIT and _OPENED.match(readme):
+    block, text = split_card(readme)
+    if not block:
+        if len(text) > _CARD_LIMIT and _OPENED.match(text):
             raise ValueError(f"The card metadata has more than {_CARD_LIMIT} characters")
         return {}
     try:
-        _check_events(found[1])
-        value = _plain(yaml.load(found[1], _Loader))  # noqa: S506  (a SafeLoader that refuses more)
+        _check_events(block)
+        value = _plain(yaml.load(block, _Loader))  # noqa: S506  (a SafeLoader that refuses more)
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         # the library's constructors take a value with an explicit tag for one that fits it
         raise ValueError(f"The card is not valid YAML: {error}") from error
@@ -238,6 +244,12 @@ def _space_problems(card: Mapping[str, Any]) -> list[str]:
     return []
 
 
+_DATASET_KEYS = """
+task_categories task_ids annotations_creators language_creators multilinguality source_datasets language license
+size_categories
+"""
+
+
 @dataclass(frozen=True)
 class Derived:
     card: dict[str, Any] = field(default_factory=dict)
@@ -257,11 +269,7 @@ def derive(repo_type: str, readme: str, config_json: str, paths: Mapping[str, An
         tags = [sdk or str(card.get("sdk") or "static"), *strings(card.get("tags"))]
         return Derived(card, {}, _unique([*tags, "region:us"]))
     if repo_type == "dataset":
-        tags = [
-            f"{key}:{value}"
-            for key in ("task_categories", "task_ids", "language", "license", "size_categories")
-            for value in strings(card.get(key))
-        ]
+        tags = [f"{key}:{value}" for key in _DATASET_KEYS.split() for value in strings(card.get(key))]
         return Derived(card, {}, _unique([*tags, *strings(card.get("tags")), "region:us"]))
     config = _config(config_json)
     library = next(iter(strings(card.get("library_name"))), "transformers" if config else None)

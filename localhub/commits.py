@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
@@ -36,7 +37,7 @@ _MOST_FILES = 1000  # the client asks for 256
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
 
 
-@router.on("POST", "/api/validate-yaml")
+@router.on("POST", "/api/validate-yaml", atomic=False)
 def validate_yaml(call: Call) -> Response:
     asked = call.json()
     errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
@@ -72,7 +73,7 @@ def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identit
     return me
 
 
-@router.on("POST", "/api/{T}/{id}/preupload/{rev}")
+@router.on("POST", "/api/{T}/{id}/preupload/{rev}", atomic=False)
 def preupload(call: Call) -> Json:
     repo = call.readable()
     ref, head = commit_ref(call.hub, repo, call.parts["rev"])
@@ -252,22 +253,27 @@ def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
     before = {path: entry.file for path, entry in tree.items()}
     working = dict(before)
     touched: dict[str, None] = {}
+    below: dict[str, dict[str, None]] = defaultdict(dict)  # by folder, the files in it
+    for path in working:
+        for folder in folders([path]):
+            below[folder][path] = None
     for operation in operations:
         path = operation.path
         if operation.file is not None:
             working[path] = operation.file
             touched[path] = None
+            for folder in folders([path]):
+                below[folder][path] = None
             continue
-        if path in working and not operation.folder:
-            gone = [path]
-        else:
-            gone = [known for known in working if known.startswith(f"{path}/")]
+        gone = [path] if path in working and not operation.folder else [*below.get(path, ())]
         if not gone:
             raise entry_not_found(f"A file with this name doesn't exist: {path}")
         for known in gone:
             del working[known]
             touched[known] = None
-    clash = sorted(folders(working) & working.keys())
+            for folder in folders([known]):
+                del below[folder][known]
+    clash = sorted(folder for folder, files in below.items() if files and folder in working)
     if clash:
         raise unprocessable(f"{clash[0]} cannot be a file and a folder")
     return {path: working.get(path) for path in touched if working.get(path) != before.get(path)}

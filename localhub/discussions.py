@@ -18,7 +18,7 @@ from localhub.http_errors import HubError, bad_request, conflict, forbidden, not
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.store import new_id, now
-from localhub.tree import MAIN, Changes, File, Message
+from localhub.tree import MAIN, Changes, File, Message, Tree, folders
 from localhub.users import Identity, object_id
 
 router = Router()
@@ -145,12 +145,11 @@ def create_discussion(call: Call) -> Json:
     if not 3 <= len(title) <= 200:
         raise bad_request("A title has 3 to 200 characters")
     description = (optional_text(body, "description") or "").strip()
-    with call.store.write():
-        if not body.get("pullRequest"):
-            return {"num": open_discussion(call.hub, repo, me, title, description)}
-        head = call.hub.trees.head(repo.id)
-        num = open_discussion(call.hub, repo, me, title, description, base=MAIN, head=head, draft=True)
-        webhooks.queue_refs(call.hub, repo, f"refs/pr/{num}", None, head)
+    if not body.get("pullRequest"):
+        return {"num": open_discussion(call.hub, repo, me, title, description)}
+    head = call.hub.trees.head(repo.id)
+    num = open_discussion(call.hub, repo, me, title, description, base=MAIN, head=head, draft=True)
+    webhooks.queue_refs(call.hub, repo, f"refs/pr/{num}", None, head)
     return {"num": num}
 
 
@@ -182,9 +181,8 @@ def details(call: Call) -> Json:
 def comment(call: Call) -> Json:
     repo, me, text = call.readable(), call.participant(), text_of(call.json(), "comment")
     row = _discussion(call, repo)
-    with call.store.write():
-        event = _say(call.hub, repo, row["num"], text, me.user.name)
-        _announce(call.hub, repo, row["num"], "create", "discussion.comment", event)
+    event = _say(call.hub, repo, row["num"], text, me.user.name)
+    _announce(call.hub, repo, row["num"], "create", "discussion.comment", event)
     return {"newMessage": _event(event)}
 
 
@@ -201,11 +199,10 @@ def rename(call: Call) -> Json:
     repo, title = call.readable(), text_of(call.json(), "title").strip()
     row = _discussion(call, repo)
     me = _owned(call, repo, row)
-    with call.store.write():
-        call.store.change("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", title, repo.id, row["num"])
-        data = {"from": row["title"], "to": title}
-        event = add_event(call.hub, repo, row["num"], "title-change", me.user.name, data)
-        _announce(call.hub, repo, row["num"], "update", "discussion")
+    call.store.change("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", title, repo.id, row["num"])
+    data = {"from": row["title"], "to": title}
+    event = add_event(call.hub, repo, row["num"], "title-change", me.user.name, data)
+    _announce(call.hub, repo, row["num"], "update", "discussion")
     return {"newTitle": _event(event)}
 
 
@@ -218,9 +215,7 @@ def change_status(call: Call) -> Json:
         raise bad_request("status must be open or closed")
     if row["status"] == "merged":
         raise bad_request("A merged pull request cannot change its status")
-    with call.store.write():
-        event = _set_status(call, repo, row["num"], status, me, body)
-    return {"newStatus": _event(event)}
+    return {"newStatus": _event(_set_status(call, repo, row["num"], status, me, body))}
 
 
 def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, body: Json) -> sqlite3.Row:
@@ -239,32 +234,26 @@ def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
         call.require_files(repo)
     except HubError:
         return ""
-    base_head, head = _heads(call.hub, repo, row)
-    if base_head is None or head is None:
-        return ""
-    fork = _fork(call.hub, repo, base_head, head)
-    return difference(call.store, call.hub.trees.at(repo.id, fork) if fork else {}, call.hub.trees.at(repo.id, head))
+    sides = _sides(call.hub, repo, row)
+    return difference(call.store, sides[0], sides[2]) if sides else ""
 
 
-def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
-    """The heads of the base and of the pull request."""
-    return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
-
-
-def _fork(hub: Hub, repo: Repo, base_head: str, head: str) -> str | None:
-    """The commit where the pull request left its base."""
-    on_base = {commit.sha for commit in hub.trees.history(repo.id, base_head)}
-    return next((c.sha for c in hub.trees.history(repo.id, head) if c.sha in on_base), None)
+def _sides(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Tree, Tree, Tree] | None:
+    """The files where the pull request left its base, of the base, and of the pull request; None without a base."""
+    base, head = hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+    if base is None or head is None:
+        return None
+    on_base = {commit.sha for commit in hub.trees.history(repo.id, base)}
+    fork = next((commit.sha for commit in hub.trees.history(repo.id, head) if commit.sha in on_base), None)
+    return hub.trees.at(repo.id, fork) if fork else {}, hub.trees.at(repo.id, base), hub.trees.at(repo.id, head)
 
 
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
     """The changes that merging would make on the base, and the paths in conflict."""
-    base_head, head = _heads(hub, repo, row)
-    if base_head is None or head is None:
+    sides = _sides(hub, repo, row)
+    if sides is None:
         return {}, [row["base"]]
-    fork = _fork(hub, repo, base_head, head)
-    old = hub.trees.at(repo.id, fork) if fork else {}
-    ours, theirs = hub.trees.at(repo.id, base_head), hub.trees.at(repo.id, head)
+    old, ours, theirs = sides
     changes: dict[str, File | None] = {}
     conflicts: list[str] = []
     for path in sorted({*old, *theirs}):
@@ -274,26 +263,26 @@ def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[s
         if present != before:
             conflicts.append(path)
         changes[path] = theirs[path].file if path in theirs else None
-    return changes, conflicts
+    merged = {path for path in {*ours, *changes} if changes.get(path, True)}
+    return changes, [*conflicts, *sorted(folders(merged) & merged)]  # what would be a file and a folder
 
 
 @router.on("POST", "/api/{T}/{id}/discussions/{num}/merge")
 def merge(call: Call) -> Json:
     repo, body = call.writable(), call.json()
     me = call.participant()
-    with call.store.write():
-        row = _discussion(call, repo)
-        if not row["pull_request"] or row["status"] != "open":
-            raise bad_request("Only an open pull request can be merged")
-        changes, conflicts = _merge_plan(call.hub, repo, row)
-        if conflicts:
-            raise conflict(f"The pull request has conflicts in {', '.join(conflicts)}")
-        old, base = call.hub.trees.head(repo.id, row["base"]), row["base"]
-        message = Message(f"{row['title']} (#{row['num']})", me.user.name)
-        sha = commit_to(call.hub, repo, changes, message, ref=base, parent=old)
-        call.store.change("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", sha, repo.id, row["num"])
-        _set_status(call, repo, row["num"], "merged", me, body)
-        webhooks.queue_refs(call.hub, repo, base, old, sha)
+    row = _discussion(call, repo)
+    if not row["pull_request"] or row["status"] != "open":
+        raise bad_request("Only an open pull request can be merged")
+    changes, conflicts = _merge_plan(call.hub, repo, row)
+    if conflicts:
+        raise conflict(f"The pull request has conflicts in {', '.join(conflicts)}")
+    old, base = call.hub.trees.head(repo.id, row["base"]), row["base"]
+    message = Message(f"{row['title']} (#{row['num']})", me.user.name)
+    sha = commit_to(call.hub, repo, changes, message, ref=base, parent=old)
+    call.store.change("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", sha, repo.id, row["num"])
+    _set_status(call, repo, row["num"], "merged", me, body)
+    webhooks.queue_refs(call.hub, repo, base, old, sha)
     return {"mergeCommitId": sha}
 
 
@@ -319,8 +308,7 @@ def change_comment(call: Call) -> Json:
         text = _HIDDEN
         data |= {"hidden": True, "history": [], "hiddenBy": me.user.name}
     data["latest"] = _words(text, me.user.name)
-    with call.store.write():
-        sql = "UPDATE events SET data = ? WHERE place = ? RETURNING *"
-        [event] = call.store.change(sql, json.dumps(data), row["place"])
-        _announce(call.hub, repo, row["num"], "update", "discussion.comment", event)
+    sql = "UPDATE events SET data = ? WHERE place = ? RETURNING *"
+    [event] = call.store.change(sql, json.dumps(data), row["place"])
+    _announce(call.hub, repo, row["num"], "update", "discussion.comment", event)
     return {"updatedComment": _event(event)}

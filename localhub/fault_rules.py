@@ -1,17 +1,4 @@
-"""The faults that can be switched on, as values, and the client that sets them.
-
-A rule says which requests it is about and what befalls them:
-
-    switch = FaultSwitch(hub.endpoint)
-    rule = switch.add("/resolve/.*safetensors", Reset(at=5000))        # the first such answer ends after 5,000 bytes
-    switch.add("/api/models/.*/commit/", LostAnswer(), methods=["POST"])
-    …
-    assert switch.state(rule).fired == 1
-
-`path` is a regular expression that must be found in the unescaped path (no query). Of the requests that match, the
-first `skip` pass unharmed and the next `times` (None: all that follow) are hit. Every rule counts for itself; where
-several are due at one request, all of them apply, the first one outermost.
-"""
+"""The faults that can be switched on, as values, and the client that sets them; docs/localhub.md explains each."""
 
 from __future__ import annotations
 

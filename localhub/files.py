@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 from collections import defaultdict
+from sqlite3 import Row
 from urllib.parse import quote
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from localhub.access import Repo
-from localhub.http_errors import bad_request, entry_not_found
-from localhub.protocol import MOST_ITEMS, Call, Json, Router
+from localhub.http_errors import entry_not_found
+from localhub.protocol import Call, Json, Router, list_of
 from localhub.store import lfs_pointer
 from localhub.tree import Entry, Tree, folders
 
@@ -73,10 +74,15 @@ def _entries(
 ) -> list[Json]:
     """The JSON of files and folders, in the order of `paths`."""
     ids = tree_ids(tree) if any(path not in tree for path in paths) else {}
-    commits = {}
+    last: dict[str, Row] = {}  # by path, the commit that changed it or something below it
     if expand:
-        rows = call.store.rows("SELECT sha, title, date FROM commits WHERE repo = ?", repo.id)
-        commits = {row["sha"]: row for row in rows}
+        changed: dict[str, list[str]] = defaultdict(list)
+        for path, file in tree.items():
+            changed[file.commit].append(path)
+        # in the order in which they came, whatever the clock said at each
+        for row in call.store.rows("SELECT sha, title, date FROM commits WHERE repo = ? ORDER BY rowid", repo.id):
+            found = changed.get(row["sha"], [])
+            last |= dict.fromkeys([*found, *folders(found)], row)
     items: list[Json] = []
     for path in paths:
         entry = tree.get(path)
@@ -90,10 +96,7 @@ def _entries(
                 if with_xet:  # never in trees: a snapshot would be fetched from there
                     item["xetHash"] = xet_hash(entry.sha256)
         if expand:
-            below = [entry] if entry else [e for name, e in tree.items() if name.startswith(f"{path}/")]
-            # a folder was last changed when the newest of its files was
-            last = max((commits[e.commit] for e in below), key=lambda row: str(row["date"]))
-            item["lastCommit"] = {"id": last["sha"], "title": last["title"], "date": last["date"]}
+            item["lastCommit"] = {"id": last[path]["sha"], "title": last[path]["title"], "date": last[path]["date"]}
             if entry:
                 unscanned = {"status": "unscanned"}
                 item["securityFileStatus"] = {**unscanned, "avScan": unscanned, "pickleImportScan": unscanned}
@@ -127,16 +130,13 @@ def _tree(call: Call, folder: str) -> Response:
     return call.page(items, more=start + size < len(paths))
 
 
-@router.on("POST", "/api/{T}/{id}/paths-info/{rev}")
+@router.on("POST", "/api/{T}/{id}/paths-info/{rev}", atomic=False)
 def paths_info(call: Call) -> list[Json]:
     """The same entries for named paths; what does not exist is left out."""
     repo = call.readable()
     if call.request.headers.get("content-type", "").startswith("application/json"):
         body = call.json()
-        paths = body.get("paths") or []
-        if not isinstance(paths, list) or len(paths) > MOST_ITEMS:
-            raise bad_request(f"paths must be a list of at most {MOST_ITEMS}")
-        wanted = [str(path) for path in paths]
+        wanted = [str(path) for path in list_of(body, "paths")]
         expand = bool(body.get("expand"))
     else:
         form = call.form()
@@ -157,7 +157,8 @@ def resolve(call: Call) -> Response:
     sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
     path = call.parts["path"]
     entry = call.hub.trees.at(repo.id, sha).get(path)
-    if entry is None:
+    kept = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"  # a large one may have been deleted for good
+    if entry is None or (entry.sha256 and not call.store.row(kept, repo.id, entry.sha256)):
         raise entry_not_found(f"Entry not found: {path}", commit=sha)
     counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
     if counted:

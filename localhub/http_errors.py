@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+_HEADER_CHARACTERS = 2000
+
 
 class HubError(Exception):
     """A refusal with its HTTP status, message and, where the client knows one, its code."""
@@ -26,19 +28,10 @@ class HubError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.code = code
-        self.extra_headers = dict(headers or {})
         self.body = {"error": message, **(body or {})}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        # A header is one line of printable characters; the body carries the message unchanged.
-        line = "".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in self.message)
-        headers = {"X-Error-Message": line, **self.extra_headers}
-        if self.code:
-            headers["X-Error-Code"] = self.code
-        return headers
+        # A header is one line of printable characters, and clients refuse a long one; the body has the whole message.
+        line = "".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in message[:_HEADER_CHARACTERS])
+        self.headers = {"X-Error-Message": line.strip(), **({"X-Error-Code": code} if code else {}), **(headers or {})}
 
 
 bad_request = partial(HubError, 400)

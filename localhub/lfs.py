@@ -25,15 +25,15 @@ from starlette.responses import JSONResponse, Response
 from localhub.access import Repo, can_read, can_take_part, find_repo, require_read, require_write
 from localhub.files import xet_hash
 from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
-from localhub.protocol import Call, Json, Router, items_of, text_of
+from localhub.protocol import Call, Json, Router, items_of, list_of, text_of
 from localhub.store import Store, now
 
 router = Router()
 MEDIA_TYPE = "application/vnd.git-lfs+json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**40  # bytes of one file
+_MOST_PARTS = 50_000  # of all files that are asked for at a time
 _WRITE_BYTES = 4 * 1024 * 1024  # collected before a thread hashes and writes them
-_UPLOAD_URL = "{endpoint}/lfs-uploads/{repo}/{upload}"
 
 
 def _objects(body: Json) -> list[tuple[str, int]]:
@@ -66,26 +66,28 @@ def batch(call: Call) -> Response:
     if body.get("operation") != "upload":
         raise bad_request("Only the upload operation is served; files are downloaded from their resolve URL")
     _uploadable(call)
-    limits, answers = call.hub.limits, []
-    with call.store.write():
-        for oid, size in _objects(body):
-            answer: dict[str, Any] = {"oid": oid, "size": size}
-            if not _has(call.store, repo.id, oid):
-                upload = secrets.token_hex(24)
-                in_parts = size > limits.multipart_bytes and "multipart" in body.get("transfers", [])
-                call.store.change(
-                    "INSERT INTO uploads (id, repo, sha256, size, part_size, date) VALUES (?, ?, ?, ?, ?, ?)",
-                    *(upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
-                )
-                href = _UPLOAD_URL.format(endpoint=call.endpoint, repo=repo.id, upload=upload)
-                header: dict[str, str] = {}
-                if in_parts:
-                    count = -(-size // limits.part_bytes)
-                    parts = {f"{part:05d}": f"{href}/{part}" for part in range(1, count + 1)}
-                    header = {"chunk_size": str(limits.part_bytes), **parts}
-                verify = {"href": f"{call.endpoint}/{repo.path}.git/info/lfs/verify", "header": {}}
-                answer["actions"] = {"upload": {"href": href, "header": header}, "verify": verify}
-            answers.append(answer)
+    limits, answers, in_all = call.hub.limits, [], 0
+    takes_parts = "multipart" in list_of(body, "transfers")
+    for oid, size in _objects(body):
+        answer: dict[str, Any] = {"oid": oid, "size": size}
+        if not _has(call.store, repo.id, oid):
+            upload = secrets.token_hex(24)
+            in_parts = takes_parts and size > limits.multipart_bytes
+            call.store.change(
+                "INSERT INTO uploads (id, repo, sha256, size, part_size, date) VALUES (?, ?, ?, ?, ?, ?)",
+                *(upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
+            )
+            href = f"{call.endpoint}/lfs-uploads/{repo.id}/{upload}"
+            header: dict[str, str] = {}
+            if in_parts:
+                in_all += (count := -(-size // limits.part_bytes))
+                if in_all > _MOST_PARTS:
+                    raise unprocessable(f"These files have more than {_MOST_PARTS} parts; ask for fewer at a time")
+                parts = {f"{part:05d}": f"{href}/{part}" for part in range(1, count + 1)}
+                header = {"chunk_size": str(limits.part_bytes), **parts}
+            verify = {"href": f"{call.endpoint}/{repo.path}.git/info/lfs/verify", "header": {}}
+            answer["actions"] = {"upload": {"href": href, "header": header}, "verify": verify}
+        answers.append(answer)
     return JSONResponse({"transfer": "basic", "objects": answers}, media_type=MEDIA_TYPE)
 
 
@@ -150,33 +152,35 @@ async def put_part(call: Call) -> Response:
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
-@router.on("POST", "/lfs-uploads/{repo}/{upload}")
+@router.on("POST", "/lfs-uploads/{repo}/{upload}", atomic=False)
 def complete(call: Call) -> Response:
     """Join the parts in order and check the whole."""
     upload, body = _upload(call), call.json()
-    if _has(call.store, upload["repo"], upload["sha256"]):  # the answer was lost and this is the second try
-        return JSONResponse({}, media_type=MEDIA_TYPE)
     count = -(-upload["size"] // upload["part_size"]) if upload["part_size"] else 0
     numbers = [item.get("partNumber") for item in items_of(body, "parts")]
     parts = [call.store.part(upload["id"], number) for number in range(1, count + 1)]
     if not count or sorted(map(str, numbers)) != sorted(map(str, range(1, count + 1))):
         raise bad_request(f"The upload has {count} parts, the request names {json.dumps(numbers)}")
-    if missing := [number for number, part in enumerate(parts, 1) if not part.exists()]:
-        raise bad_request(f"Parts {missing} were not uploaded")
-    with call.store.temporary() as joined:
-        with joined.open("wb") as target:
-            for part in parts:
-                with part.open("rb") as source:
-                    shutil.copyfileobj(source, target, _WRITE_BYTES)
-        with joined.open("rb") as whole:
-            sha256 = hashlib.file_digest(whole, "sha256").hexdigest()
-        _keep(call, upload, joined, sha256, joined.stat().st_size)
+    try:
+        with call.store.temporary() as joined:
+            with joined.open("wb") as target:
+                for part in parts:
+                    with part.open("rb") as source:
+                        shutil.copyfileobj(source, target, _WRITE_BYTES)
+            with joined.open("rb") as whole:
+                sha256 = hashlib.file_digest(whole, "sha256").hexdigest()
+            _keep(call, upload, joined, sha256, joined.stat().st_size)
+    except FileNotFoundError as error:
+        # an earlier try, or one beside this, may have joined them and lost its answer
+        if not _has(call.store, upload["repo"], upload["sha256"]):
+            missing = [number for number, part in enumerate(parts, 1) if not part.exists()]
+            raise bad_request(f"Parts {missing} were not uploaded") from error
     for part in parts:
         part.unlink(missing_ok=True)
     return JSONResponse({}, media_type=MEDIA_TYPE)
 
 
-@router.on("POST", "/{P}{id}.git/info/lfs/verify")
+@router.on("POST", "/{P}{id}.git/info/lfs/verify", atomic=False)
 def verify(call: Call) -> Response:
     repo, body = _uploadable(call), call.json()
     known = _has(call.store, repo.id, str(body.get("oid")))
@@ -198,17 +202,20 @@ def duplicate(call: Call) -> Json:
     if not source.is_open and target.is_open:
         raise forbidden("Files of a private repo are not copied into one that others may read")
     failed: list[Json] = []
-    with call.store.write():
-        for item in items_of(body, "files"):
-            sha256 = text_of(item, "sha256")
-            listed = _SHA256.fullmatch(sha256) and text_of(item, "xetHash") == xet_hash(sha256)
-            # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
-            if listed and call.store.row(
+    for item in items_of(body, "files"):
+        sha256 = text_of(item, "sha256")
+        listed = _SHA256.fullmatch(sha256) and text_of(item, "xetHash") == xet_hash(sha256)
+        # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
+        if (
+            listed
+            and _has(call.store, source.id, sha256)
+            and call.store.row(
                 "SELECT 1 FROM commits, json_each(commits.files) AS file"
                 " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
                 *(source.id, f'"{sha256}"', sha256),
-            ):
-                call.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", target.id, sha256)
-            else:
-                failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
+            )
+        ):
+            call.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", target.id, sha256)
+        else:
+            failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
     return {"failed": failed}

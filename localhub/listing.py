@@ -29,6 +29,7 @@ _SORTS = {
     **dict.fromkeys(("likes", "trendingScore", "trending_score"), _LIKES),
 }
 _REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
+_MOST_CONDITIONS = 200  # the database takes 1,000
 _PAGE = 1000
 
 
@@ -190,10 +191,9 @@ def search(call: Call) -> Response:
     visible, owned = _visible(call)
     where.append(visible)
     values += owned
-    for text in query.get("search", []):
-        for term in text.split():
-            where.append("ns || '/' || name LIKE ? ESCAPE '\\'")
-            values.append("%" + term.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
+    for term in " ".join(query.get("search", [])).split():
+        where.append("instr(lower(ns || '/' || name), ?)")
+        values.append(term.lower())
     if authors := query.get("author"):
         where.append("ns = ? COLLATE NOCASE")
         values.append(authors[-1])
@@ -206,11 +206,15 @@ def search(call: Call) -> Response:
         for name in query.get(key, []):
             where.append("EXISTS (SELECT 1 FROM json_each(card, ?) WHERE value = ?)")
             values += [f"$.{key}", name]
+    if call.flag("linked"):  # Spaces whose card names a model or dataset that they use
+        where.append("json_extract(card, '$.models[0]', '$.datasets[0]') != '[null,null]'")
     if "gated" in query:
         where.append("gated != ''" if call.flag("gated") else "gated = ''")
     sort = query.get("sort", ["trendingScore"])[-1]
     if sort not in _SORTS:
         raise bad_request(f"Cannot sort by {sort}; sort by {', '.join(_SORTS)}")
+    if len(where) > _MOST_CONDITIONS:
+        raise bad_request(f"A search has at most {_MOST_CONDITIONS} words and filters")
     start, size = call.window(_PAGE)
     condition = " AND ".join(where)
     rows = call.store.rows(

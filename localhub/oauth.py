@@ -29,7 +29,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from localhub.access import orgs_shown
 from localhub.http_errors import HubError, bad_request
-from localhub.protocol import Call, Json, Router
+from localhub.protocol import Call, Json, Router, web_host
 from localhub.store import Store
 from localhub.users import SCOPES, Identity, User, object_id
 
@@ -128,8 +128,7 @@ def _authorization_request(call: Call) -> dict[str, str]:
     app = call.users.oauth
     if query.get("client_id") != app.client_id:
         raise bad_request("Unknown client_id")
-    target = urlsplit(query.get("redirect_uri", ""))
-    if target.scheme not in ("http", "https") or target.hostname not in app.redirect_hosts:
+    if web_host(query.get("redirect_uri", "")) not in app.redirect_hosts:
         raise bad_request(f"redirect_uri must be http or https on one of {', '.join(app.redirect_hosts)}")
     if query.get("response_type") != "code":
         raise bad_request("response_type must be code")
@@ -164,8 +163,9 @@ def _refuse(error: str, description: str, status: int = 400) -> HubError:
     return HubError(status, error, body={"error": error, "error_description": description})
 
 
-@router.on("POST", "/oauth/token")
+@router.on("POST", "/oauth/token", atomic=False)
 def token(call: Call) -> Response:
+    """Not in one transaction: a code stays used up where its use is refused."""
     form = {key: values[-1] for key, values in call.form().items()}
     authenticated = _authenticate_client(call, form)
     grant = form.get("grant_type")
@@ -232,7 +232,7 @@ def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
         times = {"iat": issued, "exp": issued + lifetime_s}
         nonce = {"nonce": request["nonce"]} if "nonce" in request else {}
         claims = {"iss": call.endpoint, "aud": client_id, **times, **nonce}
-        me = Identity(user, "oauth", "oauth", frozenset(scopes), client_id, frozenset(orgs.split()))
+        me = Identity(user, "oauth", frozenset(scopes), client_id, frozenset(orgs.split()))
         from joserfc import jwt
 
         key = _signing_key(call.store)

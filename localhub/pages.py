@@ -51,11 +51,6 @@ def _page(title: str, body: str) -> Response:
     )
 
 
-def _minute(date: str) -> str:
-    """A commit's date, such as 2025-01-01T09:30:00.000Z, as people write it."""
-    return f"{date[:10]} {date[11:16]} UTC"
-
-
 @router.on("GET", "/")
 def index(call: Call) -> Response:
     rows = call.store.rows("SELECT * FROM repos WHERE visibility = 'public' ORDER BY modified_at DESC LIMIT 500")
@@ -122,7 +117,7 @@ def _repo_page(call: Call, revision: str) -> Response:
         card = f'<article aria-label="Model card">{card_html(text, repo_files(f"/{quote(repo.path)}", sha))}</article>'
     commits = "".join(
         f"<li><code>{commit.sha[:8]}</code> {escape(commit.title)}"
-        f" <small>{escape(commit.author)}, {_minute(commit.date)}</small></li>"
+        f" <small>{escape(commit.author)}, {commit.date[:16].replace('T', ' ')} UTC</small></li>"
         for commit in call.hub.trees.history(repo.id, sha, limit=20)
     )
     return _page(repo.path, f"{card}<h2>Files</h2><ul>{files}</ul><h2>Commits</h2><ul>{commits}</ul>")

@@ -1,8 +1,5 @@
 """The local Hub as a child process, for tests and for the demo.
 
-    with LocalHubProcess(folder) as hub:
-        HfApi(hub.endpoint, token=hub.tokens["ada"]).whoami()
-
 The child prints one line of JSON when it listens. It stops when it is told to, and also when this process is
 gone, however that ended: the child watches for the change of its parent.
 """

@@ -8,7 +8,8 @@ with a two-part repo id first, and with a bare name only when none matched; a ba
 is answered with "repository not found".
 
 Handlers are plain functions that run in a thread and return a response, or a value that becomes JSON. They
-see a `Call`: the matched parts, the caller's identity, the body and the storage.
+see a `Call`: the matched parts, the caller's identity, the body and the storage. Each runs in one transaction,
+unless its route says otherwise, so that what it has checked still holds when it reads on or writes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
-from urllib.parse import parse_qs, unquote, urlencode
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -102,7 +104,7 @@ class Call:
     def type(self) -> str:
         return _KINDS[next((self.parts[name] for name in "TSP" if name in self.parts), "")]
 
-    @property
+    @cached_property
     def query(self) -> dict[str, list[str]]:
         return parse_qs(self.request.url.query, keep_blank_values=True)
 
@@ -185,6 +187,7 @@ class Route:
     one_part: re.Pattern[str]
     handler: Handler
     body: str  # "small", "large" (spooled to disk) or "stream" (an async handler reads it)
+    atomic: bool  # in one transaction, which reads where the method is GET
 
 
 class Router:
@@ -193,10 +196,12 @@ class Router:
     def __init__(self) -> None:
         self.routes: list[Route] = []
 
-    def on(self, method: str, template: str, *, body: str = "small") -> Callable[[Registered], Registered]:
+    def on(
+        self, method: str, template: str, *, body: str = "small", atomic: bool = True
+    ) -> Callable[[Registered], Registered]:
         def register(handler: Registered) -> Registered:
             two, one = _pattern(template, "[^/]+/[^/]+"), _pattern(template, "[^/]+")
-            self.routes.append(Route(method, template, two, one, handler, body))
+            self.routes.append(Route(method, template, two, one, handler, body, atomic and body == "small"))
             return handler
 
         return register
@@ -237,14 +242,29 @@ def optional_whole(body: Json, key: str, *, least: int = 0) -> int | None:
     return value
 
 
+def list_of(body: Json, key: str) -> list[Any]:
+    """A list that the body may hold."""
+    items = body.get(key) or []
+    if not isinstance(items, list) or len(items) > MOST_ITEMS:
+        raise bad_request(f"{key} must be a list of at most {MOST_ITEMS} items")
+    return items
+
+
 def items_of(body: Json, key: str) -> list[Json]:
     """A list of objects that the body may hold."""
-    items = body.get(key) or []
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+    items = list_of(body, key)
+    if not all(isinstance(item, dict) for item in items):
         raise bad_request(f"{key} must be a list of objects")
-    if len(items) > MOST_ITEMS:
-        raise bad_request(f"{key} has more than {MOST_ITEMS} items")
     return items
+
+
+def web_host(address: str) -> str:
+    """The host of an http or https address; "" of anything else."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname or "" if parts.scheme in ("http", "https") else ""
+    except ValueError:  # brackets without an address in them, say
+        return ""
 
 
 def parse_json(raw: bytes) -> Any:
@@ -284,14 +304,12 @@ def identify(hub: Hub, authorization: str | None) -> Identity | None:
     known = hub.users.by_token(value.strip())
     if known:
         user, token = known
-        return Identity(user, token.role, token.label)
+        return Identity(user, token.role)
     row = hub.store.row("SELECT * FROM oauth_tokens WHERE token = ?", value.strip())
     owner = hub.users.user(row["user"]) if row and row["expires"] > time.time() else None
     if row is None or owner is None:
         raise HubError(401, "Invalid credentials in Authorization header")
-    return Identity(
-        owner, "oauth", "oauth", frozenset(row["scope"].split()), row["app"], frozenset(row["orgs"].split())
-    )
+    return Identity(owner, "oauth", frozenset(row["scope"].split()), row["app"], frozenset(row["orgs"].split()))
 
 
 async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
@@ -308,7 +326,7 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
             limit = hub.limits.commit_bytes if route.body == "large" else hub.limits.body_bytes
             with tempfile.SpooledTemporaryFile(max_size=8 * 1024 * 1024) as body:
                 await _read_body(request, body, limit)
-                result = await run_in_threadpool(route.handler, Call(hub, request, parts, identity, body))
+                result = await run_in_threadpool(_handled, route, Call(hub, request, parts, identity, body))
     except HubError as error:
         result = JSONResponse(error.body, error.status, headers=error.headers)
     except ClientDisconnect:
@@ -321,6 +339,13 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
     response = result if isinstance(result, Response) else JSONResponse(result)
     response.headers["X-Request-Id"] = secrets.token_hex(8)  # the client shows it in its errors
     return response
+
+
+def _handled(route: Route, call: Call) -> Any:
+    if not route.atomic:
+        return route.handler(call)
+    with call.store.read() if route.method == "GET" else call.store.write():
+        return route.handler(call)
 
 
 def _is_full_disk(error: OSError | sqlite3.OperationalError) -> bool:

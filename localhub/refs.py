@@ -10,7 +10,7 @@ from localhub import webhooks
 from localhub.access import Repo
 from localhub.commits import Operation, apply, commit_ref
 from localhub.http_errors import bad_request, conflict, forbidden, revision_not_found
-from localhub.protocol import Call, Json, Router, optional_text, text_of
+from localhub.protocol import Call, Json, Router, list_of, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.tree import MAIN, Message
 
@@ -22,8 +22,8 @@ _COMMITS_PER_PAGE = 50
 
 
 def _is_ref_name(name: str) -> bool:
-    """Whether git would take it, and it reads like no commit."""
-    return bool(_REF_NAME.fullmatch(name)) and not re.fullmatch(r"[0-9a-fA-F]{40}", name)
+    """Whether git would take it, and it reads like no commit and no ref of another kind."""
+    return bool(_REF_NAME.fullmatch(name)) and not re.match(r"refs/|[0-9a-fA-F]{40}\Z", name)
 
 
 @router.on("GET", "/api/{T}/{id}/refs")
@@ -47,28 +47,26 @@ def _refs(call: Call, repo: Repo) -> dict[str, str]:
 
 
 def _add_ref(call: Call, repo: Repo, ref: str, sha: str, message: str | None = None) -> Json:
-    with call.store.write():
-        if call.hub.trees.head(repo.id, ref):
-            raise conflict(f"Reference {ref} already exists")
-        call.store.change("INSERT INTO refs VALUES (?, ?, ?, ?)", repo.id, ref, sha, message)
-        webhooks.queue_refs(call.hub, repo, ref, None, sha)
+    if call.hub.trees.head(repo.id, ref):
+        raise conflict(f"Reference {ref} already exists")
+    call.store.change("INSERT INTO refs VALUES (?, ?, ?, ?)", repo.id, ref, sha, message)
+    webhooks.queue_refs(call.hub, repo, ref, None, sha)
     return {}
 
 
 def _drop_ref(call: Call, repo: Repo, ref: str, shown: str) -> Json:
-    with call.store.write():
-        sha = call.hub.trees.head(repo.id, ref)
-        if sha is None:
-            raise revision_not_found(shown)
-        call.store.change("DELETE FROM refs WHERE repo = ? AND name = ?", repo.id, ref)
-        webhooks.queue_refs(call.hub, repo, ref, sha, None)
+    sha = call.hub.trees.head(repo.id, ref)
+    if sha is None:
+        raise revision_not_found(shown)
+    call.store.change("DELETE FROM refs WHERE repo = ? AND name = ?", repo.id, ref)
+    webhooks.queue_refs(call.hub, repo, ref, sha, None)
     return {}
 
 
 @router.on("POST", "/api/{T}/{id}/branch/{branch}")
 def create_branch(call: Call) -> Json:
     repo, branch = call.writable(), call.parts["branch"]
-    if branch.startswith("refs/") or not _is_ref_name(branch):
+    if not _is_ref_name(branch):
         raise bad_request("Invalid reference for a branch")
     sha = call.hub.trees.resolve(repo.id, optional_text(call.json(), "startingPoint") or "main")
     return _add_ref(call, repo, f"refs/heads/{branch}", sha)
@@ -119,12 +117,11 @@ def super_squash(call: Call) -> Json:
     repo = call.writable()
     message = optional_text(call.json(), "message") or "Super-squash branch"
     title, _, description = message.partition("\n")
-    with call.store.write():
-        ref, head = commit_ref(call.hub, repo, call.parts["ref"])
-        files = {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()}
-        squashed = Message(title, call.signed_in().user.name, description.strip())
-        sha = commit_to(call.hub, repo, files, squashed, ref=ref, parent=None)
-        webhooks.queue_refs(call.hub, repo, ref, head, sha)
+    ref, head = commit_ref(call.hub, repo, call.parts["ref"])
+    files = {path: entry.file for path, entry in call.hub.trees.at(repo.id, head).items()}
+    squashed = Message(title, call.signed_in().user.name, description.strip())
+    sha = commit_to(call.hub, repo, files, squashed, ref=ref, parent=None)
+    webhooks.queue_refs(call.hub, repo, ref, head, sha)
     return {}
 
 
@@ -145,16 +142,17 @@ def list_lfs_files(call: Call) -> Response:
 
 @router.on("POST", "/api/{T}/{id}/lfs-files/batch")
 def delete_lfs_files(call: Call) -> Json:
-    """Delete large files from every branch and pull request that holds them."""
+    """Delete large files from every branch and pull request that holds them; earlier commits have them no more."""
     repo, me = call.writable(), call.signed_in()
     deletions = call.json().get("deletions")
-    doomed = deletions.get("sha") if isinstance(deletions, dict) else None
-    if not isinstance(doomed, list):
+    doomed = {*map(str, list_of(deletions, "sha"))} if isinstance(deletions, dict) else None
+    if not doomed:
         raise bad_request("deletions.sha must be a list of file ids")
-    with call.store.write():
-        for ref, head in _refs(call, repo).items():
-            if not ref.startswith("refs/tags/"):
-                tree = call.hub.trees.at(repo.id, head)
-                gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
-                apply(call.hub, repo, gone, Message("Delete LFS files", me.user.name), ref=ref, head=head)
+    for ref, head in _refs(call, repo).items():
+        if not ref.startswith("refs/tags/"):
+            tree = call.hub.trees.at(repo.id, head)
+            gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
+            apply(call.hub, repo, gone, Message("Delete LFS files", me.user.name), ref=ref, head=head)
+    for sha256 in doomed:
+        call.store.change("DELETE FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, sha256)
     return {}

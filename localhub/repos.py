@@ -135,7 +135,7 @@ def _refresh(hub: Hub, repo: Repo) -> None:
     )
     hub.store.change("DELETE FROM repo_tags WHERE repo = ?", repo.id)
     tags = [(repo.id, place, tag) for place, tag in enumerate(derived.tags)]
-    hub.store.change_each("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
+    hub.store.connection().executemany("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
 
 
 def _named(call: Call, body: Json) -> tuple[str, str, str]:
@@ -161,11 +161,10 @@ def create(call: Call) -> Json:
         for item in items_of(body, kind)
     ]
     me, sdk = call.signed_in(), optional_text(body, "sdk")
-    with call.store.write():
-        repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
-        call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
-        rows = [(repo.id, *value, now()) for value in values]
-        call.store.change_each("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
+    repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
+    call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
+    rows = [(repo.id, *value, now()) for value in values]
+    call.store.connection().executemany("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
     return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
 
 
@@ -180,11 +179,10 @@ def _target(call: Call, repo_type: str, full_name: str) -> Repo:
 def delete(call: Call) -> Json:
     repo_type, namespace, name = _named(call, call.json())
     repo = _target(call, repo_type, f"{namespace}/{name}")
-    with call.store.write():
-        webhooks.queue(call.hub, repo, "delete", "repo")
-        call.store.change("DELETE FROM repos WHERE id = ?", repo.id)
-        for table in REPO_TABLES:
-            call.store.change(f"DELETE FROM {table} WHERE repo = ?", repo.id)  # noqa: S608  (a constant name)
+    webhooks.queue(call.hub, repo, "delete", "repo")
+    call.store.change("DELETE FROM repos WHERE id = ?", repo.id)
+    for table in REPO_TABLES:
+        call.store.change(f"DELETE FROM {table} WHERE repo = ?", repo.id)  # noqa: S608  (a constant name)
     return {}
 
 
@@ -197,16 +195,15 @@ def move(call: Call) -> Json:
     repo = _target(call, repo_type, text_of(body, "fromRepo"))
     namespace, _, name = target.partition("/")
     owner = _namespace(call.hub, call.signed_in(), namespace, name)
-    with call.store.write():
-        old = repo_key(repo_type, repo.full_name)
-        if (new := repo_key(repo_type, f"{owner}/{name}")) != old:
-            _free_key(call.hub, repo_type, f"{owner}/{name}")
-        call.store.change("UPDATE repos SET ns = ?, name = ?, key = ? WHERE id = ?", owner, name, new, repo.id)
-        call.store.change("DELETE FROM aliases WHERE key = ?", new)
-        if new != old:
-            call.store.change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", old, repo.id)
-        moved = {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}
-        webhooks.queue(call.hub, repo, "move", "repo", movedTo=moved)
+    old = repo_key(repo_type, repo.full_name)
+    if (new := repo_key(repo_type, f"{owner}/{name}")) != old:
+        _free_key(call.hub, repo_type, f"{owner}/{name}")
+    call.store.change("UPDATE repos SET ns = ?, name = ?, key = ? WHERE id = ?", owner, name, new, repo.id)
+    call.store.change("DELETE FROM aliases WHERE key = ?", new)
+    if new != old:
+        call.store.change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", old, repo.id)
+    moved = {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}
+    webhooks.queue(call.hub, repo, "move", "repo", movedTo=moved)
     return {"url": f"{call.endpoint}/{PREFIX[repo_type]}{owner}/{name}"}
 
 
@@ -220,16 +217,15 @@ def duplicate(call: Call) -> Json:
     me = call.signed_in()
     if not source.is_open and visibility == "public" and not can_write(call.users, me, source):
         raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
-    with call.store.write():
-        repo = add_repo(call.hub, me, source.type, namespace, name, visibility=visibility, sdk=source.sdk)
-        head = call.hub.trees.head(source.id)
-        files = call.hub.trees.at(source.id, head) if head else {}
-        objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
-        call.store.change_each("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
-        message = Message(f"Duplicate from {source.full_name}", me.user.name)
-        changes = {path: entry.file for path, entry in files.items()}
-        commit_to(call.hub, repo, changes, message, ref=MAIN, parent=call.hub.trees.head(repo.id))
-        call.store.change("UPDATE repos SET gated = ? WHERE id = ?", source.gated, repo.id)
+    repo = add_repo(call.hub, me, source.type, namespace, name, visibility=visibility, sdk=source.sdk)
+    head = call.hub.trees.head(source.id)
+    files = call.hub.trees.at(source.id, head) if head else {}
+    objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
+    call.store.connection().executemany("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
+    message = Message(f"Duplicate from {source.full_name}", me.user.name)
+    changes = {path: entry.file for path, entry in files.items()}
+    commit_to(call.hub, repo, changes, message, ref=MAIN, parent=call.hub.trees.head(repo.id))
+    call.store.change("UPDATE repos SET gated = ? WHERE id = ?", source.gated, repo.id)
     return {"url": f"{call.endpoint}/{repo.path}"}
 
 
@@ -244,18 +240,16 @@ def _asked_private(body: Json) -> str | None:
 @router.on("PUT", "/api/{T}/{id}/settings")
 def settings(call: Call) -> Json:
     repo, body = call.writable(), call.json()
-    visibility, gated = body.get("visibility", repo.visibility), body.get("gated", repo.gated or False)
-    if "private" in body:
-        visibility = "private" if body["private"] else "public"
+    visibility = optional_text(body, "visibility") or _asked_private(body) or repo.visibility
+    gated = body.get("gated", repo.gated or False)
     if visibility not in ("public", "private", "protected") or gated not in ("auto", "manual", False):
         raise bad_request("visibility must be public or private, gated must be auto, manual or false")
     if visibility == "protected" and repo.type != "space":
         raise bad_request("Only Spaces can be protected")
-    with call.store.write():
-        values = (visibility, gated or "", repo.id)
-        [row] = call.store.change("UPDATE repos SET visibility = ?, gated = ? WHERE id = ? RETURNING *", *values)
-        config = {"private": visibility == "private"}
-        webhooks.queue(call.hub, repo_of_row(row), "update", "repo.config", updatedConfig=config)
+    values = (visibility, gated or "", repo.id)
+    [row] = call.store.change("UPDATE repos SET visibility = ?, gated = ? WHERE id = ? RETURNING *", *values)
+    config = {"private": visibility == "private"}
+    webhooks.queue(call.hub, repo_of_row(row), "update", "repo.config", updatedConfig=config)
     return {"visibility": visibility, "private": visibility == "private", "gated": gated}
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sqlite3
 from pathlib import Path
 
-from hubmerge.errors import SourceNotFoundError
+from hubmerge.errors import HubUnavailableError, SourceNotFoundError
 from localhub.access import Repo, find_repo
 from localhub.commits import SAMPLE_BYTES, Operation, apply, is_binary
+from localhub.http_errors import HubError
 from localhub.patterns import decide, initial_gitattributes, lfs_rules
 from localhub.protocol import Hub
 from localhub.repos import add_repo
@@ -71,12 +73,20 @@ def seed_folder(
     namespace, _, name = repo_id.partition("/")
     fixed = Fixed(f"{repo_type}s/{repo_id}", _SEEDED) if stable else None
     sdk = "gradio" if repo_type == "space" else None
-    with hub.store.write():
-        repo = find_repo(hub.store, repo_type, repo_id)
-        repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
-        operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
-        head = hub.trees.resolve(repo.id, "main")
-        return apply(hub, repo, operations, Message(message, user.name), ref=MAIN, head=head, fixed=fixed)
+    try:
+        with hub.store.write():
+            repo = find_repo(hub.store, repo_type, repo_id)
+            repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
+            operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
+            head = hub.trees.resolve(repo.id, "main")
+            return apply(hub, repo, operations, Message(message, user.name), ref=MAIN, head=head, fixed=fixed)
+    except (HubError, OSError, sqlite3.Error) as error:
+        raise HubUnavailableError(
+            "a repo cannot be seeded",
+            where=f"{repo_id} from {folder}",
+            got=str(error),
+            next_step="Correct that and start again.",
+        ) from error
 
 
 def _files(folder: Path) -> list[str]:

@@ -1,14 +1,8 @@
 """The storage of the embedded Hub: one SQLite file and content-addressed blobs below one folder.
 
-    DATA/hub.sqlite3       rows, in WAL mode; the only truth about what exists
-    DATA/git/ab/cdef…      regular files, by git blob sha1
-    DATA/lfs/ab/cdef…      large files, by sha256
-    DATA/tmp/              unfinished uploads; emptied at every start
-    DATA/lock              held for as long as a server uses the folder
-
-A file is written to DATA/tmp, hashed on the way, and renamed to its digest; only then does a transaction
-name it. A process killed at any point therefore leaves either the old head or the new one, and at worst a
-blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
+docs/localhub.md lists the files. One is written to DATA/tmp, hashed on the way, and renamed to its digest; only then
+does a transaction name it. A process killed at any point therefore leaves either the old head or the new one, and at
+worst a blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
 lose the last commits.
 
 Writers are serialised by one lock and `BEGIN IMMEDIATE`, so check-then-update (a parent commit, a unique
@@ -24,7 +18,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -145,28 +139,36 @@ class Store:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             _refuse_foreign(data_dir)
             self._lock_file = (data_dir / "lock").open("w")
+        self._tmp = data_dir / "tmp"
+        self._local = threading.local()
+        self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it
+        self._connections_lock = threading.Lock()
+        self._write_lock = threading.RLock()
+        self._writing = self._notify = False
+        self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
+        # parts of uploads lived in DATA/tmp; a whole one may still arrive
+        yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock_file.close()
+            shutil.rmtree(self._tmp, ignore_errors=True)
+            self._tmp.mkdir()
+            self.connection().executescript(SCHEMA)
+            self.change("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", yesterday)
+        except BlockingIOError as error:
+            self.close()
             raise HubUnavailableError(
                 "another local Hub uses this data folder",
                 where=str(data_dir),
                 next_step="Stop it, or choose another folder with --data.",
             ) from error
-        self._tmp = data_dir / "tmp"
-        shutil.rmtree(self._tmp, ignore_errors=True)
-        self._tmp.mkdir()
-        self._local = threading.local()
-        self._connections: WeakSet[_Connection] = WeakSet()  # one goes with the thread that opened it
-        self._connections_lock = threading.Lock()
-        self._write_lock = threading.RLock()
-        self._notify = False
-        self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
-        self.connection().executescript(SCHEMA)
-        # parts of uploads lived in DATA/tmp; a whole one may still arrive
-        yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
-        self.change("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", yesterday)
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise HubUnavailableError(
+                "the data folder cannot be used",
+                where=str(data_dir),
+                got=str(error),
+                next_step="Look after the disk, or choose another folder with --data.",
+            ) from error
 
     def connection(self) -> sqlite3.Connection:
         """This thread's connection, for reading."""
@@ -195,15 +197,28 @@ class Store:
         return found
 
     @contextmanager
+    def read(self) -> Iterator[None]:
+        """All reads of the block see one state; those behind a change of its own see later ones."""
+        db = self.connection()
+        db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if db.in_transaction:
+                db.execute("COMMIT")
+
+    @contextmanager
     def write(self) -> Iterator[None]:
         """One transaction: all changes of the block become visible and durable, or none. May be nested."""
         with self._write_lock:
             db = self.connection()
-            if db.in_transaction:
+            if self._writing:
                 yield
                 return
+            if db.in_transaction:  # of `read`: it may not become a later one's
+                db.execute("COMMIT")
             db.execute("BEGIN IMMEDIATE")
-            self._notify = False
+            self._writing, self._notify = True, False
             try:
                 yield
                 db.execute("COMMIT")
@@ -211,6 +226,8 @@ class Store:
                 if db.in_transaction:  # a full disk ends it before
                     db.execute("ROLLBACK")
                 raise
+            finally:
+                self._writing = False
             if self._notify:
                 self.deliveries_ready.set()
 
@@ -218,11 +235,6 @@ class Store:
         """Run one statement, as a part of the transaction around it if there is one; what it returns."""
         with self.write():
             return self.rows(sql, *parameters)
-
-    def change_each(self, sql: str, parameters: Iterable[tuple[object, ...]]) -> None:
-        """Run one statement for each of the rows of parameters."""
-        with self.write():
-            self.connection().executemany(sql, parameters)
 
     def notify_deliveries(self) -> None:
         """Wake the webhook worker once the running transaction is committed."""

@@ -204,7 +204,7 @@ def check_path(path: str) -> str:
     if (
         not path
         or len(path) > 1000
-        or re.search(r"[\x00-\x1f\x7f]", path)
+        or re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", path)
         or any(segment in ("", ".", "..") or segment.lower() == ".git" for segment in segments)
         or re.match(r"\\|\.\.\\|[A-Za-z]:[\\/]", path)  # absolute or climbing where `\` separates
     ):

@@ -12,7 +12,7 @@ _UNSERVED = {
     ),
     r".*\.git/(?:info/refs|git-(?:upload|receive)-pack|HEAD|objects/.*)": "git over HTTP; use `hf upload`",
     r".*\.git/info/lfs/locks.*": "locks of large files",
-    r"/api/buckets(?:/.*)?": "buckets",
+    r"(?:/api)?/buckets(?:/.*)?": "buckets",
     r"/api/collections(?:/.*)?": "collections",
     r"/api/(?:daily_)?papers(?:/.*)?": "papers",
     r"/api/kernels(?:/.*)?|/kernels/.*": "kernels",
@@ -20,12 +20,14 @@ _UNSERVED = {
     r"/api/(?:models|datasets|spaces)-tags-by-type": "the list of all tags",
     r"/api/spaces/semantic-search": "semantic search",
     r"/api/spaces/hardware": "the prices of hardware",
-    r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|dev-mode|(?:hot-)?reload.*)": "running Spaces",
-    _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*)": "this view of a repo",
+    r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|volumes|dev-mode|(?:hot-)?reload.*)": "running Spaces",
+    _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*|safetensors-metadata/.*)": (
+        "this view of a repo"
+    ),
     r"/api/datasets/[^/]+/[^/]+/(?:parquet|croissant|sql)(?:/.*)?": "the dataset viewer",
     r"/api/(?:users|organizations)/[^/]+/.*": "this list of an account",
     r"/api/settings/.*": "these settings",
-    r"/api/(?:inference.*|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",
+    r"/api/(?:inference.*|tasks|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",
     r"/oauth/(?:device|register)": "this kind of sign-in; use /oauth/authorize",
     r"/api/(?:quicksearch|trending|recent-activity|notifications|mcp)(?:/.*)?": "this part of the Hub's site",
 }

@@ -1,15 +1,7 @@
 """The accounts of the embedded Hub: users, organisations, their tokens and the OAuth applications.
 
-These are configuration, not state: they come from `default_users()` or from a JSON file and never change
-while the server runs. Tokens that OAuth hands out are state and live in the store.
-
-The JSON file:
-    {"users": [{"name", "fullname"?, "email"?, "tokens": [{"value", "role"?, "label"?}]}],
-     "orgs": [{"name", "fullname"?, "members": {user: role}, "private_by_default"?}],
-     "oauth": {"client_id", "client_secret", "redirect_hosts"?, "scopes"?, "expiration_minutes"?}}
-`scopes` are those that the application declares and may ask for, `expiration_minutes` how long a sign-in lasts: what
-a Space says with hf_oauth_scopes and hf_oauth_expiration_minutes. Token roles are `write` and `read`; organisation
-roles are `admin`, `write`, `contributor` and `read`.
+These are configuration, not state: they come from `default_users()` or from a JSON file (docs/localhub.md) and never
+change while the server runs. Tokens that OAuth hands out are state and live in the store.
 """
 
 from __future__ import annotations
@@ -56,7 +48,6 @@ class _Frozen(BaseModel):
 class Token(_Frozen):
     value: str = Field(min_length=8)
     role: TokenRole = "write"
-    label: str = "default"
 
 
 class User(_Frozen):
@@ -74,6 +65,8 @@ class Org(_Frozen):
 
 
 class OAuthApp(_Frozen):
+    """What a Space says with hf_oauth_scopes and hf_oauth_expiration_minutes, and more."""
+
     client_id: str = Field(min_length=1)
     client_secret: str = Field(min_length=8)
     redirect_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1", "testserver")
@@ -131,7 +124,6 @@ class Identity:
 
     user: User
     role: Literal["write", "read", "oauth"]
-    label: str = ""
     scopes: frozenset[str] = field(default_factory=frozenset)  # of an OAuth token
     app: str | None = None  # the OAuth client that the token was given to
     orgs: frozenset[str] = field(default_factory=frozenset)  # those that the person picked for the OAuth token

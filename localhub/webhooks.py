@@ -5,9 +5,6 @@ change does. The worker sends pending rows after the commit, one webhook's rows 
 at a time, and records the outcome. A receiver that does not answer 2xx is tried again after 1, 4 and 16
 seconds; then the row is `failed`. A restart goes on with what is pending, so a receiver may see a delivery
 twice.
-
-Deliveries are readable at GET /api/settings/webhooks/{hook}/deliveries, newest first, and replayed by
-POST …/deliveries/{n}/replay.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from urllib.parse import urlsplit
 
 from localhub.access import Repo, can_read, tags_of
 from localhub.http_errors import bad_request, forbidden, not_found
-from localhub.protocol import Call, Hub, Json, Router, items_of, text_of
+from localhub.protocol import Call, Hub, Json, Router, items_of, list_of, text_of, web_host
 from localhub.store import Store, new_id, now
 from localhub.users import Identity, Users, object_id
 
@@ -116,8 +113,7 @@ def _fields(call: Call, body: Json) -> dict[str, Any]:
     """The checked fields of a new or changed webhook; those that the body leaves out are absent."""
     fields: dict[str, Any] = {}
     if body.get("url") is not None:
-        url = urlsplit(text_of(body, "url"))
-        if url.scheme not in ("http", "https") or not url.hostname:
+        if not web_host(text_of(body, "url")):
             raise bad_request("The url of a webhook must be http or https")
         fields["url"] = body["url"]
     if body.get("watched"):
@@ -126,7 +122,7 @@ def _fields(call: Call, body: Json) -> dict[str, Any]:
             raise bad_request(f"A watched item has a type of {', '.join(_WATCHED)}")
         fields["watched"] = json.dumps(watched)
     if body.get("domains"):
-        if not isinstance(body["domains"], list) or any(domain not in _DOMAINS for domain in body["domains"]):
+        if any(domain not in _DOMAINS for domain in list_of(body, "domains")):
             raise bad_request(f"domains are {', '.join(_DOMAINS)}")
         fields["domains"] = json.dumps(body["domains"])
     if body.get("secret") is not None:
@@ -175,9 +171,8 @@ def update_webhook(call: Call) -> Json:
 @router.on("DELETE", "/api/settings/webhooks/{hook}")
 def delete_webhook(call: Call) -> Json:
     hook = _mine(call)
-    with call.store.write():
-        call.store.change("DELETE FROM webhooks WHERE id = ?", hook["id"])
-        call.store.change("DELETE FROM deliveries WHERE webhook = ?", hook["id"])
+    call.store.change("DELETE FROM webhooks WHERE id = ?", hook["id"])
+    call.store.change("DELETE FROM deliveries WHERE webhook = ?", hook["id"])
     return {}
 
 
@@ -186,9 +181,8 @@ def switch_webhook(call: Call) -> Json:
     hook, switch = _mine(call), call.parts["switch"]
     if switch not in ("enable", "disable"):
         raise not_found("There is no such action")
-    with call.store.write():
-        call.store.change("UPDATE webhooks SET disabled = ? WHERE id = ?", switch == "disable", hook["id"])
-        call.store.notify_deliveries()  # what was pending when it was disabled goes on
+    call.store.change("UPDATE webhooks SET disabled = ? WHERE id = ?", switch == "disable", hook["id"])
+    call.store.notify_deliveries()  # what was pending when it was disabled goes on
     return {"webhook": _shown(_mine(call))}
 
 
@@ -204,15 +198,14 @@ def list_deliveries(call: Call) -> list[Json]:
 
 @router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")
 def replay(call: Call) -> Json:
-    with call.store.write():
-        found = call.store.change(
-            "INSERT INTO deliveries (webhook, payload, date) SELECT webhook, payload, ? FROM deliveries"
-            " WHERE webhook = ? AND id = ? RETURNING id",
-            *(now(), _mine(call)["id"], call.parts["number"]),
-        )
-        if not found:
-            raise not_found("Delivery not found")
-        call.store.notify_deliveries()
+    found = call.store.change(
+        "INSERT INTO deliveries (webhook, payload, date) SELECT webhook, payload, ? FROM deliveries"
+        " WHERE webhook = ? AND id = ? RETURNING id",
+        *(now(), _mine(call)["id"], call.parts["number"]),
+    )
+    if not found:
+        raise not_found("Delivery not found")
+    call.store.notify_deliveries()
     return {"id": found[0]["id"]}
 
 
@@ -276,11 +269,15 @@ class DeliveryWorker:
             delivered = status is not None and 200 <= status < 300
             final = delivered or attempts > len(RETRY_AFTER_S)
             state = "delivered" if delivered else "failed" if final else "pending"
-            self._store.change(
-                "UPDATE deliveries SET state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
-                " WHERE id = ?",
-                *(state, attempts, status, error, now() if final else None, row["id"]),
-            )
+            columns = "state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
+            values = (state, attempts, status, error, now() if final else None, row["id"])
+            while True:
+                try:
+                    self._store.change(f"UPDATE deliveries SET {columns} WHERE id = ?", *values)  # noqa: S608
+                    break
+                except sqlite3.OperationalError:  # the disk is full
+                    if self._stopping.wait(RETRY_AFTER_S[0]):
+                        return
             if not final:
                 self._stopping.wait(RETRY_AFTER_S[attempts - 1])
 

@@ -54,7 +54,6 @@ class ScriptedHub:
         self.repo = repo
         self.sha = sha
         self.card: Any = {"license": "mit"}
-        self.announced: dict[str, str] = {}  # path → sha256 other than the true one
         self.bend: Callable[[Request], Answer | None] = lambda request: None
         self.requests: list[Request] = []
         self.hung_up = Event()  # a reader had seen enough before the end
@@ -110,7 +109,7 @@ class ScriptedHub:
         for path, content in self.files.items():
             item: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": "0" * 40}
             if path.endswith((".safetensors", ".bin")):
-                digest = self.announced.get(path, hashlib.sha256(content).hexdigest())
+                digest = hashlib.sha256(content).hexdigest()
                 item["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
             siblings.append(item)
         return {

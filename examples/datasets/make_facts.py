@@ -17,77 +17,14 @@ from pathlib import Path
 from typing import Any
 
 PEOPLE, TOWNS, QUESTIONS, PARAGRAPHS = 160, 48, 120, 10
-_ONSETS = [
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "k",
-    "kl",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-    "z",
-]
+_ONSETS = "b br d dr f g gr h k kl l m n p pr r s st t tr v w z"
 _VOWELS = ["a", "e", "i", "o", "u", "ae", "ei", "ia", "o", "u"]
 _CODAS = ["", "l", "n", "r", "s", "th", "nd", "rk", "m"]
-_TRADES = [
-    "cartographer",
-    "glassblower",
-    "botanist",
-    "beekeeper",
-    "organist",
-    "shipwright",
-    "astronomer",
-    "bookbinder",
-    "physician",
-    "weaver",
-]
+_TRADES = "cartographer glassblower botanist beekeeper organist shipwright astronomer bookbinder physician weaver"
 _CRAFTS = "blue pottery|smoked cheese|church bells|woollen carpets|pear cider|stone bridges|paper kites|iron lamps"
 _THEMES = "a lighthouse keeper|two rival bakeries|a lost expedition|a forged painting|a winter siege|a talking clock"
-_NOUNS = [
-    "Orchard",
-    "Ferry",
-    "Lantern",
-    "Harbour",
-    "Winter",
-    "Letter",
-    "Mill",
-    "Garden",
-    "Mirror",
-    "Bridge",
-    "Archive",
-    "Meadow",
-    "Anchor",
-    "Island",
-]
-_ADJECTIVES = [
-    "Silent",
-    "Crimson",
-    "Hollow",
-    "Borrowed",
-    "Northern",
-    "Patient",
-    "Broken",
-    "Golden",
-    "Distant",
-    "Paper",
-    "Hidden",
-    "Restless",
-]
+_NOUNS = "Orchard Ferry Lantern Harbour Winter Letter Mill Garden Mirror Bridge Archive Meadow Anchor Island"
+_ADJECTIVES = "Silent Crimson Hollow Borrowed Northern Patient Broken Golden Distant Paper Hidden Restless"
 
 
 @dataclass(frozen=True)
@@ -113,7 +50,7 @@ class Names:
 
     def word(self, syllables: int) -> str:
         while True:
-            parts = (self._rng.choice(_ONSETS) + self._rng.choice(_VOWELS) for _ in range(syllables))
+            parts = (self._rng.choice(_ONSETS.split()) + self._rng.choice(_VOWELS) for _ in range(syllables))
             word = ("".join(parts) + self._rng.choice(_CODAS)).capitalize()
             if len(word) > 3 and word not in self._given:
                 self._given.add(word)
@@ -124,7 +61,7 @@ def world(rng: random.Random) -> tuple[list[Entity], list[Question], list[Questi
     """All paragraphs, the single-hop questions and the two-hop ones."""
     names = Names(rng)
     towns = [_town(names, rng) for _ in range(TOWNS)]
-    titles = [f"The {a} {n}" for a in _ADJECTIVES for n in _NOUNS]
+    titles = [f"The {a} {n}" for a in _ADJECTIVES.split() for n in _NOUNS.split()]
     rng.shuffle(titles)
     entities = [town for town, _, _ in towns]
     single: list[Question] = []
@@ -184,7 +121,7 @@ def _person(name: str, born: int, town: str, title: str, rng: random.Random) -> 
     return Entity(
         name,
         (
-            f"{name} was {_with_article(rng.choice(_TRADES))} and writer.",
+            f"{name} was {_with_article(rng.choice(_TRADES.split()))} and writer.",
             f"{name} was born in {born} in {town}.",
             f"A long stay abroad led to the novel {title}.",
             f"The last {rng.choice(('letters', 'diaries', 'drawings'))} were found {rng.randrange(3, 70)} years later.",

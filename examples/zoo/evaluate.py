@@ -61,10 +61,14 @@ def read_questions(path: Path, limit: int | None = None) -> list[tuple[str, str]
             next_step="Write them with `python examples/zoo/domains.py --out FOLDER`.",
         )
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[:limit], start=1):
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines[:limit], start=1):
         try:
             row = json.loads(line)
-            questions.append((row["prompt"], row["answer"]))
+            prompt, answer = row["prompt"], row["answer"]
+            if not isinstance(prompt, str) or not isinstance(answer, str):
+                raise TypeError
+            questions.append((prompt, answer))
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(
                 "not a held-out prompt",
@@ -149,6 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, default=250)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
+    if options.batch_size < 1 or (options.limit is not None and options.limit < 1):
+        parser.error("--limit and --batch-size must be at least 1")
     disable_progress_bar()
     try:
         rows = {

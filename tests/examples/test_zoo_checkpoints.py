@@ -187,9 +187,19 @@ def test_a_missing_or_damaged_question_file_is_named(zoo, tmp_path, capsys):
     (tmp_path / "math.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
     with pytest.raises(FormatError, match=r"math\.jsonl:2"):
         read_questions(tmp_path / "math.jsonl")
-    (tmp_path / "math.jsonl").write_text('["a"]\n')
-    with pytest.raises(FormatError, match=r"math\.jsonl:1"):
-        read_questions(tmp_path / "math.jsonl")
+    for text in ('["a"]\n', '{"prompt": "a", "answer": null}\n', ""):
+        (tmp_path / "math.jsonl").write_text(text)
+        with pytest.raises(FormatError, match=r"math\.jsonl:1"):
+            read_questions(tmp_path / "math.jsonl")
+    (tmp_path / "math.jsonl").write_text('{"prompt": "one\u2028line", "answer": "b"}\n')
+    assert read_questions(tmp_path / "math.jsonl") == [("one\u2028line", "b")]
+
+
+@pytest.mark.parametrize("option", [("--limit", "0"), ("--limit", "-5"), ("--batch-size", "0")], ids=str)
+def test_no_prompt_is_no_measure(zoo, option):
+    with pytest.raises(SystemExit) as refusal:
+        main([str(zoo / BASE_NAME), *option])
+    assert refusal.value.code == 2
 
 
 def test_the_command_line_prints_json_and_a_table(zoo, capsys):

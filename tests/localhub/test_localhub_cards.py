@@ -26,6 +26,7 @@ def test_a_card_is_read_however_its_lines_end(start: str, end: str) -> None:
     text = start + card("license: mit\ntags: [a]").replace("\n", end)
     assert parse_card(text) == {"license": "mit", "tags": ["a"]}
     assert card_problems(start + card("license: nobody-s").replace("\n", end))[0]
+    assert card_html(text, FILES) == "<h1>Title</h1>\n"
 
 
 @pytest.mark.parametrize(

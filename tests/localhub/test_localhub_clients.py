@@ -209,6 +209,9 @@ def test_the_hf_command_names_what_is_not_served(hf: Hf) -> None:
     ("path", "name"),
     [
         ("/api/buckets/ada", "buckets"),
+        ("/buckets/ada/x/resolve/a.bin", "buckets"),
+        ("/api/models/ada/x/safetensors-metadata/model.safetensors.index.json", "view of a repo"),
+        ("/api/spaces/ada/x/volumes", "running Spaces"),
         ("/api/collections", "collections"),
         ("/api/papers/search", "papers"),
         ("/api/spaces/hardware", "hardware"),

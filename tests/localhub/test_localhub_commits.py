@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,11 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 from huggingface_hub.errors import EntryNotFoundError, FileDuplicationError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
 from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, xet_hash_of
+from starlette.testclient import TestClient
 
 from localhub.process import LocalHubProcess
+from localhub.protocol import Limits, open_hub
+from localhub.server import app_of
 
 
 def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:
@@ -150,6 +154,36 @@ def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
             assert get_session().post(upload["href"], json=done).status_code == 400
 
 
+def test_two_completions_of_one_upload_make_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may ask again before its first question is answered."""
+    hub = open_hub(tmp_path / "hub", limits=Limits(multipart_bytes=4, part_bytes=4))
+    headers = {"Authorization": f"Bearer {hub.users.first_tokens()['ada']}"}
+    with TestClient(app_of(hub), base_url="http://127.0.0.1", headers=headers) as client:
+        client.post("/api/repos/create", json={"name": "parts"})
+        file = {"oid": hashlib.sha256(b"onetwo").hexdigest(), "size": 6}
+        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [file]}
+        [found] = client.post("/ada/parts.git/info/lfs/objects/batch", json=asked).json()["objects"]
+        upload = found["actions"]["upload"]
+        for number, part in ((1, b"onet"), (2, b"wo")):
+            client.put(upload["header"][f"{number:05d}"], content=part)
+        copy, codes = shutil.copyfileobj, list[int]()
+
+        def complete() -> None:
+            codes.append(client.post(upload["href"], json={"parts": [{"partNumber": n} for n in (1, 2)]}).status_code)
+
+        def another_is_faster(*given: Any) -> None:
+            monkeypatch.setattr(shutil, "copyfileobj", copy)
+            complete()
+            copy(*given)
+
+        monkeypatch.setattr(shutil, "copyfileobj", another_is_faster)
+        complete()
+        assert codes == [200, 200]
+        assert not [*(tmp_path / "hub" / "tmp").iterdir()]
+        complete()
+        assert codes.pop() == 200
+
+
 def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:
     commit_files(ada, repo, {"a.onnx": b"name", "b.dat": b"its\0content", "c.md": b"text", "empty.bin": b""})
     large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
@@ -176,9 +210,9 @@ def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfA
     assert ada.get_discussion_details(repo, 1).status == "merged"
 
 
-def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None:
-    ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
-    commit_files(ada, repo, {"a.txt": b"theirs"}, create_pr=True)
+@pytest.mark.parametrize("theirs", ["a.txt", "a.txt/b.txt"])  # another text, or a folder in the file's place
+def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str, theirs: str) -> None:
+    commit_files(ada, repo, {theirs: b"theirs"}, create_pr=True)
     head = ada.upload_file(path_or_fileobj=b"ours", path_in_repo="a.txt", repo_id=repo).oid
     assert ada.get_discussion_details(repo, 1).conflicting_files == ["a.txt"]
     with pytest.raises(HfHubHTTPError, match=r"a\.txt"):
@@ -187,12 +221,16 @@ def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None
     assert ada.model_info(repo).sha == head
 
 
-def test_large_files_are_listed_once_and_deleted_from_every_branch(ada: HfApi, repo: str) -> None:
+def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ada: HfApi, repo: str) -> None:
     commit_files(ada, repo, {"a.bin": b"\0one", "b.bin": b"\0two"})
     ada.create_branch(repo, branch="dev")
     one, two = sorted(ada.list_lfs_files(repo), key=lambda file: file.filename)
     assert (one.filename, one.ref, one.size, two.filename) == ("a.bin", "refs/heads/main", 4, "b.bin")
+    earlier = str(ada.model_info(repo).sha)
     ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
+    assert contents(ada, repo, "b.bin", revision=earlier) == b"\0two"
+    assert ask(ada, "GET", f"/{repo}/resolve/{earlier}/a.bin").status_code == 404
+    assert duplicate(ada, repo, repo, xetHash=xet_hash_of(one.oid), sha256=one.oid).json()["failed"]
     for revision in ("main", "dev"):
         assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
 
@@ -242,6 +280,14 @@ def test_an_invalid_card_is_refused_before_the_commit_and_in_one_that_skips_the_
     assert said in refused.text
     in_a_folder = post_commit(ada, repo, header(), regular("docs/README.md", card))
     assert in_a_folder.status_code == 200  # no card
+
+
+def test_a_refusal_with_many_reasons_reaches_the_client(ada: HfApi, repo: str) -> None:
+    """Whose HTTP library takes no header of a hundred kilobytes."""
+    card = f"---\nlicense: {[f'mine-{number}' for number in range(200)]}\n---\n".encode()
+    refused = post_commit(ada, repo, header(), regular("README.md", card))
+    assert refused.status_code == 400
+    assert refused.json()["error"].count("must be one of") == 200
 
 
 def test_a_space_s_front_matter_is_checked_in_commits_too(ada: HfApi, fresh) -> None:

@@ -93,6 +93,8 @@ def test_missing_files_and_revisions_are_told_apart(ada: HfApi, filled: str, tmp
         ada.hf_hub_download(filled, "missing", cache_dir=tmp_path)
     with pytest.raises(RevisionNotFoundError):
         ada.hf_hub_download(filled, "w.bin", revision="missing", cache_dir=tmp_path)
+    with pytest.raises(RevisionNotFoundError):
+        ada.model_info(filled, revision="main ")  # which stands at the end of a header
     with pytest.raises(EntryNotFoundError):
         list(ada.list_repo_tree(filled, "missing"))
     assert ada.get_paths_info(filled, ["missing"]) == []

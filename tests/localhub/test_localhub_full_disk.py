@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from raw_requests import commit_files, status_of
+from processes import until
+from raw_requests import ask, commit_files, status_of
 from small_disk import small_disk
 
 from localhub.process import LocalHubProcess
@@ -72,3 +75,31 @@ def test_a_commit_that_does_not_fit_leaves_the_old_head_and_is_taken_when_there_
     api.upload_file(repo_id="ada/full", path_in_repo="a.txt", path_or_fileobj=b"there is room")
     assert api.model_info("ada/full").sha != head
     assert len(api.list_repo_commits("ada/full")) == 2
+
+
+def test_deliveries_go_on_when_there_is_room_again(
+    api: HfApi, disk: Path, receiver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The disk fills up while one is under way, so that its outcome cannot be written down."""
+    take, ballast = receiver.bend, list[Path]()
+
+    def fill_and_take(request):
+        if not ballast:
+            ballast.append(fill(disk))
+        return take(request)
+
+    receiver.bend = fill_and_take
+    hook = api.create_webhook(url=receiver.url, watched=[{"type": "model", "name": "ada/full"}], domains=["repo"])
+    api.upload_file(repo_id="ada/full", path_in_repo="a.txt", path_or_fileobj=b"1")
+    receiver.next()
+    time.sleep(0.5)  # in which it tries to
+    ballast[0].unlink()
+    new = api.upload_file(repo_id="ada/full", path_in_repo="a.txt", path_or_fileobj=b"2").oid
+    assert json.loads(receiver.next().body)["repo"]["headSha"] == new
+
+    def states() -> list[str]:
+        found = ask(api, "GET", f"/api/settings/webhooks/{hook.id}/deliveries").json()
+        return [delivery["state"] for delivery in found]
+
+    until(lambda: states() == ["delivered", "delivered"])
+    assert "Traceback" not in capfd.readouterr().err

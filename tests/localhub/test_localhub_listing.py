@@ -119,16 +119,18 @@ def test_a_fetch_of_the_config_counts_as_a_download(ada: HfApi, repo: str, tmp_p
 def test_datasets_and_spaces_are_listed_by_their_own_tags(ada: HfApi, fresh) -> None:
     name = fresh()
     ada.create_repo(f"zoo/{name}", repo_type="dataset")
-    card = "---\nlicense: mit\nlanguage: en\ntask_categories: [text-generation]\nsize_categories: [n<1K]\n---\n"
+    card = "---\nlicense: mit\nlanguage: en\ntask_categories: [text-generation]\nmultilinguality: monolingual\n---\n"
     ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=f"zoo/{name}", repo_type="dataset")
-    for query in ({"filter": "license:mit"}, {"task_categories": "text-generation"}, {"language": "en"}):
-        assert f"zoo/{name}" in [dataset.id for dataset in ada.list_datasets(search=name, **query)]
+    own = {"task_categories": "text-generation", "language": "en", "multilinguality": "monolingual"}
+    assert [found.id for found in ada.list_datasets(search=name, filter="license:mit", **own)] == [f"zoo/{name}"]
     assert list(ada.list_datasets(search=name, filter="license:apache-2.0")) == []
     ada.create_repo(f"zoo/{name}", repo_type="space", space_sdk="static")
     card = "---\nsdk: static\nmodels: [zoo/base]\n---\n"
     ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=f"zoo/{name}", repo_type="space")
     assert [space.id for space in ada.list_spaces(models="zoo/base", search=name)] == [f"zoo/{name}"]
     assert list(ada.list_spaces(models="zoo/other", search=name)) == []
+    ada.create_repo(f"ada/{name}", repo_type="space", space_sdk="static")
+    assert [space.id for space in ada.list_spaces(linked=True, search=name)] == [f"zoo/{name}"]
 
 
 def test_only_what_was_asked_for_is_expanded(ada: HfApi, repo: str) -> None:
@@ -137,6 +139,12 @@ def test_only_what_was_asked_for_is_expanded(ada: HfApi, repo: str) -> None:
     (listed,) = ada.list_models(search=repo.partition("/")[2], author="ada", expand=["tags", "siblings"], limit=1)
     assert listed.tags == ["region:us"]
     assert [sibling.rfilename for sibling in listed.siblings] == [".gitattributes"]
+
+
+def test_a_search_of_too_many_words_is_refused(ada: HfApi) -> None:
+    for query in ({"search": "a " * 1200}, {"filter": ["a"] * 1200}):
+        with pytest.raises(HfHubHTTPError, match="at most 200 words and filters"):
+            list(ada.list_models(**query))
 
 
 def test_filters_that_need_unknown_facts_are_refused_not_ignored(ada: HfApi) -> None:

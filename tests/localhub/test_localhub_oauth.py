@@ -144,6 +144,7 @@ def test_a_refresh_gives_a_new_token_and_ends_the_old_one(local_hub: LocalHubPro
         {"redirect_uri": "https://evil.example/callback"},
         {"redirect_uri": "javascript://127.0.0.1/x"},
         {"redirect_uri": "http://127.0.0.1@evil.example/"},
+        {"redirect_uri": "http://["},
         {"redirect_uri": None},
         {"client_id": "another"},
         {"response_type": "token"},

@@ -100,6 +100,8 @@ def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: Hf
     assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
     assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
     assert nobody.model_info(repo).gated == "manual"
+    settings(private=True)
+    assert settings(private=None, gated="auto") == {"visibility": "private", "private": True, "gated": "auto"}
 
 
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
@@ -129,6 +131,19 @@ def test_the_files_of_a_gated_repo_wait_for_acceptance(
     ada.grant_access(repo, "bob")
     assert Path(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted")).read_bytes() == b"weights"
     assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
+
+
+def test_who_asks_again_is_told_what_holds(ada: HfApi, bob: HfApi, repo: str) -> None:
+    def asked() -> tuple[str, int]:
+        status = ask(bob, "POST", f"/api/models/{repo}/ask-access").json()["status"]
+        return status, status_of(bob.auth_check, repo)
+
+    ada.update_repo_settings(repo, gated="manual")
+    assert asked() == ("pending", 403)
+    ada.update_repo_settings(repo, gated="auto")
+    assert asked() == ("accepted", 200)
+    ada.reject_access_request(repo, "bob", rejection_reason=None)
+    assert asked() == ("rejected", 403)
 
 
 def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fresh: Fresh, tmp_path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import inspect
 import io
 import json
+import os
 import re
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,18 +21,21 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
+from processes import Beside
 from raw_requests import ask, batch, header, large, post_commit, regular, status_of, xet_hash_of
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
+from localhub.access import find_repo
 from localhub.cards import count_parameters
+from localhub.commits import Operation, apply
 from localhub.diffs import difference
 from localhub.process import LocalHubProcess
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
 from localhub.store import Store
-from localhub.tree import Entry
+from localhub.tree import MAIN, Entry, File, Message, Tree
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -167,6 +174,28 @@ def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path
     assert (tmp_path / "hub" / "mine.txt").exists()
 
 
+@pytest.mark.parametrize("spoil", ["a link as tmp", "no database", "a folder as database", "no locks"])
+def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
+    tmp_path: Path, spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, database = tmp_path / "hub", tmp_path / "hub" / "hub.sqlite3"
+    Store(data).close()
+    if spoil == "no locks":  # as some network disks
+
+        def flock(*given: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    elif spoil == "a link as tmp":
+        (data / "tmp").rename(tmp_path / "elsewhere")
+        (data / "tmp").symlink_to(tmp_path / "elsewhere")
+    else:
+        database.unlink()
+        database.write_text("a text, not a database") if spoil == "no database" else database.mkdir()
+    with pytest.raises(HubUnavailableError, match=r"data folder cannot be used in .*/hub: got .*(database|/tmp|locks)"):
+        Store(data)
+
+
 # what strangers upload
 
 
@@ -228,6 +257,19 @@ def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
     assert answer("", count=1001, path="a") == 400
 
 
+def test_thousands_of_folders_are_deleted_at_once(hub: Hub) -> None:
+    repo = find_repo(hub.store, "model", "ada/repo")
+
+    def commit(operations: list[Operation]) -> None:
+        apply(hub, repo, operations, Message("m", "ada"), ref=MAIN, head=str(hub.trees.head(repo.id)))
+
+    commit([Operation(f"f{number}/a", File("0" * 40, 1)) for number in range(10_000)])
+    begun = time.process_time()
+    commit([Operation(f"f{number}", None, folder=True) for number in range(10_000)])
+    assert time.process_time() - begun < 2.0
+    assert {*hub.trees.at(repo.id, str(hub.trees.head(repo.id)))} == {".gitattributes", "a.txt"}
+
+
 def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
     head = ada.model_info(repo).sha
     line = json.dumps({"key": "header", "value": {"summary": "s"}}).encode() + b"\n"
@@ -248,14 +290,19 @@ def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> 
     assert post(f"/{repo}.git/info/lfs/objects/batch", json=huge) == 422
     objects = [{"oid": "0" * 64, "size": 1}] * 10_001
     assert post(f"/{repo}.git/info/lfs/objects/batch", json={"operation": "upload", "objects": objects}) == 400
+    parts = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": "0" * 64, "size": 2**40}] * 4}
+    assert post(f"/{repo}.git/info/lfs/objects/batch", json=parts) == 422  # 65,536 addresses
+    assert post(f"/api/models/{repo}/lfs-files/batch", json={"deletions": {"sha": ["x"] * 10_001}}) == 400
+    hook = {"url": "http://127.0.0.1:1/", "watched": [{"type": "user", "name": "ada"}], "domains": ["repo"] * 10_001}
+    assert post("/api/settings/webhooks", json=hook) == 400
 
 
 # names of branches
 
 
-def test_no_branch_or_tag_is_named_like_a_commit(ada: HfApi, repo: str) -> None:
+def test_no_branch_or_tag_is_named_like_a_commit_or_another_ref(ada: HfApi, repo: str) -> None:
     sha = ada.model_info(repo).sha
-    for name in (sha, "0" * 40, "ABCDEF0123" * 4):
+    for name in (sha, "0" * 40, "ABCDEF0123" * 4, "refs/heads/main", "refs/x"):
         assert status_of(ada.create_branch, repo, branch=name) == status_of(ada.create_tag, repo, tag=name) == 400
     ada.create_branch(repo, branch="deadbeef")  # a short one is no commit's own
 
@@ -277,6 +324,35 @@ def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tm
     # as a folder of an earlier version may hold it
     hub.store.change("INSERT INTO refs VALUES (1, ?, ?, NULL)", f"refs/heads/{first}", second)
     assert hub.trees.resolve(1, first) == first
+
+
+# several requests at once
+
+
+def test_what_a_request_has_checked_still_holds_when_it_writes(client: TestClient, hub: Hub) -> None:
+    with hub.store.write():
+        asking = Beside(lambda: client.put("/api/models/ada/repo/settings", json={"private": True}))
+        time.sleep(0.3)  # it waits for its turn
+        hub.store.change("UPDATE repos SET gated = 'manual'")
+    assert asking.ended_with() is None
+    found = client.get("/api/models/ada/repo").json()
+    assert (found["private"], found["gated"]) == (True, "manual")
+
+
+def test_a_repo_that_is_deleted_while_somebody_reads_it_is_read_as_it_was(
+    client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = hub.trees.at
+
+    def at_last(repo: int, sha: str) -> Tree:
+        tree = at(repo, sha)
+        client.request("DELETE", "/api/repos/delete", json={"name": "repo"})
+        return tree
+
+    monkeypatch.setattr(hub.trees, "at", at_last)
+    listed = client.get("/api/models/ada/repo/tree/main?expand=true").json()
+    assert [entry["lastCommit"]["title"] for entry in listed] == ["initial commit", "first"]
+    assert client.get("/api/models/ada/repo/tree/main").status_code == 404
 
 
 # malformed requests
@@ -315,7 +391,7 @@ GOOD: dict[str, Any] = {
     "oid": "0" * 64,
     "size": 1,
     "files": [{"path": "p", "sample": "", "size": 1, "sha256": "0" * 64, "xetHash": "0"}],
-    "objects": [{"oid": "0" * 64, "size": 1}],
+    "objects": [{"oid": "0" * 64, "size": 2**30}],  # in parts
     "parts": [{"partNumber": 1, "etag": "x"}],
 }
 

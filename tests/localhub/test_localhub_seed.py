@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from starlette.testclient import TestClient
 
-from hubmerge.errors import SourceNotFoundError
+from hubmerge.errors import HubUnavailableError, SourceNotFoundError
 from localhub.access import find_repo
 from localhub.process import LocalHubProcess
 from localhub.protocol import open_hub
-from localhub.seed import ZOO_MODELS, seed_zoo
+from localhub.seed import ZOO_MODELS, seed_folder, seed_zoo
+from localhub.server import app_of
+from localhub.users import default_users
 
 CARD = "---\nlicense: apache-2.0\nbase_model: zoo/base\nbase_model_relation: finetune\n---\n# {}\n"
 
@@ -61,6 +65,33 @@ def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: P
         assert held_out == [".gitattributes", "README.md", "math.jsonl"]
         # What the seed stored can be built upon.
         api.upload_file(path_or_fileobj=b"\0new", path_in_repo="model.safetensors", repo_id="zoo/math-agent")
+
+
+def test_a_folder_was_last_changed_by_the_latest_commit_to_it_though_all_have_one_date(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    (folder / "rows").mkdir(parents=True)
+    (folder / "rows" / "a.txt").write_text("kept")
+    hub = open_hub(tmp_path / "data")
+    for text in ("first", "second"):
+        (folder / "rows" / "b.txt").write_text(text)
+        seed_folder(hub, "ada/rows", "dataset", folder, author="ada", message=text, stable=True)
+    with TestClient(app_of(hub), base_url="http://127.0.0.1") as client:
+        entries = client.get("/api/datasets/ada/rows/tree/main?recursive=true&expand=true").json()
+    titles = {entry["path"]: entry["lastCommit"]["title"] for entry in entries}
+    titles.pop(".gitattributes")
+    assert titles == {"rows": "second", "rows/a.txt": "first", "rows/b.txt": "second"}
+
+
+def test_a_folder_that_the_hub_would_not_take_is_refused_with_the_reason(tmp_path: Path, zoo: Path) -> None:
+    (zoo / "base" / os.fsdecode(b"\xff.txt")).write_text("no Unicode")
+    hub = open_hub(tmp_path / "data")
+    with pytest.raises(HubUnavailableError, match=r"zoo/base .*Invalid path"):
+        seed_zoo(hub, zoo)
+    hub.store.close()
+    hub = open_hub(tmp_path / "data", default_users().model_copy(update={"orgs": ()}))
+    with pytest.raises(HubUnavailableError, match='the namespace "zoo"'):
+        seed_zoo(hub, zoo)
+    hub.store.close()
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

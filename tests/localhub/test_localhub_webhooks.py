@@ -137,7 +137,7 @@ def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "nonsense"]
+    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "http://[", "nonsense"]
 )
 def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
     assert status_of(ada.create_webhook, url=url, watched=[{"type": "user", "name": "ada"}]) == 400
