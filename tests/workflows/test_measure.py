@@ -206,6 +206,12 @@ def test_a_site_that_evaluates_nothing_says_so(site: Site, bot: str) -> None:
         nothing.request("zoo/base", "zoo", site.visitor("bob"))
 
 
+def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
+    misspelt = Measuring(site.settings.model_copy(update={"suite": "zo"}), site.store, site.requests)
+    with pytest.raises(EvaluationError, match="there is no such suite"):
+        misspelt.request("zoo/base", "", site.visitor("bob"))
+
+
 def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:
     assert site.service.suites == {"zoo": "The example agents' three domains"}
     public = Settings(token=SecretStr("hf_x" * 10), suite="code")

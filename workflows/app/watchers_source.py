@@ -30,6 +30,10 @@ _NOT_RUNNING = LoginError(
     "no watcher runs here, since the app has no account of its own",
     next_step="Whoever keeps this app gives it a token of the Hub with write access (HF_TOKEN).",
 )
+_BROKEN = RuleError(
+    "the rule cannot be read",  # it may be meant to be private, and an error shows its values
+    next_step="The account that this app acts for sees why on this page, and `hubmerge watch FILE --dry-run` tells it.",
+)
 
 
 class WatcherBoard:
@@ -47,7 +51,8 @@ class WatcherBoard:
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
         known = self._watchers.rules()
-        broken = [WatcherView(name, problem=error.as_dict()) for name, error in known.broken]
+        told = visitor is not None and self._watchers.acts_for(visitor.name)
+        broken = [WatcherView(name, problem=(error if told else _BROKEN).as_dict()) for name, error in known.broken]
         shown = (rule for rule in known.rules if not rule.private or _is_own(rule, visitor))
         return [*(self._view(rule, _is_own(rule, visitor)) for rule in shown), *broken]
 

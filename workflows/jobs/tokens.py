@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 
-from hubmerge.errors import LoginError
+from hubmerge.errors import LoginError, SettingsError
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import iso
 
@@ -124,4 +124,13 @@ def random_secret(path: Path) -> bytes:
                 os.link(draft, path)
         finally:
             draft.unlink()
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) < 64:  # anybody could guess the rest
+        raise SettingsError(
+            "the file of a random secret is not whole",
+            where=str(path),
+            expected="64 characters",
+            got=str(len(secret)),
+            next_step="Restore the file, or remove it: another secret is made.",
+        )
+    return secret

@@ -1,20 +1,17 @@
-"""The clockwork: calls functions every so many seconds, and nothing else; the only importer of APScheduler.
+"""The clockwork: calls functions every so many seconds, and nothing else.
 
 The job database holds everything that is due. A tick looks there and does what is missing, so a late, repeated or lost
-tick changes nothing. The schedule itself is in memory, since APScheduler's stores unpickle their rows.
+tick changes nothing. Waiting goes by the steady clock, so that nobody who sets the wall clock holds a tick up.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from threading import Event, Thread
 from typing import Self
-
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.jobstores.memory import MemoryJobStore
-from apscheduler.schedulers.background import BackgroundScheduler
 
 from hubmerge.errors import HubmergeError
 
@@ -31,36 +28,32 @@ class Tick:
 
 
 class Scheduler:
-    """Runs ticks while it is entered; on leaving it waits for those that run, and no thread of it is left."""
+    """Runs each tick in a thread of its own while it is entered; on leaving it waits for those that run."""
 
     def __init__(self, ticks: Sequence[Tick]) -> None:
         self._ticks = tuple(ticks)
 
     def __enter__(self) -> Self:
-        self._scheduler = BackgroundScheduler(
-            timezone=UTC,
-            jobstores={"default": MemoryJobStore()},
-            executors={"default": ThreadPoolExecutor(max(1, len(self._ticks)))},  # a slow tick holds up no other
-            # ticks that were missed while the machine slept become one, however late it is
-            job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
-        )
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run of a slow tick is no news
-        for tick in self._ticks:
-            self._scheduler.add_job(
-                run_tick, "interval", (tick,), seconds=tick.every_s, id=tick.name, next_run_time=datetime.now(UTC)
-            )
-        self._scheduler.start()
+        self._stop = Event()
+        self._threads = [Thread(target=_keep, args=(tick, self._stop), daemon=True) for tick in self._ticks]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._scheduler.shutdown(wait=True)
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
 
 
-def run_tick(tick: Tick) -> None:
-    """Call a tick once; its errors are logged and end there."""
-    try:
-        tick.run()
-    except HubmergeError as error:
-        log.warning("tick %s: %s", tick.name, error)
-    except Exception:  # a job boundary: the next tick, and the others, go on
-        log.exception("tick %s", tick.name)
+def _keep(tick: Tick, stop: Event) -> None:
+    """Call a tick until the end; its errors are logged and end there."""
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            tick.run()
+        except HubmergeError as error:
+            log.warning("tick %s: %s", tick.name, error)
+        except Exception:  # a job boundary: the next tick, and the others, go on
+            log.exception("tick %s", tick.name)
+        stop.wait(began + tick.every_s - time.monotonic())
