@@ -89,6 +89,8 @@ def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_pl
     assert (first.outcome, first.suite, first.place) == ("queued", "zoo", 1)
     job = site.store.get(first.job)
     assert (job.user, job.payload["sha"]) == ("ada", first.sha)
+    token = VAULT.open(job.id, site.store.sealed_token(job.id), site.store.clock.now())
+    assert token.get_secret_value() == site.hub.tokens["ada"]
     site.ask("zoo/tool-agent")
     again = site.ask("zoo/tool-agent@main", "ada")
     assert (again.outcome, again.place) == ("under way", 2)

@@ -14,9 +14,7 @@ from job_helpers import FINAL, NOWHERE, claim, make_worker, new_job, running, se
 from processes import until
 from pydantic import SecretStr
 
-from hubmerge.engine.preview import PREVIEW_BYTES
-from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError, TimeLimitError
-from hubmerge.methods import registry
+from hubmerge.errors import PermissionDeniedError, RecipeError, TimeLimitError
 from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
 from workflows.app.service import MergeRequest, Visitor
@@ -187,16 +185,3 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: 
             answers.append(str(refusal.value).replace(identity[:12], "ID"))
         assert answers[0] == answers[1]
     assert store.get(job.id).state is State.QUEUED
-
-
-def test_a_look_into_a_few_layers_reads_ranges_and_needs_the_right_to_read_the_models(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
-    service = service_of(zoo_hub.endpoint, store)
-    found = service.preview(RECIPE, None)
-    assert found.method in registry()
-    assert sum(found.statistics["overlap_share"]) == pytest.approx(1)
-    assert [agent["agent"] for agent in found.statistics["agents"]] == ["math-agent", "tool-agent"]
-    assert 0 < found.bytes_read <= PREVIEW_BYTES
-    with pytest.raises(SourceNotFoundError):
-        service.preview({**RECIPE, "agents": ["zoo/math-agent", "zoo/none"]}, None)

@@ -8,7 +8,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -258,15 +257,6 @@ def test_a_suite_that_is_no_longer_there_stops_nothing_else(bench: Bench) -> Non
     assert {job.payload["suite"] for job in bench.evaluations()} == {"zoo"}
     with pytest.raises(EvaluationError):
         bench.requests.key(MATH, SHA[MATH], "old")
-
-
-def test_requests_at_once_make_one_job(bench: Bench) -> None:
-    key = bench.requests.key(MATH, SHA[MATH], "zoo")
-    with ThreadPoolExecutor(8) as pool:
-        jobs = list(pool.map(lambda _: bench.requests.request(key, OF_PARENT), range(40)))
-    assert len({job.id for job in jobs}) == 1
-    assert len(bench.evaluations()) == 1
-    assert bench.store.sealed_token(jobs[0].id) == SealedToken(f"sealed for {jobs[0].id}", None)
 
 
 def test_a_tick_that_raises_is_logged_under_its_name_and_stops_neither_itself_nor_the_others(

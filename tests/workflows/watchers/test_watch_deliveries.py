@@ -67,15 +67,12 @@ def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
         agents.agent(base, name=agent)
         shas.append(agents.head(agent))
     bot = bot_for(rule_for(base))
-    replays = [payload(agent, sha) for sha in reversed(shas)] * 33 + [payload(agent, "e" * 40)]
+    replays = [Push(agent, sha) for sha in reversed(shas)] * 33 + [Push(agent, "e" * 40)]
     random.Random(1).shuffle(replays)
-    with serving(bot.routes) as url:
-        for body in replays:
-            assert post(url, body)[0] == 202
-        turn = one(bot.watchers.handle_inbox())
-        for body in replays:
-            assert post(url, body) == (202, {"stored": 0})
-        assert bot.watchers.handle_inbox() == []
+    bot.inbox.receive(replays)
+    turn = one(bot.watchers.handle_inbox())
+    assert bot.inbox.receive(replays) == 0
+    assert bot.watchers.handle_inbox() == []
     [job] = jobs(tmp_path)
     assert turn.job is not None
     # the head counts, not what a delivery said
