@@ -100,9 +100,16 @@ class TokenVault:
 
 
 def secret_lines(secret: SecretStr | None) -> list[bytes]:
-    """The lines of a secret, newest first; none where it is not set."""
+    """The lines of a secret, newest first; none where it is not set. SettingsError where it is no text."""
     lines = secret.get_secret_value().splitlines() if secret else []
-    return [line.strip().encode() for line in lines if line.strip()]
+    try:
+        return [line.strip().encode() for line in lines if line.strip()]
+    except UnicodeEncodeError:  # bytes, which a line's end could cut to a few
+        raise SettingsError(
+            "a secret is no text",
+            where="HUBMERGE_SECRET or HUBMERGE_SIGNING_KEY",
+            next_step="Set it to a long random text, such as `openssl rand -hex 32` prints.",
+        ) from None
 
 
 def _derive(secret: bytes) -> bytes:

@@ -82,7 +82,7 @@ class Inbox:
 def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:
     """The route; LoginError without a secret, since anybody could post to it then."""
     # a header's value has no space around it, which a secret from a file may have
-    expected = (secret.get_secret_value() if secret else "").strip().encode()
+    expected = (secret.get_secret_value() if secret else "").strip().encode(errors="surrogateescape")
     if not expected:
         raise LoginError(
             "the webhook route needs a secret",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import subprocess
 import sys
@@ -212,6 +213,12 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) ->
     assert vault(tmp_path, "new secret").open("job", new, NOW).get_secret_value() == CANARY
     with pytest.raises(LoginError):
         vault(tmp_path, "old secret").open("job", new, NOW)
+
+
+def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="a secret is no text") as refusal:
+        vault(tmp_path, os.fsdecode(b"new\n\xff\xfeold"))
+    assert "old" not in str(refusal.value)
 
 
 def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
