@@ -151,19 +151,6 @@ def test_deliveries_survive_a_restart_in_the_middle(
     assert len(jobs(tmp_path)) == 1
 
 
-def test_the_route_answers_before_anything_is_looked_at(bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delivery costs the Hub no wait: the request handler never talks to it."""
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the Hub was asked")
-
-    bot = bot_for(rule_for("ada/base"))
-    monkeypatch.setattr(Hub, "repo_state", never)
-    monkeypatch.setattr(Hub, "find_models", never)
-    with serving(bot.routes) as url:
-        assert post(url, payload("ada/x", "a" * 40))[0] == 202
-
-
 # --- what goes wrong in a turn --------------------------------------------------------------------------------------
 
 
