@@ -8,14 +8,9 @@ locally, `make demo` starts the same app on an embedded Hub.
 import sys
 from threading import Thread
 
+from hubmerge.cli.main import main
 from hubmerge.engine import fast
-from hubmerge.errors import HubmergeError
-from hubmerge.settings import load_settings
-from workflows.serve import serve
 
 if __name__ == "__main__":
     Thread(target=fast.unavailable, daemon=True).start()  # builds the fast pass while nobody has asked for a merge
-    try:
-        sys.exit(serve(load_settings(), host="0.0.0.0", port=7860))  # noqa: S104 (a container's only interface)
-    except HubmergeError as error:
-        sys.exit(f"hubmerge: {error}")
+    sys.exit(main(["serve", "--host", "0.0.0.0", "--port", "7860"]))  # noqa: S104 (a container's only interface)

@@ -41,12 +41,13 @@ def printed_by(script: str, *arguments: str, **how: Any) -> str:
     return done.stdout
 
 
-def until(condition: Callable[[], object], what: str = "", seconds: float = 60.0) -> None:
+def until(condition: Callable[[], Any], what: str = "", seconds: float = 120.0) -> Any:
     """Ask again until it is so: a promise about the end, not about the time it takes."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+    return value
 
 
 class Beside(threading.Thread):

@@ -12,7 +12,7 @@ from localhub.process import LocalHubProcess
 from localhub.seed import examples
 from localhub.users import default_users
 from workflows.bot import Intervals
-from workflows.jobs.logs import set_up_logging
+from workflows.jobs.process import set_up_logging
 from workflows.serve import serve
 
 BOT = "ada"
@@ -32,6 +32,9 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
         # the pages sign in through OAuth against the embedded Hub, as they do on a Space
         os.environ.update(
             HF_ENDPOINT=hub.endpoint,
+            HF_HUB_OFFLINE="0",  # and no proxy: all that it asks is on this machine
+            NO_PROXY="*",
+            no_proxy="*",
             HF_HUB_DISABLE_XET="1",
             HF_HUB_DISABLE_TELEMETRY="1",
             GRADIO_ANALYTICS_ENABLED="False",

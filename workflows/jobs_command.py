@@ -27,7 +27,7 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     # imported here, since every command builds this one's parser
     from workflows.jobs.jobs import Job, JobNotFoundError
     from workflows.jobs.store import DATABASE, Store
-    from workflows.jobs.tokens import TokenVault
+    from workflows.jobs.tokens import KEY_FILE, TokenVault
 
     if not (settings.data_dir / DATABASE).is_file():
         raise SettingsError(
@@ -38,6 +38,12 @@ def run_cli(arguments: Any, settings: Settings) -> int:
         )
     if settings.token is None:
         raise LoginError("whose jobs is not known", where="HF_TOKEN", next_step="Set HF_TOKEN to that user's token.")
+    if arguments.retry and settings.secret is None and not (settings.data_dir / KEY_FILE).is_file():
+        raise SettingsError(
+            "the app's secret is not known, by which it would open the token of the job",
+            where="HUBMERGE_SECRET",
+            next_step="Set HUBMERGE_SECRET as it is set for the app.",
+        )
     user = Hub(settings.endpoint, settings.token.get_secret_value()).whoami().name
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
 
@@ -54,8 +60,9 @@ def run_cli(arguments: Any, settings: Settings) -> int:
         return found[0]
 
     try:
-        vault = TokenVault.from_settings(settings, told=True)
-        for job in [named(digits) for digits in arguments.retry]:  # all of them known before any is tried again
+        again = [named(digits) for digits in arguments.retry]  # all of them known before any is tried again
+        for job in again:
+            vault = TokenVault.from_settings(settings, told=True)
             store.retry(job.id, user, vault.seal(job.id, settings.token))
         jobs = [_shown(job) for job in store.list_jobs(user=user, limit=_LISTED)]
     finally:

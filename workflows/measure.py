@@ -70,7 +70,7 @@ class Measuring:
                 got="none",
                 next_step="Whoever runs this site can set HUBMERGE_RESULTS and HF_TOKEN.",
             )
-        chosen = get_suite(suite or next(iter(self.suites))).name
+        chosen = get_suite(suite or next(iter(self.suites), "")).name
         name = ModelName.parse(model)
         if name.local:
             raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -32,7 +31,7 @@ from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
 from workflows.jobs.evaluations import Scoring
-from workflows.jobs.logs import set_up_logging
+from workflows.jobs.process import set_up_logging, told_to_stop
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
@@ -76,11 +75,16 @@ class WorkerProcess:
     def _keep(self) -> None:
         # the thread that starts the child must outlive it: the child dies with its parent thread
         while not self._stop.is_set():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "workflows.jobs.worker", "--die-with-parent", *self._kinds],
-                cwd=_ROOT,  # a Gradio Space installs nothing: the package is found here
-                env=self._environment,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "workflows.jobs.worker", "--die-with-parent", *self._kinds],
+                    cwd=_ROOT,  # a Gradio Space installs nothing: the package is found here
+                    env=self._environment,
+                )
+            except OSError as error:  # no memory for a process now
+                log.warning("no worker could be started: %s", error)
+                self._stop.wait(RESTART_AFTER_S)
+                continue
             while not self._stop.is_set() and process.poll() is None:
                 self._stop.wait(0.5)
             if process.poll() is None:
@@ -106,6 +110,9 @@ def serve(
     require_linux("the app")
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
+    if settings.results_repo is not None:
+        require("eval", "HUBMERGE_RESULTS")
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
 
     from workflows.app.app import launch_app  # gradio takes seconds to import
     from workflows.app.signin import OAuthClient
@@ -121,14 +128,9 @@ def serve(
         oauth = OAuthClient(
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )
-    if settings.results_repo is not None:
-        require("eval", "HUBMERGE_RESULTS")
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
     vault = TokenVault.from_settings(settings)
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = told_to_stop()
     with ExitStack() as stack:
         stack.callback(store.close)
         dataset = results_dataset(settings)

@@ -166,12 +166,12 @@ class MergeService:
 
     def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
         jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=PAGE_JOBS)
-        return [view for job in jobs for view in self._trail.views([job], own=_is_own(job, visitor))]
+        return [self._trail.view(job, own=_is_own(job, visitor), in_full=False) for job in jobs]
 
     def public_jobs(self, before: int | None = None) -> list[JobView]:
         kinds = ("merge", "diff")  # evaluations stand with their merges
         jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=PAGE_JOBS)
-        return self._trail.views(jobs, own=False)
+        return [self._trail.view(job, own=False, in_full=False) for job in jobs]
 
     def under_way(self) -> tuple[int, int, int]:
         jobs = [j for j in self._store.list_jobs(states=ACTIVE, limit=MAX_WAITING) if not j.payload.get("private")]
@@ -211,7 +211,9 @@ def _digest(token: str) -> bytes:
 def _facts(state: RepoState) -> ModelFacts:
     return ModelFacts(
         id=state.id,
-        weight_bytes=sum(file.size for path, file in state.files.items() if path.endswith(".safetensors")),
+        weight_bytes=sum(
+            file.size for path, file in state.files.items() if "/" not in path and path.endswith(".safetensors")
+        ),
         license=state.license,
         trained_from=stated_bases(state.card),
         closed=state.private or state.gated,

@@ -47,7 +47,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
             )
         signed = {path: with_signatures(path, data, set(arguments.ids), seed) for path, data in files.items()}
         changed = {path: data for path, data in signed.items() if data != files[path]}
-        if changed and not published:
+        if not published:  # also where a kill came between the files of a folder
             changed[KEYS] = keys_file([public_key(seed)])
         if changed:
             write(changed)

@@ -13,11 +13,9 @@ from typing import NamedTuple
 from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
 from workflows.jobs.store import Store
-from workflows.kept import KeptAnswers
 
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken
-_REMEMBERED_EVERY_S = 60.0
 
 
 class Trail:
@@ -26,26 +24,22 @@ class Trail:
     def __init__(self, store: Store, *, suite: str | None) -> None:
         self._store = store
         self._suite = suite
-        self._times = KeptAnswers[StageTimes](_REMEMBERED_EVERY_S)
 
-    def view(self, job: Job, *, own: bool) -> JobView:
-        """Everything of one job; what only its owner may know where it is the visitor's `own`."""
-        events = self._store.events(job.id, LOG_EVENTS, statistics=False)
-        newest = self._store.events(job.id, 1, statistics=True)
-        return self._view(job, own=own, events=events, counted=newest[-1].data.get("values") if newest else None)
+    def view(self, job: Job, *, own: bool, in_full: bool = True) -> JobView:
+        """What a page shows of a job; what only its owner may know where it is the visitor's `own`.
 
-    def views(self, jobs: Iterable[Job], *, own: bool) -> list[JobView]:
-        """Jobs for a list, without their logs and statistics."""
-        return [self._view(job, own=own) for job in jobs]
-
-    def _view(
-        self, job: Job, *, own: bool, events: tuple[JobEvent, ...] = (), counted: Mapping[str, object] | None = None
-    ) -> JobView:
+        `in_full`: with its log and statistics, which lists leave out.
+        """
+        events = self._store.events(job.id, LOG_EVENTS, statistics=False) if in_full else ()
+        newest = self._store.events(job.id, 1, statistics=True) if in_full else ()
+        counted = newest[-1].data.get("values") if newest else None
         sealed = self._store.sealed_token(job.id) if own else None
         warnings = dict.fromkeys(job.payload.get("warnings", []))
         warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
         ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
-        evaluations, scoring_s = self._evaluations(job, in_full=bool(events))
+        evaluations, scoring_s = self._evaluations(job, in_full=in_full)
+        unfinished = in_full and job.state in (State.QUEUED, State.RUNNING)
+        times = stage_times(self._store.stage_times(job.kind, _ASKED)) if unfinished else StageTimes({}, {})
         return JobView(
             id=job.id,
             user=job.user,
@@ -57,7 +51,7 @@ class Trail:
             attempt=job.attempt,
             queue_position=None if ahead is None else ahead + 1,
             progress=job.progress,
-            statistics=None if counted is None else dict(counted),
+            statistics=counted,
             warnings=tuple(warnings),
             error=job.error.model_dump(mode="json") if job.error else None,
             result=job.result,
@@ -70,27 +64,20 @@ class Trail:
             models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
             license=job.payload.get("license") if own else None,
             log=tuple(map(_line, events)),
-            typical_s=self._usual(job, ahead) if events else None,
+            typical_s=self._usual(job, ahead, times.spent),
             evaluations=evaluations,
             ticket=job.ticket,
-            after_s=self._times_of(job.kind).after.get(job.stage) if events and job.state is State.RUNNING else None,
+            after_s=times.after.get(job.stage) if job.state is State.RUNNING else None,
             predicted_s=_number(job.payload.get("predicted_s")),
             scoring_s=scoring_s,
         )
 
-    def _usual(self, job: Job, ahead: int | None) -> float | None:
+    def _usual(self, job: Job, ahead: int | None, spent: Mapping[str, float]) -> float | None:
         """What the job's stage took in earlier jobs; of one that waits, what those before it will take."""
-        if job.state not in (State.QUEUED, State.RUNNING):
-            return None
-        typical = self._times_of(job.kind).spent
-        if ahead is None:
-            return typical.get(job.stage)
+        if ahead is None or "" not in spent:
+            return spent.get(job.stage)
         busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
-        whole = typical.get("")
-        return None if whole is None else whole * (ahead + len(busy) / 2)
-
-    def _times_of(self, kind: str) -> StageTimes:
-        return self._times.get(kind, lambda: stage_times(self._store.stage_times(kind, _ASKED)))
+        return spent[""] * (ahead + len(busy) / 2)
 
     def _evaluations(self, job: Job, *, in_full: bool) -> tuple[tuple[Scoring, ...], float | None]:
         """The evaluations of a published merge and of its parents, where it is to have any; seconds that one takes.
@@ -126,7 +113,7 @@ def scoring_time(evaluations: Collection[Job]) -> float | None:
     if len(suites) != 1 or any(e.attempt > (e.state is State.RUNNING) for e in under_way):
         return None
     times = [
-        (datetime.fromisoformat(e.finished) - datetime.fromisoformat(e.started)).total_seconds()
+        max((datetime.fromisoformat(e.finished) - datetime.fromisoformat(e.started)).total_seconds(), 0.0)
         for e in evaluations
         if e.state is State.DONE and e.attempt == 1 and e.started and e.finished
         if (e.payload.get("suite"), e.payload.get("suite_version")) in suites

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import signal
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="one turn: queue the merges that are due, then end")
     how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
-    parser.add_argument("--every", type=float, default=300.0, metavar="S", help="seconds between polls (300)")
+    parser.add_argument("--every", type=_seconds, default=300.0, metavar="S", help="seconds between polls (300)")
     parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
     parser.add_argument("--json", action="store_true", help="decisions as JSON lines")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds from 1 to 86400, not {text[:40]!r}")
+    return value
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -50,8 +58,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
     vault, scoring = TokenVault.from_settings(settings), scoring_of(settings, results_dataset(settings))
-    intervals = Intervals(poll_s=max(1.0, arguments.every))
-    bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=intervals)
+    bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=Intervals(poll_s=arguments.every))
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")
         try:
@@ -67,13 +74,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
 
 def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_worker: bool) -> int:
-    from workflows.jobs.logs import set_up_logging
+    from workflows.jobs.process import set_up_logging, told_to_stop
     from workflows.serve import WorkerProcess
 
     set_up_logging()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = told_to_stop()
     with ExitStack() as stack:
         stack.enter_context(bot)
         if with_worker:

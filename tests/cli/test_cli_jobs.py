@@ -57,6 +57,16 @@ def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_ag
     assert {store.get(id).state for id in (MINE, OTHER, THEIRS)} == {State.FAILED}
 
 
+def test_without_the_app_s_secret_no_job_is_tried_again_with_a_token_that_the_app_could_not_open(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    monkeypatch.delenv("HUBMERGE_SECRET")
+    assert "E_SETTINGS: the app's secret is not known" in refused("jobs", "--retry", "ab")
+    assert main(["jobs"]) == 0  # a list needs none
+    assert store.get(MINE).state is State.FAILED
+    assert not (tmp_path / "data" / "secret.key").exists()
+
+
 def test_a_folder_without_an_app_and_a_missing_token_are_named(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:

@@ -310,9 +310,6 @@ def test_a_budget_for_ranges_only_asks_for_no_gpu(
 def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProcess]:
     """The child process that the worker would start for this merge."""
     spec = JobSpec(
-        job_id="j",
-        fence=1,
-        kind="merge",
         user="ada",
         payload={"recipe": line.recipe, "target": target, "private": False, "license": "mit"},
         token=line.process.tokens["ada"],

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import ROOT
+from processes import ROOT, python
 
 from hubmerge.errors import MissingExtraError
 from hubmerge.machine import extras
@@ -83,6 +83,14 @@ def test_what_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     extras.require("gpu", "this", "json")
     with pytest.raises(MissingExtraError, match=r"E_EXTRA: this needs .*hubmerge\[gpu\], got no nowhere_at_all"):
         extras.require("gpu", "this")
+
+
+def test_an_app_that_cannot_write_its_data_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    app = {"OAUTH_CLIENT_ID": "id", "OAUTH_CLIENT_SECRET": "secret", "HUBMERGE_DATA": str(tmp_path / "data")}
+    done = python("app.py", **app)
+    assert (done.returncode, done.stderr.splitlines()[-1][:16]) == (1, "hubmerge: E_DISK")
+    assert "Traceback" not in done.stderr
 
 
 def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(

@@ -263,7 +263,7 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
     """Start app.py, wait for /config, and look at what should not be served; then end it."""
     # the platform's port is one for everybody; here it may be taken
     port = _free_port()
-    patched = (place.tree / "app.py").read_text(encoding="utf-8").replace("port=7860", f"port={port}")
+    patched = (place.tree / "app.py").read_text(encoding="utf-8").replace("7860", str(port))
     (place.tree / "app.py").write_text(patched, encoding="utf-8")
     variables = {
         "HF_ENDPOINT": hub.endpoint,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_helpers import HERE, ROOT, FakeClock
+from job_helpers import HERE, FakeClock
+from processes import ROOT
 from watch_helpers import Agents, make_bot
 
 from localhub.process import LocalHubProcess
@@ -47,7 +48,7 @@ def bot_for(local_hub: LocalHubProcess, tmp_path: Path, clock: FakeClock) -> Ite
     made: list[Bot] = []
 
     def make(*rules: Any, **more: Any) -> Bot:
-        made.append(make_bot(local_hub, tmp_path / "data", rules, **{"clock": clock, **more}))
+        made.append(make_bot(local_hub, tmp_path / "data", **{"rules": rules, "clock": clock, **more}))
         return made[-1]
 
     yield make

@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from processes import ROOT
 
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
@@ -27,7 +28,6 @@ from workflows.jobs.worker import Worker
 from workflows.service import MergeService
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 NOWHERE = "http://127.0.0.1:9"  # where nobody answers
 QUICK = Timing(idle_s=0.02, line_s=0.02, cancel_s=0.02, heartbeat_s=0.2, progress_s=0.0, grace_s=30.0)
 
@@ -63,8 +63,8 @@ class FakeClock:
 
 def job_spec(folder: Path, **given: Any) -> JobSpec:
     """What the child of a job of ada's is told; its files lie in `folder`."""
-    first = {"job_id": "a" * 64, "fence": 1, "kind": "merge", "user": "ada", "payload": {}}
-    return JobSpec(**{**first, "workdir": folder / "work", "shared": folder / "shared", **given})
+    first = {"user": "ada", "payload": {}, "workdir": folder / "work", "shared": folder / "shared"}
+    return JobSpec(**{**first, **given})
 
 
 def job_id(name: str) -> str:
@@ -107,15 +107,6 @@ def at_once(count: int, act: Callable[[int], object]) -> None:
 
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(begin, range(count)))
-
-
-def until(condition: Callable[[], Any], limit_s: float = 120.0) -> Any:
-    """Wait for a condition; the limit only turns a hang into a failure."""
-    deadline = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
-    return value
 
 
 def is_alive(pid: int) -> bool:

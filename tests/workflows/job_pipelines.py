@@ -33,7 +33,7 @@ def steps(spec: JobSpec, emit: Emit) -> None:
         except BlockingIOError:
             trace.write("OVERLAP\n")
             raise
-        trace.write(f"attempt {spec.attempt} fence {spec.fence} pid {os.getpid()} from {len(done)}\n")
+        trace.write(f"attempt {spec.attempt} pid {os.getpid()} from {len(done)}\n")
         trace.flush()
         emit(StageStarted(stage="stream"))
         for step in range(len(done), 10):

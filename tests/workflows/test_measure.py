@@ -89,6 +89,8 @@ def test_an_asked_evaluation_is_a_job_of_the_bot_s_and_asking_again_finds_its_pl
     assert (first.outcome, first.suite, first.place) == ("queued", "zoo", 1)
     job = site.store.get(first.job)
     assert (job.user, job.payload["sha"]) == ("ada", first.sha)
+    token = VAULT.open(job.id, site.store.sealed_token(job.id), site.store.clock.now())
+    assert token.get_secret_value() == site.hub.tokens["ada"]
     site.ask("zoo/tool-agent")
     again = site.ask("zoo/tool-agent@main", "ada")
     assert (again.outcome, again.place) == ("under way", 2)
@@ -204,6 +206,12 @@ def test_a_site_that_evaluates_nothing_says_so(site: Site, bot: str) -> None:
     assert nothing.suites == {}
     with pytest.raises(EvaluationError, match="no models are evaluated here"):
         nothing.request("zoo/base", "zoo", site.visitor("bob"))
+
+
+def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
+    misspelt = Measuring(site.settings.model_copy(update={"suite": "zo"}), site.store, site.requests)
+    with pytest.raises(EvaluationError, match="there is no such suite"):
+        misspelt.request("zoo/base", "", site.visitor("bob"))
 
 
 def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:

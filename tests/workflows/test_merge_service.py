@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, NOWHERE, claim, make_worker, new_job, running, service_of, until, visitor
+from job_helpers import FINAL, NOWHERE, claim, make_worker, new_job, running, service_of, visitor
+from processes import until
 from pydantic import SecretStr
 
 from hubmerge.engine.preview import PREVIEW_BYTES
@@ -69,6 +70,7 @@ def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is
     failed = service.job(queued.id, ada)
     assert (failed.state, failed.error["code"], failed.signed_in_until) == ("failed", "E_LOGIN", None)
     assert "needs login: the sign-in of this job has expired" in failed.error["message"]
+    assert not (tmp_path / "jobs").exists()  # no child was started for it
 
     later = replace(ada, expires_at=datetime.now(UTC) + timedelta(days=3))
     again = service.submit(request, later)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
 from workflows.published import published_model
-from workflows.trail import Trail, stage_times
+from workflows.trail import Trail, scoring_time, stage_times
 
 SHA = "a" * 40
 RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' * 40}"}, "local/folder"]}
@@ -162,6 +163,18 @@ def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_oth
     store.submit(parents[1])
     view = view_of(store, "made")
     assert (view.scoring_s, view.evaluations[2].place) == (None, 2)
+
+
+def test_an_evaluation_that_ended_before_it_began_by_the_clock_took_no_negative_time(
+    store: Store, clock: FakeClock
+) -> None:
+    clock.wall += timedelta(days=1)
+    store.submit(evaluation("ann/made"))
+    job = claim(store)
+    clock.wall -= timedelta(days=1)
+    store.finish(job.id, job.fence, {})
+    store.submit(evaluation("zoo/base"))
+    assert scoring_time(store.list_jobs()) == 0.0
 
 
 def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock: FakeClock) -> None:

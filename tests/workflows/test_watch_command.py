@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,6 +75,34 @@ def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, capsys:
         assert message.startswith("hubmerge: E_RULE: ")
         assert told in message
     assert not (tmp_path / "data" / "jobs.sqlite3").exists()
+
+
+@pytest.mark.parametrize("every", ["inf", "nan", "0", "often"])
+def test_seconds_between_polls_that_make_no_sense_are_refused(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["watch", "rule.yaml", "--every", every])
+    assert "must be a number of seconds from 1 to 86400" in capsys.readouterr().err
+
+
+ENDS_SOON = """
+import sys
+from hubmerge.cli.main import main
+from workflows.jobs import process
+process.END_AFTER_S = 0.5
+main(["watch", sys.argv[1], "--no-worker"])
+"""
+
+
+def test_a_hub_that_never_answers_does_not_keep_the_command_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        command = [sys.executable, "-c", ENDS_SOON, written(tmp_path, "ada/base")]
+        process = subprocess.Popen(command, cwd=ROOT)
+        with silent.accept()[0]:  # it asks, and waits for minutes
+            process.terminate()
+            assert process.wait(60) == 1
 
 
 def test_a_new_agent_is_merged_and_published_unattended(

@@ -30,7 +30,7 @@ from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead
 from workflows.watchers.rules import RuleSet, rule_from_yaml
 from workflows.watchers.runner import Turn
-from workflows.watchers.webhook import PATH
+from workflows.watchers.webhook import PATH, Push
 
 SECRET = "the webhook's secret"
 RIGHT = {"X-Webhook-Secret": SECRET}
@@ -178,10 +178,8 @@ def post(
 
 
 def deliver(bot: Bot, agents: Agents, *names: str) -> None:
-    """The present heads of these repos are announced to the bot."""
-    with serving(bot.routes) as url:
-        for name in names:
-            assert post(url, payload(name, agents.head(name)))[0] == 202
+    """The present heads of these repos were announced to the bot."""
+    bot.inbox.receive([Push(name, agents.head(name)) for name in names])
 
 
 def rule_for(base: str, **changes: Any) -> AgentRule:

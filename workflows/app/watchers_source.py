@@ -6,13 +6,11 @@ nothing that the visitor could not read on the Hub.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RuleError
+from hubmerge.errors import LoginError, PermissionDeniedError, RuleError
 from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 from hubmerge.text.plain_yaml import dump_plain_yaml
@@ -28,10 +26,13 @@ from workflows.watchers.rules import rule_data, rule_from_data
 from workflows.watchers.runner import Watchers
 
 MOST_EVENTS = 50  # per rule
-_QUOTED = re.compile(r"(['\"]).*\1")
 _NOT_RUNNING = LoginError(
     "no watcher runs here, since the app has no account of its own",
     next_step="Whoever keeps this app gives it a token of the Hub with write access (HF_TOKEN).",
+)
+_BROKEN = RuleError(
+    "the rule cannot be read",  # it may be meant to be private, and an error shows its values
+    next_step="The account that this app acts for sees why on this page, and `hubmerge watch FILE --dry-run` tells it.",
 )
 
 
@@ -50,7 +51,8 @@ class WatcherBoard:
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
         known = self._watchers.rules()
-        broken = [WatcherView(name, problem=_without_values(error).as_dict()) for name, error in known.broken]
+        told = visitor is not None and self._watchers.acts_for(visitor.name)
+        broken = [WatcherView(name, problem=(error if told else _BROKEN).as_dict()) for name, error in known.broken]
         shown = (rule for rule in known.rules if not rule.private or _is_own(rule, visitor))
         return [*(self._view(rule, _is_own(rule, visitor)) for rule in shown), *broken]
 
@@ -165,12 +167,6 @@ class WatcherBoard:
 
 def _is_own(rule: RuleHead, visitor: Visitor | None) -> bool:
     return visitor is not None and visitor.name == rule.owner
-
-
-def _without_values(error: HubmergeError) -> RuleError:
-    """Why a file is no rule, without what it says, since that may be of a private merge."""
-    told = [replace(problem, what=_QUOTED.sub("…", problem.what), got="") for problem in error.problems]
-    return RuleError("the rule has errors", problems=told)
 
 
 def _left_out(skip: Skip) -> WatcherEvent:

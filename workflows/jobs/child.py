@@ -34,7 +34,7 @@ from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory, write_all
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.machine import extras
 from workflows.jobs.guard import lock_workdir, start_guardian
-from workflows.jobs.logs import set_up_logging
+from workflows.jobs.process import set_up_logging
 from workflows.jobs.protocol import Failure, JobSpec, Line, Pipeline, Result, encode
 
 DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"

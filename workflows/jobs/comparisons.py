@@ -15,7 +15,6 @@ from typing import Any
 
 from hubmerge.engine.options import StreamOptions
 from hubmerge.errors import SourceChangedError
-from hubmerge.hub.client import Hub
 from hubmerge.output.diff import SCHEMA, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.plan.plan import Plan
 from workflows.jobs.jobs import NewJob
@@ -53,7 +52,7 @@ def is_closed(plan: Plan) -> bool:
 
 def run(spec: JobSpec, emit: Emit) -> None:
     """The pipeline of such a job, in a child process."""
-    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    hub = spec.hub
     observer = StageEmitter(emit)
     observer.stage("resolve")
     plan = open_comparison(comparison_recipe(str(spec.payload["base"]), str(spec.payload["agent"])), hub)

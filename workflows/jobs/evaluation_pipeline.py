@@ -37,7 +37,7 @@ class OtherDataError(EvaluationError):
 
 def run(spec: JobSpec, emit: Emit) -> None:
     """Evaluate what `spec.payload` names (model, sha, suite, split) and record it in the results dataset."""
-    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    hub = spec.hub
     dataset = _dataset(spec, hub)
     observer = StageEmitter(emit)
     payload = spec.payload

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from sqlalchemy import and_, select
 
-from hubmerge.errors import EvaluationError
 from workflows.jobs.account import Account
 from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, iso
 from workflows.jobs.schema import JOBS
@@ -49,7 +48,7 @@ class ScoreKey(NamedTuple):
 class Scoring:
     """The bot's questions about the leaderboard; every tick asks them anew."""
 
-    suite_version: Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
+    suite_version: Callable[[str], str]  # EvaluationError where there is no such suite
     known_scores: Callable[[], Collection[ScoreKey]]
     # the leaderboard's order: a suite's scores of pinned models, higher is better; none without a score
     ranking: Callable[[str, Sequence[Pin]], Mapping[Pin, float]] = lambda suite, models: {}
@@ -93,14 +92,11 @@ class EvaluationRequests:
 
     def key(self, model: str, sha: str, suite: str) -> ScoreKey:
         """The key of the score under the suite's present version; EvaluationError where there is no such suite."""
-        try:
-            return ScoreKey(model, sha, suite, self.scoring.suite_version(suite), "test")
-        except ValueError as error:
-            raise EvaluationError("no such suite", where=suite, got=str(error)[:300]) from None
+        return ScoreKey(model, sha, suite, self.scoring.suite_version(suite), "test")
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
-        failed_long_ago = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < self._long_ago)
+        failed_long_ago = and_(JOBS.c.state == State.FAILED, ~JOBS.c.finished.between(*self._lately))
         query = select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, ~failed_long_ago)
         with self._store.reading() as connection:
             asked = set(connection.execute(query).scalars())
@@ -118,7 +114,8 @@ class EvaluationRequests:
         new = evaluation_job(key, self._account.name, priority, private=private, asked_by=asked_by)
 
         def again(job: Job) -> bool:
-            failed_long_ago = job.state is State.FAILED and (job.finished or "") < self._long_ago
+            since, now = self._lately
+            failed_long_ago = job.state is State.FAILED and not since <= str(job.finished) <= now
             return failed_long_ago or (job.state is State.CANCELLED and bool(asked_by))
 
         limit = ASKED_EACH if asked_by else self._store.jobs_per_user
@@ -126,5 +123,7 @@ class EvaluationRequests:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 
     @property
-    def _long_ago(self) -> str:
-        return iso(self._store.clock.now() - AGAIN_AFTER)
+    def _lately(self) -> tuple[str, str]:
+        """The hours in which a job that failed is not due again; what a clock that was ahead wrote lies after them."""
+        now = self._store.clock.now()
+        return iso(now - AGAIN_AFTER), iso(now)

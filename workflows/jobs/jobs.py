@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,7 +34,6 @@ BACKOFF_BASE_S = 4.0
 BACKOFF_CAP_S = 600.0
 DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone within seconds
 EVALUATION = "evaluate"  # the kind of job that measures a model
-OUTAGE_CODES = ("E_HUB",)  # errors that are no fault of the job: the Hub is away, and will be back
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
 SHA = re.compile(r"[0-9a-f]{40}")
 
@@ -84,11 +83,6 @@ class JobError(Frozen):
     message: str
     problems: tuple[dict[str, str], ...] = ()
     retryable: bool = False
-
-    @property
-    def is_outage(self) -> bool:
-        """Whether the Hub did not answer, rather than refused: the job only waits, and loses no attempt."""
-        return self.retryable and self.code in OUTAGE_CODES
 
     @classmethod
     def of(cls, error: HubmergeError, *, retryable: bool | None = None) -> Self:
@@ -145,23 +139,12 @@ class JobEvent(Frozen):
     data: dict[str, Any]
 
 
-class Clock(Protocol):
-    """Wall time is shown to people; only steady time decides anything.
+class Clock:
+    """The machine's clocks (Linux): wall time is shown to people, steady time decides.
 
     Steady seconds count from the machine's boot and through its sleep, are the same for every process of that
     boot, and do not follow when somebody sets the wall clock. A lease of another boot has ended.
     """
-
-    @property
-    def boot_id(self) -> str: ...
-
-    def now(self) -> datetime: ...
-
-    def steady(self) -> float: ...
-
-
-class SystemClock:
-    """The machine's own clocks (Linux)."""
 
     def __init__(self) -> None:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from hubmerge.engine.options import StreamOptions
-from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_hub, prepare
 from hubmerge.output.finished import load_report
 from hubmerge.output.publish import Target
@@ -42,7 +41,7 @@ def merge_payload(prepared: Prepared, target: Target, license: str | None) -> di
 def run(spec: JobSpec, emit: Emit) -> None:
     """Merge what `spec.payload` asks for and publish it."""
     payload = spec.payload
-    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    hub = spec.hub
     target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
     observer = StageEmitter(emit)
     observer.stage("resolve")

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SecretStr, TypeAdapter
 
+from hubmerge.hub.client import Hub
 from workflows.jobs.jobs import Frozen, JobError
 
 
@@ -25,10 +26,7 @@ class JobSpec(Frozen):
 
     model_config = ConfigDict(hide_input_in_errors=True)  # the input has the token in it
 
-    job_id: str
-    fence: int
     attempt: int = 1
-    kind: str
     user: str
     payload: dict[str, Any]
     token: SecretStr | None = None
@@ -38,6 +36,11 @@ class JobSpec(Frozen):
     signing_key: SecretStr | None = None  # 64 hex digits: what an evaluation's result is signed with
     trusted_keys: tuple[str, ...] = ()  # public keys whose results are believed
     endpoint: str
+
+    @property
+    def hub(self) -> Hub:
+        """The Hub as the job's token sees it."""
+        return Hub(self.endpoint, self.token.get_secret_value() if self.token else None)
 
     def to_line(self) -> bytes:
         """The wire form, the only one that shows the token and the key."""

@@ -10,7 +10,6 @@ of a secret that is gone, are named in HUBMERGE_TRUSTED_KEYS by their public hal
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -32,7 +31,6 @@ class ResultsKeys:
     trust: Trust
 
 
-@lru_cache(maxsize=4)
 def results_keys(settings: Settings) -> ResultsKeys:
     """The keys of the settings, made in the data folder where the settings have no secret."""
     given = secret_lines(settings.signing_key) or secret_lines(settings.secret)

@@ -11,12 +11,13 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     JSON,
+    URL,
     Boolean,
     Column,
     Connection,
@@ -33,7 +34,7 @@ from sqlalchemy import (
     event,
     text,
 )
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeEngine
 
@@ -126,7 +127,7 @@ PAUSES = Table("paused_watchers", _TABLES, _key("rule"), *_columns(String, "time
 def open_engine(path: Path) -> Engine:
     """The database at `path`, made with its tables where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, hide_parameters=True)
+    engine = create_engine(URL.create("sqlite", database=str(path)), pool_size=8, max_overflow=56, hide_parameters=True)
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     # Two processes that turn the same new file to WAL would see each other's lock as an error.
@@ -144,8 +145,6 @@ def open_engine(path: Path) -> Engine:
                 next_step="Run the version that wrote it, or move the file away.",
             )
         if version == 0:
-            with closing(sqlite3.connect(path)) as raw:
-                raw.execute("PRAGMA journal_mode=WAL")
             with writing(engine) as connection:
                 _TABLES.create_all(connection)
                 connection.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
@@ -168,10 +167,10 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def _translated(engine: Engine) -> Iterator[None]:
-    """hubmerge's error for a database error that passes by itself."""
+    """hubmerge's error for what befalls a database from outside."""
     try:
         yield
-    except OperationalError as error:
+    except DatabaseError as error:
         name = str(getattr(error.orig, "sqlite_errorname", ""))
         where = str(engine.url.database)
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
@@ -185,6 +184,10 @@ def _translated(engine: Engine) -> Iterator[None]:
                 got=str(error.orig),
                 next_step="Free some disk; no job is lost.",
             ) from error
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            raise InternalError(
+                "the job database is damaged", where=where, got=str(error.orig), next_step="Move it away or restore it."
+            ) from error
         raise
 
 
@@ -192,6 +195,7 @@ def _configure(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver starts no transactions of its own; `_begin` does
     for pragma in (
         f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
+        "journal_mode=WAL",
         "foreign_keys=ON",
         "synchronous=FULL",  # an accepted job outlives a power cut
         "secure_delete=ON",  # a wiped token leaves no bytes in free pages

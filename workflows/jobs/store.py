@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select, tuple_
 
 from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError
-from workflows.jobs.jobs import EVALUATION, HELD, Clock, Job, JobError, JobEvent, NewJob, State, SystemClock
+from workflows.jobs.jobs import EVALUATION, HELD, Clock, Job, JobError, JobEvent, NewJob, State
 from workflows.jobs.schema import EVENTS, JOBS, TOKENS, open_engine, reading, writing
 from workflows.jobs.tokens import SealedToken
 from workflows.jobs.transaction import Transaction, find_job, get_job
@@ -38,7 +38,7 @@ class Store:
     def __init__(
         self, data_dir: Path, *, clock: Clock | None = None, jobs_per_user: int = 5, lease_s: float = LEASE_S
     ) -> None:
-        self.clock: Clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self.lease_s = lease_s
         self.jobs_per_user = jobs_per_user
         self._engine = open_engine(data_dir / DATABASE)

@@ -18,9 +18,8 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from enum import Enum, auto
 from threading import Event as Flag
-from typing import Any
+from typing import Any, Literal
 
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.child import ChildProcess, how_ended
@@ -49,14 +48,6 @@ class Timing:
     keep_failed_s: float = 3 * 86400.0  # a failed job's folder, for another submission to go on from
 
 
-class Stop(Enum):
-    """The reason why the worker ended a child."""
-
-    CANCEL = auto()
-    LOST = auto()
-    SHUTDOWN = auto()
-
-
 class Supervision:
     """Follows one child to its end."""
 
@@ -65,7 +56,7 @@ class Supervision:
         self._job = job
         self._child = child
         self._timing = timing
-        self._stop: Stop | None = None
+        self._stop: Literal["cancel", "lost", "shutdown"] | None = None  # why the worker ends the child
         self._result: Result | None = None
         self._failure: Failure | None = None
         self._stage = job.stage
@@ -85,7 +76,7 @@ class Supervision:
             code, rest = self._child.close()
         self._take(rest)
         deadline = self._store.clock.steady() + self._store.lease_s
-        while self._stop is not Stop.LOST:
+        while self._stop != "lost":
             try:
                 self._write_events()
                 self._write_progress()
@@ -100,7 +91,7 @@ class Supervision:
 
     def _lose(self, reason: Exception) -> None:
         log.warning("job %s is no longer ours: %s", self._job.id[:12], reason)
-        self._stop = Stop.LOST
+        self._stop = "lost"
 
     def _follow(self, shutdown: Flag) -> None:
         steady, timing = self._store.clock.steady, self._timing
@@ -111,8 +102,8 @@ class Supervision:
             now = steady()
             try:
                 if now >= next_beat:
+                    self._child.beat()  # first: while the lease holds, a busy database costs the child nothing
                     self._store.heartbeat(self._job.id, self._job.fence)
-                    self._child.beat()
                     next_beat, lease_end = now + timing.heartbeat_s, now + self._store.lease_s
                 self._write_events()
                 if now >= next_progress:
@@ -121,16 +112,16 @@ class Supervision:
                 if self._stop is None and now >= next_look:
                     next_look = now + timing.cancel_s
                     if self._store.get(self._job.id).state is State.CANCELLING:
-                        self._stop, kill_at = Stop.CANCEL, now + timing.grace_s
+                        self._stop, kill_at = "cancel", now + timing.grace_s
                         self._child.terminate()
             except PASSING as error:  # go on while the lease holds
                 log.warning("job %s goes on without the database: %s", self._job.id[:12], error)
                 if now >= lease_end:
                     return self._lose(error)
-            if self._stop is Stop.CANCEL and now >= kill_at:
+            if self._stop == "cancel" and now >= kill_at:
                 self._child.kill()
             if self._stop is None and shutdown.is_set():
-                self._stop = Stop.SHUTDOWN
+                self._stop = "shutdown"
                 return
 
     def _take(self, lines: list[bytes]) -> None:
@@ -174,9 +165,9 @@ class Supervision:
             self._dropped = 0
         if code == 0 and self._result is not None:
             return store.finish(job_id, fence, self._result.values)
-        if self._stop is Stop.CANCEL:
+        if self._stop == "cancel":
             return store.cancelled(job_id, fence)
-        if self._stop is Stop.SHUTDOWN:
+        if self._stop == "shutdown":
             return store.release(job_id, fence)
         if self._failure is not None:
             error = self._failure.as_error()

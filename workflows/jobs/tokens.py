@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 
-from hubmerge.errors import LoginError
+from hubmerge.errors import LoginError, SettingsError
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import iso
 
@@ -100,9 +100,16 @@ class TokenVault:
 
 
 def secret_lines(secret: SecretStr | None) -> list[bytes]:
-    """The lines of a secret, newest first; none where it is not set."""
+    """The lines of a secret, newest first; none where it is not set. SettingsError where it is no text."""
     lines = secret.get_secret_value().splitlines() if secret else []
-    return [line.strip().encode() for line in lines if line.strip()]
+    try:
+        return [line.strip().encode() for line in lines if line.strip()]
+    except UnicodeEncodeError:  # bytes, which a line's end could cut to a few
+        raise SettingsError(
+            "a secret is no text",
+            where="HUBMERGE_SECRET or HUBMERGE_SIGNING_KEY",
+            next_step="Set it to a long random text, such as `openssl rand -hex 32` prints.",
+        ) from None
 
 
 def _derive(secret: bytes) -> bytes:
@@ -124,4 +131,13 @@ def random_secret(path: Path) -> bytes:
                 os.link(draft, path)
         finally:
             draft.unlink()
-    return path.read_bytes()
+    secret = path.read_bytes()
+    if len(secret) < 64:  # anybody could guess the rest
+        raise SettingsError(
+            "the file of a random secret is not whole",
+            where=str(path),
+            expected="64 characters",
+            got=str(len(secret)),
+            next_step="Restore the file, or remove it: another secret is made.",
+        )
+    return secret

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from hubmerge.errors import (
     DiskError,
+    HubUnavailableError,
     InternalError,
     MachineFaultError,
     MemoryLimitError,
@@ -139,7 +140,8 @@ class Transaction:
         An outage of the Hub uses up no attempt: the job waits, for a day and more. Nor does what the machine did, in
         the first twelve attempts.
         """
-        outage = error.is_outage and job.failures < OUTAGE_TRIES
+        away = error.retryable and error.code == HubUnavailableError.code  # it did not answer, rather than refused
+        outage = away and job.failures < OUTAGE_TRIES
         fault = error.code == MachineFaultError.code and job.attempt < MOST_MACHINE_FAULTS
         if outage or fault:
             return self._retry(job, error, max_attempts=job.max_attempts + 1)
@@ -217,6 +219,8 @@ class Transaction:
 
 
 def find_job(connection: Connection, job_id: str) -> Job | None:
+    if not job_id.isascii():  # of no job; and half a character could not even be asked for
+        return None
     row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).mappings().one_or_none()
     return Job.model_validate(row) if row else None
 

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -33,8 +32,8 @@ from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
 from workflows.jobs.guard import lock_workdir
-from workflows.jobs.jobs import Job, JobError, State, iso
-from workflows.jobs.logs import set_up_logging
+from workflows.jobs.jobs import Job, JobError, StaleFenceError, State, iso
+from workflows.jobs.process import set_up_logging, told_to_stop
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import LEASE_S, Store
@@ -105,7 +104,7 @@ class Worker:
             job = None
             try:
                 job = self.run_once(stop)
-            except PASSING as error:  # the jobs stay
+            except (*PASSING, StaleFenceError) as error:  # the jobs stay; this one has another worker
                 log.warning("%s", error)
             if job is None:
                 stop.wait(self._timing.idle_s)
@@ -118,10 +117,7 @@ class Worker:
             return self._store.fail(job.id, job.fence, JobError.of(error))
         keys = results_keys(self._settings) if job.kind == "evaluate" else None
         spec = JobSpec(
-            job_id=job.id,
-            fence=job.fence,
             attempt=job.attempt,
-            kind=job.kind,
             user=job.user,
             payload=job.payload,
             token=token,
@@ -179,7 +175,8 @@ class Worker:
             if lock is None:
                 log.warning("job %s: its folder is still in use and stays for now", job_id[:12])
             elif (job := self._store.find(job_id)) is None or job.state.is_terminal:  # not tried again meanwhile
-                shutil.rmtree(path)
+                # away in one step: an attempt that begins while it is emptied makes a folder of its own
+                shutil.rmtree(path.rename(path.with_suffix(".gone")))
         except OSError as error:
             log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
         finally:
@@ -203,9 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown := sorted(set(options.kinds) - set(pipelines)):
             parser.error(f"no such kind of job: {', '.join(unknown)}; there are {', '.join(pipelines)}")
         pipelines = {kind: pipelines[kind] for kind in options.kinds}
-    stop = threading.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: stop.set())
+    stop = told_to_stop()
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user, lease_s=options.lease_seconds)
     vault = TokenVault.from_settings(settings, told=options.die_with_parent)  # by the process that started this one
     timing = Timing(heartbeat_s=options.lease_seconds / 6)

@@ -9,9 +9,7 @@ its data change, so does its version, and everything is due again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 from sqlalchemy import select
 
@@ -27,63 +25,26 @@ log = logging.getLogger(__name__)
 _WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-text", "audio-text-to-text", "any")
 
 
-@dataclass(frozen=True)
-class DoneMerge:
-    """A published merge with what it was made of."""
-
-    merged: Pin
-    parents: tuple[Pin, ...]  # the base first
-    suite: str
-    private: bool = False  # its evaluations are its owner's to see, as it is
-
-
-def done_merges(store: Store, default_suite: str | None) -> list[DoneMerge]:
-    """Every merge that is to have scores, newest first.
-
-    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
-    since its scores would be public, or writes no text.
-    """
-    columns = (JOBS.c.payload, JOBS.c.result)
-    query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
-    with store.reading() as connection:
-        rows = connection.execute(query).all()
-    return [merge for row in rows if (merge := _done_merge(row.payload, row.result or {}, default_suite)) is not None]
-
-
-def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: str | None) -> DoneMerge | None:
-    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
-    suite = payload.get("suite") or (None if passed_over else default_suite)
-    merged = (str(result.get("repo", "")), str(result.get("commit", "")))
-    parents = tuple((model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {}))
-    if not suite or not is_hub_id(merged[0]) or not SHA.fullmatch(merged[1]):
-        return None
-    return DoneMerge(merged, parents, suite, bool(payload.get("private")))
-
-
-def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[ScoreKey, int]:
-    """Every score that should be known, with the priority of its evaluation; merges before parents."""
-    missing: set[str] = set()
+def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
+    """Request every score that is wanted and not known; returns how many wait for room in the queue."""
     merged: dict[ScoreKey, int] = {}
     parents: dict[ScoreKey, int] = {}
-    for merge in merges:
-        if merge.suite in missing:
+    public: set[Pin] = set()
+    missing: set[str] = set()
+    for suite, private, pins in _done_merges(store, requests.scoring.default_suite):
+        if not private:
+            public.update(pins)
+        if suite in missing:
             continue
         try:
-            key, *of_parents = [requests.key(*pin, merge.suite) for pin in (merge.merged, *merge.parents)]
+            key, *of_parents = [requests.key(*pin, suite) for pin in pins]
         except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
-            missing.add(merge.suite)
-            log.warning("nothing is evaluated with %s now: %s", merge.suite, error)
+            missing.add(suite)
+            log.warning("nothing is evaluated with %s now: %s", suite, error)
             continue
         merged[key] = OF_MERGE
         parents |= dict.fromkeys(of_parents, OF_PARENT)
-    return merged | {key: priority for key, priority in parents.items() if key not in merged}
-
-
-def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
-    """Request every score that is wanted and not known; returns how many wait for room in the queue."""
-    merges = done_merges(store, requests.scoring.default_suite)
-    due = wanted(merges, requests)
-    public = {pin for merge in merges if not merge.private for pin in (merge.merged, *merge.parents)}
+    due = merged | {key: priority for key, priority in parents.items() if key not in merged}
     left = requests.unknown(list(due))
     for place, key in enumerate(left):
         try:
@@ -91,3 +52,22 @@ def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
         except QuotaError:
             return len(left) - place
     return 0
+
+
+def _done_merges(store: Store, default_suite: str | None) -> Iterator[tuple[str, bool, list[Pin]]]:
+    """Suite, privacy and pins (the merge, its base, its agents) of every merge that is to have scores, newest first.
+
+    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
+    since its scores would be public, or writes no text. The evaluations of a private one are its owner's to see.
+    """
+    columns = (JOBS.c.payload, JOBS.c.result)
+    query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
+    with store.reading() as connection:
+        rows = connection.execute(query).all()
+    for payload, result in rows:
+        passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+        suite = payload.get("suite") or (None if passed_over else default_suite)
+        model, sha = str(result.get("repo", "")), str(result.get("commit", ""))
+        if suite and is_hub_id(model) and SHA.fullmatch(sha):
+            parents = [(parent, at) for _, parent, at in pinned_models(payload.get("recipe") or {})]
+            yield suite, bool(payload.get("private")), [(model, sha), *parents]

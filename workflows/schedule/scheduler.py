@@ -7,9 +7,11 @@ tick changes nothing. The schedule itself is in memory, since APScheduler's stor
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from threading import Event, Thread
 from typing import Self
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -17,6 +19,8 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from hubmerge.errors import HubmergeError
+
+LOOK_EVERY_S = 10.0  # seconds between two looks at the wall clock
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +54,26 @@ class Scheduler:
                 run_tick, "interval", (tick,), seconds=tick.every_s, id=tick.name, next_run_time=datetime.now(UTC)
             )
         self._scheduler.start()
+        self._stop = Event()
+        self._watching = Thread(target=self._watch_the_clock, daemon=True)
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._watching.join()
         self._scheduler.shutdown(wait=True)
+
+    def _watch_the_clock(self) -> None:
+        """APScheduler waits for times of the wall clock: where somebody sets it back by a day, no tick would come for a
+        day. So all of them come at once then."""
+        last = time.time()
+        while not self._stop.wait(LOOK_EVERY_S):
+            now = time.time()
+            if now < last:
+                for job in self._scheduler.get_jobs():
+                    job.modify(next_run_time=datetime.now(UTC))
+            last = now
 
 
 def run_tick(tick: Tick) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError
+from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, printable
 from hubmerge.hub.client import Hub, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
@@ -64,13 +64,17 @@ class Facts(Frozen):
 
 def read_facts(hub: Hub, repo: str, revision: str | None = None, *, listed_tags: Iterable[str] = ()) -> Facts:
     """The model as it stands now (or at `revision`); SourceNotFoundError, GatedError, HubUnavailableError."""
-    return facts_of(hub.repo_state(repo, revision), listed_tags)
+    state = hub.repo_state(repo, revision)
+    is_open = _ADAPTER_CONFIG in state.files and not state.gated
+    config = hub.read_file(state.id, state.sha, _ADAPTER_CONFIG) if is_open else b""
+    return facts_of(state, listed_tags, config)
 
 
-def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
+def facts_of(state: RepoState, listed_tags: Iterable[str] = (), adapter_config: bytes = b"") -> Facts:
     tags = tuple(dict.fromkeys([*_words(state.card.get("tags")), *_words(list(listed_tags))]))
     bases = _words(state.card.get("base_model"))
-    weights = {path: file for path, file in state.files.items() if path.endswith(".safetensors")}
+    stored = {path: file for path, file in state.files.items() if path.endswith(".safetensors")}
+    weights = {path: file for path, file in stored.items() if "/" not in path}  # those in folders are checkpoints
     is_adapter = _ADAPTER_CONFIG in state.files
     relation = state.card.get("base_model_relation")
     if relation not in _RELATIONS:
@@ -78,19 +82,20 @@ def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
         peft = is_adapter or state.card.get("library_name") == "peft"
         relation = "merge" if len(bases) > 1 else "adapter" if peft else "finetune"
     # an adapter is its factors and its configuration, whose digest the Hub does not state
-    identity = [[path, f.sha256 or state.sha, state.sha if is_adapter else ""] for path, f in sorted(weights.items())]
+    config = hashlib.sha256(adapter_config).hexdigest() if adapter_config else state.sha if is_adapter else ""
+    identity = [[path, file.sha256 or state.sha, config] for path, file in sorted(weights.items())]
     return Facts(
         id=state.id,
         sha=state.sha,
         tags=tags,
         bases=bases,
         relation=str(relation),
-        license=state.license[:_LONGEST] if state.license else None,
+        license=printable(state.license)[:_LONGEST] if state.license else None,
         private=state.private,
         gated=state.gated,
         own=MANIFEST in state.files or OWN_TAG in tags,
         weights=hashlib.sha256(json.dumps(identity).encode()).hexdigest() if weights else "",
-        files=tuple(sorted({file.sha256 for file in weights.values() if file.sha256})),
+        files=tuple(sorted({file.sha256 for file in stored.values() if file.sha256})),
         weight_bytes=sum(file.size for file in weights.values()),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, tuple_
 from sqlalchemy.dialects.sqlite import insert
 
 from workflows.jobs.jobs import Job, NewJob, State, iso, pinned_models
@@ -77,7 +77,7 @@ class Ledger:
     def history(self, rule: str) -> tuple[PastSet, ...]:
         """The sets merged so far, and those refused or given up today: tomorrow they may be tried again."""
         merged = and_(SETS.c.job_id.is_not(None), ~_given_up(SETS.c.job_id))
-        query = select(SETS).where(SETS.c.rule == rule, or_(merged, SETS.c.time >= self._today))
+        query = select(SETS).where(SETS.c.rule == rule, or_(merged, self._today))
         with self._store.reading() as connection:
             rows = connection.execute(query.order_by(SETS.c.time)).mappings().all()
         return tuple(PastSet(r["set_id"], r["weights_id"], r["members"], r["job_id"] is not None) for r in rows)
@@ -183,12 +183,12 @@ class Ledger:
         return iso(self._store.clock.now())
 
     @property
-    def _today(self) -> str:
-        """The first moment of this day, UTC, as rows write it."""
-        return self._now[:10]
+    def _today(self) -> ColumnElement[bool]:
+        """The sets of this day, UTC; not those of a clock that was ahead."""
+        return SETS.c.time.startswith(self._now[:10])
 
     def _used(self, connection: Connection, rule: str) -> int:
-        mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), SETS.c.time >= self._today)
+        mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), self._today)
         return int(connection.execute(select(func.count()).select_from(SETS).where(mine)).scalar_one())
 
     def _put(self, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -212,12 +212,9 @@ class Ledger:
         connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values, where=replaceable))
 
     def _prune(self, connection: Connection, rule: str) -> None:
-        kept = (
-            select(SKIPS.c.time).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc()).offset(KEPT_SKIPS).limit(1)
-        )
-        last = connection.execute(kept).scalar()
-        if last is not None:
-            connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, SKIPS.c.time <= last))
+        key = (SKIPS.c.subject, SKIPS.c.sha)
+        oldest = select(*key).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), *key).offset(KEPT_SKIPS)
+        connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, tuple_(*key).in_(oldest)))
 
 
 def _is_paused(connection: Connection, rule: str) -> bool:

@@ -91,10 +91,15 @@ def load_rule(path: Path) -> RuleHead:
 
 
 def load_rules(folder: Path) -> RuleSet:
-    """Every `*.yaml` of a folder, by name; a broken file does not stop the others."""
+    """Every YAML file of a folder, by name; a broken file does not stop the others."""
     rules: dict[str, RuleHead] = {}
     broken: list[tuple[str, HubmergeError]] = []
-    for number, path in enumerate(sorted(folder.glob("*.yaml"))):
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+    except OSError as error:
+        unread = RuleError("the folder of rules cannot be read", where="HUBMERGE_RULES", got=error.strerror or "")
+        return RuleSet(broken=((folder.name, unread),))
+    for number, path in enumerate(paths):
         try:
             if number >= MAX_RULES:
                 raise RuleError("there are too many rules", where=path.name, expected=f"at most {MAX_RULES} files")

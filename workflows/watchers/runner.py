@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -66,11 +67,17 @@ class Watchers:
         self._ledger = ledger
         self._inbox = inbox
         self._requests = requests
-        self._kinds: dict[str, Watcher] = {}
+        self._kinds: dict[str, Watcher] = {name: kind() for name, kind in registry().items()}
         self._turn = threading.Lock()
         self._inbox_from = 0.0  # steady seconds
         self._asked: set[str] = set()  # rules whose owner wants a turn now
         self.polled: datetime | None = None  # when the last round of all rules began; UTC
+
+    def acts_for(self, user: str) -> bool:
+        """Whether the bot's account is this user's, so that the rules are."""
+        with suppress(HubmergeError):  # there is no account, or the Hub is away
+            return self._account.name == user
+        return False
 
     def poll(self) -> list[Turn]:
         """Take a turn of every rule, to find models that no delivery announced."""
@@ -144,7 +151,7 @@ class Watchers:
         try:
             self._account.require(rule.owner)
             context = self._context(rule, self._account.hub, hinted, request=not dry_run)
-            decision = self._kind(rule).look(rule, context)
+            decision = self._kinds[rule.watch].look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
         except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
@@ -225,8 +232,3 @@ class Watchers:
             return {}
         found = self._requests.scoring.flagged([(m.id, m.sha) for m in models])
         return {id: why for (id, _), why in found.items()}
-
-    def _kind(self, rule: RuleHead) -> Watcher:
-        if rule.watch not in self._kinds:
-            self._kinds[rule.watch] = registry()[rule.watch]()
-        return self._kinds[rule.watch]

@@ -39,10 +39,9 @@ KEEP = timedelta(days=30)
 
 
 class Push(NamedTuple):
-    """A push that a delivery announces."""
+    """A push to main that a delivery announces."""
 
     repo: str
-    ref: str
     sha: str
 
 
@@ -62,7 +61,7 @@ class Inbox:
         """Store the new pushes in one transaction; returns their number."""
         statement = insert(DELIVERIES).on_conflict_do_nothing(index_elements=["repo", "ref", "sha"])
         with self._lock, self._store.writing() as change:
-            rows = [{**push._asdict(), "received": change.now} for push in pushes]
+            rows = [{**push._asdict(), "ref": MAIN, "received": change.now} for push in pushes]
             return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
 
     def pending(self, limit: int = 500) -> tuple[Delivery, ...]:
@@ -82,8 +81,9 @@ class Inbox:
 
 def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:
     """The route; LoginError without a secret, since anybody could post to it then."""
-    expected = (secret.get_secret_value() if secret else "").encode()
-    if not expected.strip():
+    # a header's value has no space around it, which a secret from a file may have
+    expected = (secret.get_secret_value() if secret else "").strip().encode(errors="surrogateescape")
+    if not expected:
         raise LoginError(
             "the webhook route needs a secret",
             where=PATH,
@@ -132,7 +132,7 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
     for item in refs:
         sha = item.get("newSha") if isinstance(item, dict) else None
         if isinstance(sha, str) and SHA.fullmatch(sha) and item.get("ref") == MAIN:
-            found.append(Push(name, MAIN, sha))
+            found.append(Push(name, sha))
     return tuple(dict.fromkeys(found))[:MAX_REFS]
 
 

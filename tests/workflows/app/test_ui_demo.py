@@ -24,6 +24,8 @@ from localhub.users import default_users
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 START_TIMEOUT_S = 120
+# as on a machine without a network, whose demo has none of it
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
 
 
 def free_port() -> int:
@@ -49,7 +51,7 @@ class Demo:
         with open(self.data / "out.txt", "w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hubmerge", "demo", "--port", str(self.port)],
-                env={**os.environ, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": self.suite},
+                env={**os.environ, **OFFLINE, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": self.suite},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_helpers import HERE, ROOT, is_alive, job_spec, until
+from job_helpers import HERE, is_alive, job_spec
+from processes import ROOT, until
 from pydantic import SecretStr
 
 from workflows.jobs.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
@@ -36,11 +37,11 @@ def start(function: str, document: bytes, *arguments: str) -> subprocess.Popen[b
 
 
 def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path) -> None:
-    child = start("steps", spec(tmp_path).to_line().replace(b'"fence": 1', b'"fence": "one"'))
+    child = start("steps", spec(tmp_path).to_line().replace(b'"attempt": 1', b'"attempt": "one"'))
     out, err = child.communicate()
     assert child.returncode == 1
     assert out == b""
-    assert b"fence" in err
+    assert b"attempt" in err
     assert TOKEN.encode() not in err
 
 

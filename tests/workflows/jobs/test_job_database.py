@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import subprocess
 import sys
@@ -14,28 +15,23 @@ from typing import Any
 
 import pytest
 from job_helpers import (
-    FINAL,
     QUICK,
-    RETRYABLE,
-    ROOT,
-    FakeClock,
     at_once,
     claim,
     job_id,
     make_worker,
     new_job,
     running,
-    until,
 )
-from processes import printed_by
+from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
-from hubmerge.errors import InternalError, LoginError
+from hubmerge.errors import InternalError, LoginError, SettingsError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
 from workflows.jobs import worker as worker_module
-from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
+from workflows.jobs.jobs import DatabaseBusyError, State
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.schema import SCHEMA_VERSION
@@ -44,43 +40,15 @@ from workflows.jobs.tokens import SealedToken, TokenVault, UnreadableTokenError
 from workflows.jobs.worker import PIPELINES, Worker
 
 
-def test_a_token_is_wiped_with_the_jobs_end_and_not_before(store: Store, clock: FakeClock) -> None:
-    def seal(name: str) -> str:
-        store.submit(new_job(name), SealedToken(f"cipher {name}", None))
-        return job_id(name)
-
-    assert store.sealed_token(seal("waiting")) == SealedToken("cipher waiting", None)
-    store.request_cancel(job_id("waiting"), "ann")
-    assert store.sealed_token(job_id("waiting")) is None
-
-    identity = seal("retried")
-    job = claim(store)
-    store.fail(identity, job.fence, RETRYABLE)
-    assert store.sealed_token(identity) is not None
-    clock.pass_time(BACKOFF_CAP_S)
-    store.fail(identity, claim(store).fence, FINAL)
-    assert store.sealed_token(identity) is None
-
-    identity = seal("done")
-    store.finish(identity, claim(store).fence, {})
-    assert store.sealed_token(identity) is None
-    store.submit(new_job("done"), SealedToken("late", None))
-    assert store.sealed_token(identity) is None
-
-    identity = seal("abandoned")
-    claim(store)
-    store.request_cancel(identity, "ann")
-    clock.pass_time(store.lease_s + 1)
-    store.reap()
-    assert store.sealed_token(identity) is None
-
-
-def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job(store: Store) -> None:
+def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job_and_gives_none_to_one_that_is_done(store: Store) -> None:
     store.submit(new_job("a"), SealedToken("old", "2030-01-01"))
     store.submit(new_job("a"), SealedToken("new", None))
     assert store.sealed_token(job_id("a")) == SealedToken("new", None)
     store.submit(new_job("a"))
     assert store.sealed_token(job_id("a")) == SealedToken("new", None)
+    store.finish(job_id("a"), claim(store).fence, {})
+    store.submit(new_job("a"), SealedToken("late", None))
+    assert store.sealed_token(job_id("a")) is None
 
 
 @pytest.mark.parametrize("version", [1, SCHEMA_VERSION + 1])
@@ -92,11 +60,19 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path, version: int) 
         Store(tmp_path)
 
 
-def test_the_database_is_in_wal_and_for_this_user_only(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+def test_a_database_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "jobs.sqlite3").write_bytes(b"no database" * 1000)
+    with pytest.raises(InternalError, match="the job database is damaged"):
+        Store(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["data", "what?", "100% ä#"])
+def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: Path, folder: str) -> None:
+    Store(tmp_path / folder).close()
+    assert [path.name for path in tmp_path.iterdir()] == [folder]
+    with closing(sqlite3.connect(tmp_path / folder / "jobs.sqlite3")) as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert (tmp_path / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / folder / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_database_that_another_process_holds_is_busy_and_still_readable(
@@ -240,6 +216,12 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) ->
         vault(tmp_path, "old secret").open("job", new, NOW)
 
 
+def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="a secret is no text") as refusal:
+        vault(tmp_path, os.fsdecode(b"new\n\xff\xfeold"))
+    assert "old" not in str(refusal.value)
+
+
 def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +237,12 @@ def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
     again = TokenVault.from_settings(settings, told=True)
     assert not caplog.records
     assert again.open("job", sealed, NOW).get_secret_value() == CANARY
+
+
+def test_a_random_key_that_a_full_disk_cut_off_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret.key").write_bytes(b"")
+    with pytest.raises(SettingsError, match="not whole"):
+        TokenVault.from_settings(Settings(data_dir=tmp_path))
 
 
 def test_first_starts_at_once_agree_on_one_random_key(tmp_path: Path) -> None:
@@ -346,14 +334,6 @@ def test_a_wiped_token_leaves_no_ciphertext_in_the_database(tmp_path: Path) -> N
     store.close()  # folds the WAL into the database
     for path in tmp_path.iterdir():
         assert sealed.ciphertext.encode() not in path.read_bytes()
-
-
-def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path, live: Store) -> None:
-    live.submit(new_job("a"), vault(tmp_path).seal(job_id("a"), TOKEN, datetime.now(UTC)))
-    job = make_worker(tmp_path, live, "leaks").run_once()
-    assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
-    assert "needs login" in job.error.message
-    assert not (tmp_path / "jobs").exists()
 
 
 def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
     ):
         with pytest.raises(JobNotFoundError, match="E_JOB"):
             call()
-    assert store.find(job_id("x")) is None
+    assert [store.find(each) for each in (job_id("x"), "\ud800")] == [None, None]
 
 
 def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:

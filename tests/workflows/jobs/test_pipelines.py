@@ -14,7 +14,8 @@ import pytest
 from board_helpers import family, result
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
-from job_helpers import QUICK, ROOT, job_spec, running, service_of, until, visitor
+from job_helpers import QUICK, job_spec, running, service_of, visitor
+from processes import ROOT, until
 from pydantic import SecretStr
 
 from hubmerge import line
@@ -139,7 +140,7 @@ def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
     def make(model: str, results: str | None = "ada/job-results") -> JobSpec:
         payload = {"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"}
         given = {"token": SecretStr(str(hub.token)), "endpoint": hub.endpoint, "results": results}
-        return job_spec(tmp_path, kind="evaluate", payload=payload, **given)
+        return job_spec(tmp_path, payload=payload, **given)
 
     return make
 
@@ -345,7 +346,7 @@ def test_the_pipeline_tells_its_stages_and_a_result_that_its_record_takes(
     zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"base": "zoo/base", "agent": "zoo/mem-agent@main", "private": False, "target": "base → mem"}
-    spec = job_spec(tmp_path, kind="diff", payload=asked, endpoint=zoo_hub.endpoint)
+    spec = job_spec(tmp_path, payload=asked, endpoint=zoo_hub.endpoint)
     events: list[Any] = []
     comparisons.run(spec, events.append)
     assert [e.stage for e in events if isinstance(e, StageStarted)] == ["resolve", "fetch", "probe"]

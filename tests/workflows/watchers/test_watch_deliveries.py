@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import random_base
-from job_helpers import until
+from processes import until
 from watch_helpers import (
     SECRET,
     Agents,
@@ -28,6 +28,7 @@ from watch_helpers import (
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError, LoginError
 from hubmerge.hub.client import Hub
+from workflows.watchers.webhook import Push
 
 
 def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
@@ -66,15 +67,12 @@ def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
         agents.agent(base, name=agent)
         shas.append(agents.head(agent))
     bot = bot_for(rule_for(base))
-    replays = [payload(agent, sha) for sha in reversed(shas)] * 33 + [payload(agent, "e" * 40)]
+    replays = [Push(agent, sha) for sha in reversed(shas)] * 33 + [Push(agent, "e" * 40)]
     random.Random(1).shuffle(replays)
-    with serving(bot.routes) as url:
-        for body in replays:
-            assert post(url, body)[0] == 202
-        turn = one(bot.watchers.handle_inbox())
-        for body in replays:
-            assert post(url, body) == (202, {"stored": 0})
-        assert bot.watchers.handle_inbox() == []
+    bot.inbox.receive(replays)
+    turn = one(bot.watchers.handle_inbox())
+    assert bot.inbox.receive(replays) == 0
+    assert bot.watchers.handle_inbox() == []
     [job] = jobs(tmp_path)
     assert turn.job is not None
     # the head counts, not what a delivery said
@@ -94,9 +92,12 @@ def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_fo
         assert post(url, payload(agent, sha), {"X-Webhook-Secret": "guess"})[0] == 403
         assert bot.watchers.handle_inbox() == []
         # even one with the right secret that lies: what counts is read from the Hub
+        known = set(bot.ledger.known("watch"))
         post(url, payload(agent, sha))
         post(url, payload("ada/not-there", "d" * 40))
+        post(url, payload(agents.base(), "d" * 40))
         assert one(bot.watchers.handle_inbox()).job is None
+        assert set(bot.ledger.known("watch")) == known  # no delivery fills the disk
     assert one(bot.watchers.poll()).job is None
     assert len(jobs(tmp_path)) == before
 
@@ -114,9 +115,8 @@ def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_y
     deliver(bot, agents, hinted)
     assert joined(one(bot.watchers.handle_inbox())) == sorted([shown, hinted])
     agents.agent(base, name=shown)
-    with serving(bot.routes) as url:
-        for name in (shown, hinted):  # each delivery is a hint at its own repo
-            post(url, payload(name, agents.head(shown)))
+    deliver(bot, agents, shown)
+    bot.inbox.receive([Push(hinted, agents.head(shown))])  # each delivery is a hint at its own repo
     turn = one(bot.watchers.handle_inbox())
     assert f"{shown}@{agents.head(shown)}" in turn.decision.merge.recipe["agents"]
 
@@ -149,19 +149,6 @@ def test_deliveries_survive_a_restart_in_the_middle(
     third = bot_for(rule)
     assert one(third.watchers.poll()).job is None
     assert len(jobs(tmp_path)) == 1
-
-
-def test_the_route_answers_before_anything_is_looked_at(bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delivery costs the Hub no wait: the request handler never talks to it."""
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the Hub was asked")
-
-    bot = bot_for(rule_for("ada/base"))
-    monkeypatch.setattr(Hub, "repo_state", never)
-    monkeypatch.setattr(Hub, "find_models", never)
-    with serving(bot.routes) as url:
-        assert post(url, payload("ada/x", "a" * 40))[0] == 202
 
 
 # --- what goes wrong in a turn --------------------------------------------------------------------------------------

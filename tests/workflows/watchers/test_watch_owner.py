@@ -10,7 +10,7 @@ from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
-from workflows.watchers.rules import RuleSet, rule_data, rule_from_data
+from workflows.watchers.rules import RuleSet, rule_data
 
 
 def visitors(hub: LocalHubProcess) -> tuple[Visitor, Visitor]:
@@ -65,17 +65,17 @@ def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
         bot.source.run_watcher("watch", ada)
 
 
-def test_a_file_that_is_no_rule_is_told_without_what_it_says(bot_for: BotFor) -> None:
-    """It may be of a private merge, which its owner alone may know of."""
-    said = {"name": "mine", "owner": "ada", "private": True, "tagret": "ada/hidden", "base": "./hidden"}
-    with pytest.raises(RuleError) as caught:
-        rule_from_data({**said, "agents": {"exclude": ["hidden name"]}}, "mine.yaml")
-    assert str(caught.value).count("hidden") > 3
-    bot = bot_for()
-    bot.watchers.rules = lambda: RuleSet(broken=(("mine.yaml", caught.value),))
-    [view] = bot.source.watchers(None)
-    assert "hidden" not in str(view.problem)
-    assert "a rule has no such key: tagret in mine.yaml → tagret" in str(view.problem)
+def test_what_is_wrong_in_a_rule_s_file_is_told_to_the_bot_s_account_alone(
+    bot_for: BotFor, local_hub: LocalHubProcess
+) -> None:
+    wrong = RuleError("'ada/secret agent' is no repo id", where="mine.yaml → agents → exclude")
+    bot = bot_for(rules=RuleSet(broken=(("mine.yaml", wrong),)))
+    ada, bob = visitors(local_hub)
+    for visitor in (None, bob):
+        [view] = bot.source.watchers(visitor)
+        assert (view.name, view.problem["code"], "secret" in repr(view)) == ("mine.yaml", "E_RULE", False)
+    [view] = bot.source.watchers(ada)
+    assert view.problem == wrong.as_dict()
 
 
 @pytest.mark.parametrize("action", ["pause_watcher", "resume_watcher", "run_watcher"])
@@ -118,15 +118,14 @@ def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
     ada, bob = visitors(local_hub)
     base = agents.base(agents=2)
     other = agents.agent(base, card={"tags": ["else"]})
-    bot = bot_for(rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]}))
-    wanted = rule_data(rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]}))
+    rule = rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]})
+    bot, wanted = bot_for(rule), rule_data(rule)
     trial = bot.source.try_watcher(wanted, None)
     assert len(trial.agents) == 2
     assert trial.target.startswith("ada/watched-")
     assert trial.problem is None
     assert other not in str(trial.agents)
     assert "tagged rl" in trial.about
-    assert rule_from_data(wanted) == rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]})
     assert jobs(tmp_path) == []
     assert (bot.ledger.history("known"), bot.ledger.skips("known"), bot.ledger.state("known")) == ((), (), None)
     one(bot.watchers.poll())

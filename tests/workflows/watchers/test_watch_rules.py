@@ -133,11 +133,12 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("nonsense")
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(rule_data(name="one")))
     (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "e.yaml").write_text(yaml.safe_dump(rule_data(name="two")))
+    (tmp_path / "e.yml").write_text(yaml.safe_dump(rule_data(name="two")))
     found = load_rules(tmp_path)
     assert [rule.name for rule in found.rules] == ["one", "two"]
     assert [name for name, _ in found.broken] == ["b.yaml", "c.yaml", "d.yaml"]
-    assert load_rules(tmp_path / "missing").rules == ()
+    missing = load_rules(tmp_path / "missing")
+    assert (missing.rules, [name for name, _ in missing.broken]) == ((), ["missing"])
 
 
 def test_files_of_rules_beyond_the_most_are_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from job_helpers import FakeClock
 from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.errors import IncompatibleError
-from hubmerge.hub.client import RepoState
+from hubmerge.hub.names import FileInfo, RepoState
 from workflows.jobs.jobs import OUTAGE_TRIES, JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers import ledger as ledger_module
 from workflows.watchers.base import PlannedMerge, Skip
-from workflows.watchers.facts import _reason, facts_of
+from workflows.watchers.facts import Facts, _reason, facts_of
 from workflows.watchers.kinds.agents import plan_merge
 from workflows.watchers.ledger import Ledger
 
@@ -127,6 +128,9 @@ def test_notes_are_bounded(ledger: Ledger, clock: FakeClock, monkeypatch: pytest
         clock.pass_time(seconds=1)
         ledger.skip("watch", [Skip(f"zoo/a{n}", "a" * 40, "license", "none")])
     assert [note.subject for note in ledger.skips("watch")] == [f"zoo/a{n}" for n in range(11, 6, -1)]
+    clock.pass_time(seconds=1)
+    ledger.skip("watch", [Skip(f"zoo/b{n}", "b" * 40, "license", "none") for n in range(12)])  # of one look
+    assert [note.subject[:5] for note in ledger.skips("watch")] == ["zoo/b"] * 5
     assert len(ledger.skips("other")) == 1
 
 
@@ -141,7 +145,28 @@ def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:
 
 def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
     card = {"tags": [f"{n:03}{'x' * 300}" for n in range(300)], "base_model": "b" * 300}
-    found = facts_of(RepoState("zoo/a", "a" * 40, {}, False, False, "l" * 300, card))
+    found = facts_of(RepoState("zoo/a", "a" * 40, {}, False, False, "\ud800" + "l" * 300, card))
     assert len(found.tags) == 200
     assert {len(text) for text in (*found.tags, *found.bases, found.license or "")} == {200}
+    assert (found.license or "").isascii()  # half a character could not be stored
     assert len(_reason(IncompatibleError("x" * 5000))) == 1000
+
+
+def test_checkpoints_in_folders_of_a_repo_are_no_weights_of_its_model() -> None:
+    def of(*paths: str) -> Facts:
+        files = {path: FileInfo(path, 10, path * 3) for path in paths}
+        return facts_of(RepoState("zoo/a", "a" * 40, files, False, False, None, {}))
+
+    alone, beside = of("model.safetensors"), of("model.safetensors", "checkpoint-5/model.safetensors")
+    assert (alone.weights, alone.weight_bytes) == (beside.weights, beside.weight_bytes)
+    assert len(beside.files) == 2  # by any of which a merge is known
+    assert of("checkpoint-5/model.safetensors").weights == ""
+
+
+def test_a_clock_that_was_ahead_uses_up_no_budget_and_shuts_no_set_out(ledger: Ledger, clock: FakeClock) -> None:
+    clock.wall += timedelta(days=3650)
+    assert ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1) is not None
+    ledger.refuse("watch", planned(3, 4), "E_X", "taken")
+    clock.wall -= timedelta(days=3650)
+    assert ledger.used("watch") == 0
+    assert [past.merged for past in ledger.history("watch")] == [True]

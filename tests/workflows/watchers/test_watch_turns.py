@@ -6,8 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 from builders import T, random_base, sparse_agent
 from job_helpers import FakeClock
+from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
 from hubmerge.errors import LoginError
@@ -98,11 +100,21 @@ def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_
     base = agents.base()
     agent, _ = agents.agent(base), agents.agent(base)
     bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).job is not None
-    agents.edit_card(agent, "\nNow with a story.\n")
-    edited = one(bot.watchers.poll())
-    assert edited.job is None
-    assert "same_weights" in skipped(edited).values()
+    adapter = f"{base}-adapter"
+    agents.api.create_repo(adapter)
+    card = {"license": "apache-2.0", "base_model": base, "base_model_relation": "finetune"}
+    rows, columns, *_ = BASE_WEIGHTS[f"{ADAPTED}.weight"].shape
+    folder = write_adapter(tmp_path / "adapter", pair(ADAPTED, *lora((rows, columns))), base_model_name_or_path=base)
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
+    agents.api.upload_folder(repo_id=adapter, folder_path=folder)
+    assert len(joined(one(bot.watchers.poll()))) == 3
+    for name in (agent, adapter):
+        agents.edit_card(name, "\nNow with a story.\n")
+        checkpoint = {"path_or_fileobj": b"half trained", "path_in_repo": "checkpoint-5/model.safetensors"}
+        agents.api.upload_file(repo_id=name, **checkpoint)
+        edited = one(bot.watchers.poll())
+        assert edited.job is None
+        assert "same_weights" in skipped(edited).values()
     agents.agent(base, name=agent)
     assert one(bot.watchers.poll()).job is not None
     assert len(jobs(tmp_path)) == 2

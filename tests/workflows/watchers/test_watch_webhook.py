@@ -33,7 +33,7 @@ def inbox(store: Store) -> Inbox:
 def server() -> Iterator[tuple[str, SimpleNamespace]]:
     """One server for all tests, and what stands for the inbox in it."""
     kept = SimpleNamespace()
-    with serving([webhook_route(SecretStr(SECRET), kept)]) as url:
+    with serving([webhook_route(SecretStr(f"{SECRET}\n"), kept)]) as url:  # from a file, as secrets often come
         yield url, kept
 
 
@@ -155,18 +155,9 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among
     assert inbox.receive(found) == 0
 
 
-def test_many_deliveries_at_once_are_each_kept_once(served: str, inbox: Inbox) -> None:
-    wanted = [(f"zoo/agent-{n % 20}", f"{n:040x}") for n in range(100)]
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda push: post(served, payload(*push)), wanted * 2))
-    assert {status for status, _ in answers} == {202}
-    assert sum(body["stored"] for _, body in answers) == 100
-    assert len(inbox.pending()) == 100
-
-
 def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
     stores = [Store(tmp_path, clock=clock) for _ in range(4)]
-    wanted = [Push(f"zoo/agent-{n}", "refs/heads/main", SHA) for n in range(25)]
+    wanted = [Push(f"zoo/agent-{n}", SHA) for n in range(25)]
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda s: sum(Inbox(s).receive([push]) for push in wanted), stores)
     assert sum(found) == len(inbox.pending()) == 25
@@ -175,7 +166,7 @@ def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_
 
 
 def test_a_handled_delivery_is_known_for_a_month_and_a_waiting_one_for_ever(inbox: Inbox, clock: FakeClock) -> None:
-    old, waiting, new = (Push("zoo/agent", "refs/heads/main", c * 40) for c in "abc")
+    old, waiting, new = (Push("zoo/agent", c * 40) for c in "abc")
     assert inbox.receive([old, old]) == 1
     inbox.settle(inbox.pending())
     inbox.receive([waiting])

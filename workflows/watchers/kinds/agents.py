@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 2  # counts what a reading takes in, and its form: models that an older program read are read again
+_READ = 3  # counts what a reading takes in, and its form: models that an older program read are read again
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -133,7 +133,8 @@ class AgentsWatcher(Watcher):
             except HubmergeError as error:
                 return self._unreadable(place, found, error)
         self._failures.pop(place, None)
-        context.remember(name, _key(rule, base, facts), facts)
+        if found is not None:  # whatever else a delivery or the rule names is read again anyway
+            context.remember(name, _key(rule, base, facts), facts)
         return facts
 
     def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
