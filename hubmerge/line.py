@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -45,7 +45,7 @@ from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
-from hubmerge.plan.files import folder_files, refuse_pointers
+from hubmerge.plan.files import chat_templates, folder_files, refuse_pointers
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import Plan, make_plan, refusal
@@ -108,6 +108,8 @@ def prepare_variants(
     if request.calibrate != "not" and any(map(weighs, plans)):
         observer.stage("calibration")
     refuse_pointers(plans[0], companions_of(hub))
+    templates = chat_templates(plans[0], companions_of(hub))
+    plans = [replace(plan, warnings=(*plan.warnings, *templates)) for plan in plans]
     prepared = [_checked(plan, hub, request, calibration) for plan in plans]
     if problems := module_problems(base, agents, companions_of(hub)):
         raise refusal(problems)

@@ -21,6 +21,7 @@ from typing import Any
 
 from hubmerge.errors import EvaluationError, HubmergeError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
+from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
@@ -127,6 +128,8 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
                 raise EvaluationError(
                     "a dataset is too long", where=where, expected=f"at most {MAX_ROWS} rows", got=str(len(rows))
                 )
+            if split == task["split"]:
+                _check(task["name"], rows, where)
             # a task that builds its own questions needs all rows for them
             if task["limit"] and split == task["split"] and not task["expands"] and split != task["few_shot_split"]:
                 rows = rows.select(range(min(task["limit"], len(rows))))
@@ -144,6 +147,24 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
             next_step="Check that it exists with this subset and split, and that the token may read it.",
         ) from error
     partial.rename(folder)
+
+
+def _check(name: str, rows: Any, where: str) -> None:
+    """EvaluationError where the task cannot ask the first row: every model would fail by what the dataset lacks."""
+    task = registry()[name]
+    if not isinstance(task, Task):
+        return  # lighteval asks it
+    try:
+        first = next(iter(rows if task.expand is None else task.expand(list(rows))))
+        task.prompt(first)
+        task.reference(first)
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration, EvaluationError) as error:
+        raise EvaluationError(
+            "a dataset's rows are not those that the task asks",
+            where=f"{where}, {name}",
+            got=f"{type(error).__name__}: {first_line(error)}",
+            next_step="Pin the dataset to the commit that the task was written for (`hubmerge suites --pin`).",
+        ) from error
 
 
 if __name__ == "__main__":

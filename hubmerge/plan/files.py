@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
-from hubmerge.sources.companions import ReadFile, read_companions
+from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, read_companions
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
 from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
@@ -54,6 +55,30 @@ def refuse_pointers(plan: Plan, read: ReadFile) -> None:
         raise not_fetched(pointers)
 
 
+def chat_templates(plan: Plan, read: ReadFile) -> list[str]:
+    """Warnings of agents whose tokenizer_config.json has another chat template than that of the merge's tokenizer.
+
+    What that file says besides is written anew by every trainer. Files of templates are told by their names
+    (companions.py).
+    """
+    kept = plan.models[plan.vocabulary.donor if plan.vocabulary else 0]
+    ours = kept.files.get(_CONFIG)
+    if ours is None or "chat_template.jinja" in kept.files:
+        return []
+    sizes = {agent.ref: info.size for agent in plan.agents if (info := agent.files.get(_CONFIG))}
+    others = [a for a in plan.agents if 0 < sizes.get(a.ref, 0) <= MAX_SETTINGS_BYTES and sizes[a.ref] != ours.size]
+    if not others or ours.size > MAX_SETTINGS_BYTES:
+        return []
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        own, *theirs = pool.map(lambda model: _template(read(model, _CONFIG)), [kept, *others])
+    whose = "the base's" if kept.ref == plan.base.ref else f"{kept.ref.id}'s"
+    return [
+        f"{agent.ref.id}: the chat template in {_CONFIG} differs from {whose}; the merge keeps {whose}"
+        for agent, template in zip(others, theirs, strict=True)
+        if template not in (None, own)
+    ]
+
+
 def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -> dict[str, bytes]:
     """The new content of those of the base's `files` that change when `tokens` are added."""
     if TOKENIZER not in files:
@@ -76,6 +101,15 @@ def _table(content: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _template(content: bytes) -> str | None:
+    """The chat template or templates in a tokenizer_config.json, as JSON."""
+    try:
+        found = json.loads(content)["chat_template"]
+        return json.dumps(found) if found else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:

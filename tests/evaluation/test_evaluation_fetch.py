@@ -19,6 +19,7 @@ from processes import Beside
 from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
+from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.client import Hub
 from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.in_child import WallLimitError
@@ -42,7 +43,7 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
         name: str = "home",
         **changes: Any,
     ) -> list[Mapping[str, Any]]:
-        task = {"subset": None, "split": "test", "few_shot_split": None, "limit": None}
+        task = {"name": "gsm8k", "subset": None, "split": "test", "few_shot_split": None, "limit": None}
         folder = tmp_path / "rows"
         spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
         home = tmp_path / name
@@ -71,6 +72,7 @@ def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
 
 
 TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
+TASK |= {"name": "gsm8k"}
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
 
 
@@ -131,6 +133,12 @@ def test_a_dataset_that_cannot_be_read_is_refused(
     with pytest.raises(HubmergeError, match=reason):
         fetch(repo, sha, **changes)
     assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize("task", [name for name, task in registry().items() if isinstance(task, Task)])
+def test_rows_of_other_columns_are_the_dataset_s_fault_and_no_model_s(task: str) -> None:
+    with pytest.raises(EvaluationError, match=f"not those that the task asks in org/data, {task}: got"):
+        fetch_module._check(task, [{"n": 1}, {"n": 2}], "org/data")
 
 
 def test_a_commit_that_does_not_exist_is_refused(fetch: Fetch) -> None:

@@ -265,6 +265,30 @@ def test_an_agent_s_other_files_are_named(tmp_path: Path, base: dict[str, bytes]
     assert {name: files_of(plan)[0][name] for name in base} == base
 
 
+def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_path: Path):
+    def config(template: Any, **more: Any) -> dict[str, bytes]:
+        return {"tokenizer_config.json": json.dumps({"chat_template": template, **more}).encode()}
+
+    said = "the chat template in tokenizer_config.json differs from the base's; the merge keeps the base's"
+    base, same = config("{{ messages }}"), config("{{ messages }}", model_max_length=10**30)
+    for number, (theirs, told) in enumerate(
+        [
+            (config("<think>{{ messages }}"), True),
+            (config([{"name": "default", "template": "{{ messages }}"}]), True),
+            (same, False),
+            (config(None), False),
+            ({"tokenizer_config.json": b"[" * 3000}, False),
+            ({"tokenizer_config.json": b'{"chat_template": %b}' % (b"[" * 900 + b"]" * 900)}, True),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        assert plan_of(folder, base, same, theirs).warnings == ((f"{folder / 'b'}: {said}",) if told else ())
+    of_base = plan_of(tmp_path / "none", {"tokenizer_config.json": b"{}"}, base, {}).warnings
+    assert [warning.partition(": ")[2] for warning in of_base] == [said]
+    file = {**base, "chat_template.jinja": b"{{ messages }}"}
+    assert plan_of(tmp_path / "file", file, file, {**file, **config("another")}).warnings == ()
+
+
 def test_files_that_git_lfs_did_not_fetch_are_refused_by_name(tmp_path: Path):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 30000\n"
     error = refused(tmp_path, {"tokenizer.json": pointer, "LICENSE": pointer, "pytorch_model.bin": pointer}, {})
