@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.errors import RuleError
+from hubmerge.errors import HubUnavailableError, RuleError
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 
@@ -80,6 +80,10 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
     set_up_logging()
     stop = told_to_stop()
     with ExitStack() as stack:
+        stack.callback(bot.close)
+        with suppress(HubUnavailableError):  # which is waited for
+            for rule in rules:
+                bot.account.require(rule.owner)
         stack.enter_context(bot)
         if with_worker:
             stack.enter_context(WorkerProcess(settings, stop=stop))

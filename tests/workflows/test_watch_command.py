@@ -105,6 +105,17 @@ def test_a_hub_that_never_answers_does_not_keep_the_command_from_ending(
             assert process.wait(60) == 1
 
 
+@pytest.mark.parametrize(("token", "owner"), [("", "ada"), (None, "bob")], ids=["no token", "another's rule"])
+def test_a_command_that_could_never_merge_does_not_begin_to_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], token: str | None, owner: str
+) -> None:
+    if token is not None:
+        monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the test keeps its own
+    assert main(["watch", written(tmp_path, "ada/base", owner=owner), "--no-worker"]) == 1
+    assert "E_LOGIN" in capsys.readouterr().err
+
+
 def test_a_new_agent_is_merged_and_published_unattended(
     agents: Agents, local_hub: LocalHubProcess, tmp_path: Path
 ) -> None:
