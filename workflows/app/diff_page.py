@@ -67,7 +67,8 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     with gr.Row(elem_classes="hm-actions"):
         compare = gr.Button("Compare", variant="primary", size="sm", elem_id="compare", scale=0)
         cancel = gr.Button("Cancel", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
-    models, outcome = html(name="diff-models", card=True), html(EMPTY, "diff", card=True)
+    # both empty until the address is read: what one says would push the other down
+    models, outcome = html(name="diff-models", card=True), html(name="diff", card=True)
     job_id = gr.Textbox(value="", visible=False)
     draft = gr.JSON(value=None, visible=False)
     timer = gr.Timer(POLL_S, active=False)
