@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,21 @@ from numpy.typing import NDArray
 from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
-if TYPE_CHECKING:
-    from hubmerge.sources.reader import TensorReader
-
 BASE = 0  # the base's place among the models of a merge
 _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
+
+
+class Elements(Protocol):
+    """Reads the elements of other tensors; `model` is 0 for the base, k for the k-th agent."""
+
+    def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
+        """[count] elements as stored."""
+
+    def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
+        """[count] elements as float32."""
+
+    def whole(self, model: int, tensor: StoredTensor) -> Float32:
+        """All elements in the tensor's shape, kept for the next call; for small tensors."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class DerivedTensor(StoredTensor, ABC):
     """A computed tensor. `shard` and the offsets of `entry` are those of the tensor that it stands for."""
 
     @abstractmethod
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements from `start`, as `entry.dtype` is stored; `model` is the one that this tensor belongs to."""
 
 
@@ -66,8 +76,8 @@ class BorrowedTensor(_ChangedTensor):
     def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
         return cls._of(tensor, owner)
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
-        return reader.raw(self.owner, self.own, start, count)
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
+        return elements.raw(self.owner, self.own, start, count)
 
 
 @dataclass(frozen=True)
@@ -85,22 +95,22 @@ class ScaledTensor(_ChangedTensor):
     def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> ScaledTensor:
         return cls._of(stored, scale, block, dtype="F32")
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> Float32:
-        decoded = fp8_values(reader.raw(model, self.own, start, count), self.own.entry.dtype)
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        decoded = fp8_values(elements.raw(model, self.own, start, count), self.own.entry.dtype)
         if count == 0:
             return decoded
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
-            return decoded * self._scales(reader, model, start, count)
+            return decoded * self._scales(elements, model, start, count)
 
-    def _scales(self, reader: TensorReader, model: int, start: int, count: int) -> Float32:
+    def _scales(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         if self.block is None:
-            return reader.values(model, self.scale, 0, 1)
+            return elements.values(model, self.scale, 0, 1)
         height, width = self.block
         columns = self.entry.shape[1]
         across = -(-columns // width)
         first, last = start // columns, (start + count - 1) // columns
         top, bottom = first // height, last // height
-        scales = reader.values(model, self.scale, top * across, (bottom - top + 1) * across)
+        scales = elements.values(model, self.scale, top * across, (bottom - top + 1) * across)
         rows = np.arange(first, last + 1) // height - top
         spread = np.repeat(scales.reshape(-1, across), width, axis=1)[:, :columns][rows]
         return spread.reshape(-1)[start - first * columns :][:count]
@@ -121,11 +131,11 @@ class AdaptedTensor(_ChangedTensor):
     ) -> AdaptedTensor:
         return cls._of(weight, a, b, scale, transposed, dtype="F32")
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> Float32:
-        weight = reader.values(model, self.own, start, count)
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        weight = elements.values(model, self.own, start, count)
         if count == 0:
             return weight
-        a, b = reader.whole(model, self.a), reader.whole(model, self.b)
+        a, b = elements.whole(model, self.a), elements.whole(model, self.b)
         columns = self.entry.shape[1]
         first, last = start // columns, (start + count - 1) // columns + 1
         left, right = (a.T, b.T) if self.transposed else (b, a)
@@ -145,14 +155,14 @@ class ExtendedTensor(_ChangedTensor):
     def of(cls, own: StoredTensor, added: StoredTensor) -> ExtendedTensor:
         return cls._of(own, added, dtype="F32", shape=added.entry.shape)
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         end = self.own.entry.elements
         inside = max(0, min(count, end - start))
         parts = []
         if inside:
-            parts.append(reader.values(model, self.own, start, inside))
+            parts.append(elements.values(model, self.own, start, inside))
         if inside < count:
-            parts.append(reader.values(model, self.added, start + inside, count - inside))
+            parts.append(elements.values(model, self.added, start + inside, count - inside))
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
@@ -175,26 +185,26 @@ class UnitedTensor(_ChangedTensor):
     ) -> UnitedTensor:
         return cls._of(own, others, first, means, dtype="F32", shape=(rows, *own.entry.shape[1:]))
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         width = self.entry.shape[1]
         parts, end = [np.empty(0, np.float32)], start + count
         while start < end:
             row, column = divmod(start, width)
             if self.first <= row < self.first + len(self.means):
                 take = min(end - start, width - column)
-                parts.append(self._mean(reader, model, self.means[row - self.first], column, take))
+                parts.append(self._mean(elements, model, self.means[row - self.first], column, take))
             else:
                 until = self.first * width if row < self.first else end
                 take = min(end, until) - start
-                parts.append(reader.values(model, self.own, start, take))
+                parts.append(elements.values(model, self.own, start, take))
             start += take
         return np.concatenate(parts)
 
     def _mean(
-        self, reader: TensorReader, model: int, held: tuple[tuple[int, int], ...], column: int, count: int
+        self, elements: Elements, model: int, held: tuple[tuple[int, int], ...], column: int, count: int
     ) -> Float32:
         tables = [(self.others[other], row * self.entry.shape[1] + column) for other, row in held]
-        first, *more = (reader.values(model, tensor, start, count) for tensor, start in tables)
+        first, *more = (elements.values(model, tensor, start, count) for tensor, start in tables)
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
             for values in more:
                 first = first + values
@@ -209,7 +219,7 @@ class ZeroTensor(DerivedTensor):
     def like(cls, tensor: StoredTensor) -> ZeroTensor:
         return cls(tensor.shard, tensor.entry)
 
-    def read(self, reader: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         return np.zeros(count, STORAGE[self.entry.dtype])
 
 
