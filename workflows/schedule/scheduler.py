@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Self
 
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from hubmerge.errors import HubmergeError
 
@@ -34,6 +35,17 @@ class Tick:
     run: Callable[[], object]
 
 
+class _Pause(BaseTrigger):  # type: ignore[misc]  # the library has no types
+    """Fires so many seconds after now. APScheduler's own trigger lists every time that was missed since the last one:
+    gigabytes, where a clock is set forward by a year."""
+
+    def __init__(self, seconds: float) -> None:
+        self._pause = timedelta(seconds=seconds)
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        return now + self._pause
+
+
 class Scheduler:
     """Runs ticks while it is entered; on leaving it waits for those that run, and no thread of it is left."""
 
@@ -45,13 +57,13 @@ class Scheduler:
             timezone=UTC,
             jobstores={"default": MemoryJobStore()},
             executors={"default": ThreadPoolExecutor(max(1, len(self._ticks)))},  # a slow tick holds up no other
-            # ticks that were missed while the machine slept become one, however late it is
-            job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
+            # a tick that was missed while the machine slept comes, however late it is
+            job_defaults={"misfire_grace_time": None, "max_instances": 1},
         )
         logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run of a slow tick is no news
         for tick in self._ticks:
             self._scheduler.add_job(
-                run_tick, "interval", (tick,), seconds=tick.every_s, id=tick.name, next_run_time=datetime.now(UTC)
+                run_tick, _Pause(tick.every_s), (tick,), id=tick.name, next_run_time=datetime.now(UTC)
             )
         self._scheduler.start()
         self._stop = Event()

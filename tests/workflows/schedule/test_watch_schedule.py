@@ -8,12 +8,13 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import apscheduler.schedulers.base
 import pytest
 from job_helpers import FakeClock
 from processes import until
@@ -301,7 +302,22 @@ def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch: pytest.Monk
     monkeypatch.setattr(scheduler, "LOOK_EVERY_S", 0.01)
     calls: list[int] = []
     with Scheduler([Tick("rare", 1000, partial(calls.append, 1))]):
-        until(lambda: len(calls) == 2)
+        until(lambda: len(calls) == 2, seconds=10)
+
+
+def test_ticks_that_a_clock_set_forward_seems_to_have_missed_come_once_and_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SetForward(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days=60 if calls else 0)
+
+    calls: list[int] = []
+    monkeypatch.setattr(apscheduler.schedulers.base, "datetime", SetForward)
+    with Scheduler([Tick("often", 1, partial(calls.append, 1))]):
+        until(lambda: len(calls) == 3, seconds=10)  # five million times were missed
+        assert len(calls) == 3
 
 
 def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
