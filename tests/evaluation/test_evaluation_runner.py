@@ -373,21 +373,33 @@ def test_the_help_names_every_suite() -> None:
     assert tuple(SUITES) == _SUITES
 
 
-def test_a_run_writes_its_result_and_details_and_prints_a_table(run: Any, capsys: Any) -> None:
+def test_a_run_writes_its_result_and_details_in_place_of_an_earlier_one_s_and_prints_a_table(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
+    details = tmp_path / "made" / "result.details"
+    details.mkdir(parents=True)
+    for name in ("gsm8k.parquet", "notes.md"):
+        (details / name).write_bytes(b"earlier")
     code, out = run("answers")
     result = parse_result(out.read_bytes(), where="x")
     assert (code, result.model, result.status) == (0, "zoo/base", "done")
-    assert (out.parent / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
+    assert {path.name: path.read_bytes() for path in details.iterdir()} == {
+        "zoo_math.parquet": b"kept",
+        "notes.md": b"earlier",
+    }
     printed = capsys.readouterr().out
     assert "zoo_math   25.0 ± 12.5  exact_match, 12 prompts" in printed
     assert result.suite_version in printed
 
 
-def test_a_failed_run_says_why_and_exits_with_1(run: Any, capsys: Any) -> None:
+def test_a_failed_run_says_why_and_exits_with_1(run: Any, tmp_path: Path, capsys: Any) -> None:
+    details = tmp_path / "made" / "result.details"
+    details.mkdir(parents=True)
+    (details / "zoo_math.parquet").write_bytes(b"earlier")
     code, out = run("crashes")
     assert (code, parse_result(out.read_bytes(), where="x").status) == (1, "failed")
     assert "SIGSEGV" in capsys.readouterr().out
-    assert not (out.parent / "result.details").exists()
+    assert list(details.iterdir()) == []
 
 
 def test_a_limit_below_one_is_wrong_usage() -> None:
