@@ -100,8 +100,13 @@ def write_pins(path: Path, pins: Pins) -> None:
     known = path.read_text("utf-8") if path.exists() else PINS.read_text("utf-8")
     words = _HEAD.match(known)
     plain = {name: pins[name].model_dump(exclude_defaults=True) for name in sorted(pins)}
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        path.write_text((words[0] if words else "") + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+        try:
+            partial.write_text((words[0] if words else "") + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise EvaluationError(
             "the file of pins cannot be written",

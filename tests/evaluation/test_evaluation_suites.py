@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -268,7 +269,9 @@ def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason:
     assert reason in str(refused.value)
 
 
-def test_pins_that_are_written_are_read_again_below_the_same_words(tmp_path: Path) -> None:
+def test_pins_that_are_written_are_read_again_below_the_same_words_also_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pins = {
         "a/b": DatasetPin(revision="1" * 40),
         "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
@@ -277,6 +280,16 @@ def test_pins_that_are_written_are_read_again_below_the_same_words(tmp_path: Pat
     write_pins(tmp_path / "pins.yaml", pins)
     assert read_pins(tmp_path / "pins.yaml") == pins
     assert (tmp_path / "pins.yaml").read_text().splitlines()[:4] == PINS.read_text().splitlines()[:4]
+
+    def torn(path: Path, *_: object, **__: object) -> None:
+        path.write_bytes(b"datasets:")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(EvaluationError, match="cannot be written"):
+        write_pins(tmp_path / "pins.yaml", {})
+    assert read_pins(tmp_path / "pins.yaml") == pins
+    assert [path.name for path in tmp_path.iterdir()] == ["pins.yaml"]
 
 
 def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(
