@@ -182,3 +182,35 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
         fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable
+
+
+def test_the_longest_unused_rows_go_from_a_full_store_and_none_that_are_in_use(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, suite = tmp_path / "store", pin("zoo", hub)
+
+    def fetched(job: ChildJob, _: object) -> None:
+        for task in job.spec["tasks"]:
+            (Path(task["folder"]) / task["split"]).mkdir(parents=True)
+            (Path(task["folder"]) / task["split"] / "data.arrow").write_bytes(b"x" * 4096)
+
+    def asked() -> set[str]:
+        folders = fetch_module.fetch_rows(suite, store, hub, tmp_path, 9.0, lambda _: None)
+        return {folder.name for folder in folders.values()}
+
+    def kept(most: int) -> set[str]:
+        monkeypatch.setattr(fetch_module, "MAX_STORE_BYTES", most)
+        fetch_module.prune(store)
+        return {path.name for path in store.iterdir()}
+
+    monkeypatch.setattr(fetch_module, "run_child", fetched)
+    names = asked()
+    (store / "of-a-pin-that-moved").mkdir()
+    (store / "of-a-pin-that-moved" / "data.arrow").write_bytes(b"x" * 4096)
+    for age, name in enumerate(["of-a-pin-that-moved", *sorted(names)]):
+        os.utime(store / name, (age, age))
+    assert kept(4 * 4096) == {*names, "of-a-pin-that-moved"}
+    assert kept(3 * 4096) == names
+    assert kept(2 * 4096) == set(sorted(names)[1:])
+    assert asked() == names
+    assert kept(0) == names  # they are in use
