@@ -104,15 +104,14 @@ def passes(code: str, tests: dict[str, Any]) -> bool:
     """Whether a program passes all tests of its problem; it runs in the sandbox."""
     from hubmerge.evaluation.sandbox import run_python
 
-    sample = json.dumps({"input_output": json.dumps(tests)})
-    # as string literals: whatever the answer holds, it is an argument and no code of the grader's
+    # as a string literal: whatever the answer holds, it is an argument and no code of the grader's
     check = (
         f"{grader()}\n{_ASKING}\n"
-        f"outcome = run_test(json.loads({sample!a}), test={code!a}, timeout={_TEST_S})\n"
+        f"outcome = run_test({{'input_output': given}}, test={code!a}, timeout={_TEST_S})\n"
         "assert outcome and all(passed is True for passed in outcome), outcome\n"
     )
     wall_s = (_TEST_S + 1) * len(tests["inputs"]) + _SLACK_S
-    return run_python(f"{grader()}\n{_ANSWERING}", check, timeout_s=wall_s)
+    return run_python(f"{grader()}\n{_ANSWERING}", check, given=json.dumps(tests), timeout_s=wall_s)
 
 
 @cache

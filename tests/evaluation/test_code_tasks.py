@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from task_helpers import own_task, scored
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation import builtin
+from hubmerge.evaluation import builtin, sandbox
 from hubmerge.evaluation.tasks import humaneval, mbpp
 from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 
@@ -181,6 +182,16 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch: pytest.Mo
 )
 def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:
     assert builtin.passes(code, tests) is passes
+
+
+def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real problems have a hundred megabytes of them; the memory of both processes is smaller here."""
+    monkeypatch.setattr(sandbox, "DEFAULT_LIMITS", replace(sandbox.DEFAULT_LIMITS, memory_bytes=200 << 20))
+    numbers = ["7"] * 1_000_000
+    tests = {"inputs": ["\n".join(numbers)] * 15, "outputs": ["7000000"] * 15, "fn_name": None}
+    program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
+    assert builtin.passes(program, tests)
+    assert not builtin.passes(f"{program}\nbytearray(300 << 20)", tests)
 
 
 def test_a_program_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
