@@ -175,11 +175,6 @@ def test_the_dev_split_keeps_only_tasks_that_have_rows_to_choose_by() -> None:
     assert all(task.rows.dev_split != task.rows.split for task in registry().values())
 
 
-def test_a_missing_dataset_is_refused_by_the_hub(hub: Hub) -> None:
-    with pytest.raises(SourceNotFoundError):
-        pin("instruction", Hub(hub.endpoint))
-
-
 # --- pins ---------------------------------------------------------------------------------------------------
 
 COMMIT, CONTENT = "a1" * 20, "b2" * 32
@@ -195,7 +190,11 @@ def test_the_data_that_the_package_brings_along_are_those_of_their_pins(hub: Hub
         assert len(suite.tasks) == len(SUITES[name].tasks)
 
 
-def test_other_data_under_a_pinned_name_are_refused(hub: Hub) -> None:
+def test_a_missing_dataset_a_revision_that_is_gone_and_other_data_under_a_pinned_name_are_refused(hub: Hub) -> None:
+    with pytest.raises(SourceNotFoundError):
+        pin("instruction", Hub(hub.endpoint))
+    with pytest.raises(SourceChangedError, match="no longer there"):
+        pin("zoo", hub, pins={"zoo/held-out": DatasetPin(revision=COMMIT, hub=hub.endpoint)})
     pins = {"zoo/held-out": DatasetPin(content=CONTENT)}
     with pytest.raises(EvaluationError, match="other data than its suite is made of") as refused:
         pin("zoo", hub, pins=pins)
@@ -239,12 +238,6 @@ def test_a_revision_is_read_although_main_has_moved_on(
     assert unpinned.unpinned == (repo,)
     elsewhere = {repo: DatasetPin(revision=first)}  # a commit of another Hub says nothing of this one
     assert pin("zoo", hub, pins=elsewhere).unpinned == (repo,)
-
-
-def test_a_revision_that_is_gone_is_refused(hub: Hub) -> None:
-    pins = {"zoo/held-out": DatasetPin(revision=COMMIT, hub=hub.endpoint)}
-    with pytest.raises(SourceChangedError, match="no longer there"):
-        pin("zoo", hub, pins=pins)
 
 
 @pytest.mark.parametrize(
