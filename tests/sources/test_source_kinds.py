@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
-from hub_helpers import opened, refuse_folder
-from plan_helpers import plan_of, refused
+from hub_helpers import refuse_folder
+from plan_helpers import opened, plan_of, refused
 from source_helpers import lora, pair
 from source_helpers import write_adapter as adapter
 
