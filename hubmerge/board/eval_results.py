@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -140,9 +141,12 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, FormatError):
             reason = f"{MANIFEST} is not a report of this version"
         else:
-            if _IDENTITY.fullmatch(str(report.identity)) and _leads_to(hub, report.target, state.id):
-                return report, card
             reason = f"{MANIFEST} is of another repo"
+            with suppress(SourceNotFoundError, GatedError):  # a name may lead on to the repo, since it was renamed
+                is_other = report.target != state.id and is_hub_id(report.target)
+                named = hub.repo_state(report.target).id if is_other else report.target
+                if _IDENTITY.fullmatch(str(report.identity)) and named == state.id:
+                    return report, card
     raise PermissionDeniedError(
         "scores are written into the repos of our own merges only",
         where=state.id,
@@ -150,16 +154,6 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
         got=reason,
         next_step="Nothing was changed.",
     )
-
-
-def _leads_to(hub: Hub, name: str, repo: str) -> bool:
-    """Whether `name` is that of the repo, or was until it was renamed."""
-    if name == repo or not is_hub_id(name):
-        return name == repo
-    try:
-        return hub.repo_state(name).id == repo
-    except (SourceNotFoundError, GatedError):
-        return False
 
 
 def _same(hub: Hub, state: RepoState, path: str, data: bytes) -> bool:

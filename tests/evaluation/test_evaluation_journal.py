@@ -31,12 +31,9 @@ def test_a_file_cut_at_any_byte_holds_whole_batches_of_any_text_only_and_goes_on
         assert path.read_bytes() == data
 
 
-def test_garbage_is_not_read_as_answers(tmp_path: Path) -> None:
+def test_garbage_is_not_read_as_answers_and_a_batch_without_an_answer_for_every_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b'{"k": 1}\n[["k", ["x"]]]\n')
     assert not AnswerJournal(tmp_path / "j").holds(["k"])
-
-
-def test_a_batch_without_an_answer_for_every_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         AnswerJournal(tmp_path / "j").add(["a", "b"], [["1"]])
 
