@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -99,13 +100,11 @@ def write_pins(path: Path, pins: Pins) -> None:
     known = path.read_text("utf-8") if path.exists() else PINS.read_text("utf-8")
     words = "".join(takewhile(lambda line: line.startswith("#"), known.splitlines(keepends=True)))
     plain = {name: pins[name].model_dump(exclude_defaults=True) for name in sorted(pins)}
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        try:
-            partial.write_text(words + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            new = Path(folder) / path.name
+            new.write_text(words + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+            new.replace(path)
     except OSError as error:
         raise EvaluationError(
             "the file of pins cannot be written",

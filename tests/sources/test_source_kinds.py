@@ -291,9 +291,10 @@ def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path: Path, 
         plan_on_hub(base, folder, other)
 
 
-def test_a_local_adapter_is_pinned_by_its_config_too(tmp_path: Path):
-    first = opened(adapter(tmp_path / "a", factors())).ref.sha
-    assert opened(adapter(tmp_path / "a", factors(), lora_alpha=9)).ref.sha != first
+def test_a_local_adapter_tells_its_kind_and_is_pinned_by_its_config_too(tmp_path: Path):
+    model = opened(adapter(tmp_path / "a", factors()))
+    assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
+    assert opened(adapter(tmp_path / "a", factors(), lora_alpha=9)).ref.sha != model.ref.sha
 
 
 # --- prefixes ----------------------------------------------------------------------------------------------------
@@ -351,8 +352,3 @@ def test_an_adapter_trained_on_a_wrapped_model_finds_its_tensors(tmp_path: Path,
     plan = plan_of(base, adapter(tmp_path / "a", factors(f"_orig_mod.{Q}")), other)
     assert any("the prefix '_orig_mod.' is taken off" in w for w in plan.warnings)
     assert [t.name for t in plan.tensors() if type(t.inputs[1]).__name__ == "AdaptedTensor"] == [f"{Q}.weight"]
-
-
-def test_what_was_opened_tells_its_kind(tmp_path: Path):
-    model = opened(adapter(tmp_path / "a", factors()))
-    assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
