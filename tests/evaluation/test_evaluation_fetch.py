@@ -27,6 +27,8 @@ from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
 
 NOWHERE = "http://127.0.0.1:9"
+TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
+TASK |= {"name": "gsm8k"}
 Fetch = Callable[..., list[Mapping[str, Any]]]
 
 
@@ -43,9 +45,8 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
         name: str = "home",
         **changes: Any,
     ) -> list[Mapping[str, Any]]:
-        task = {"name": "gsm8k", "subset": None, "split": "test", "few_shot_split": None, "limit": None}
-        folder = tmp_path / "rows"
-        spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": commit, **changes}
+        folder, own = tmp_path / "rows", {"repo": repo, "revision": commit, **changes}
+        spec = {**TASK, "limit": None, "expands": False, "folder": str(folder), **own}
         home = tmp_path / name
         paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
         environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
@@ -71,8 +72,6 @@ def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
     return made
 
 
-TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
-TASK |= {"name": "gsm8k"}
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
 
 
