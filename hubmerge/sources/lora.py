@@ -35,6 +35,7 @@ _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
 _TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
+_QUANTIZED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 
@@ -151,8 +152,9 @@ def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[P
     note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
     if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
         return [], [note]
-    if name.lower().rsplit("/")[-1] == base.ref.id.lower().rsplit("/")[-1]:
-        return [], [note]  # a copy of the same model under another owner
+    own, other = (_QUANTIZED.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name))
+    if own == other:
+        return [], [note]  # a copy of the same model under another owner, perhaps in the 4 bits that QLoRA trains on
     problem = incompatible(
         "an adapter of another model",
         where=str(agent.ref),

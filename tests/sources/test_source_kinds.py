@@ -274,6 +274,7 @@ def plan_on_hub(base: Path, adapter: Path, other: Path) -> Plan:
     [
         ("org/base", None),
         ("mirror/BASE", "org/a: its adapter_config.json names mirror/BASE; it is applied to org/base"),
+        ("unsloth/base-unsloth-bnb-4bit", "names unsloth/base-unsloth-bnb-4bit; it is applied to org/base"),
         (None, "names no base"),
         ("/home/someone/model", "names /home/someone/model"),
     ],
