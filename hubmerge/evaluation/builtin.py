@@ -60,22 +60,18 @@ _NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
 def prepare_builtin(task: BuiltinTask) -> None:
     """Prepare the task's module so that it can be imported and used here."""
     if task.module.endswith(".ifeval.main"):
-        _prepare_ifeval()
+        langdetect: Any = importlib.import_module("langdetect")
+        nltk: Any = importlib.import_module("nltk")
+        split_words = nltk.word_tokenize
+        nltk.download = lambda *_, **__: True
+        nltk.word_tokenize = lambda text, *_, **__: split_words(text, preserve_line=True)
+        langdetect.DetectorFactory.seed = 0
+        utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
+        utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
     elif task.module.endswith(".lcb.main"):
         module: Any = importlib.import_module(task.module)
         module.translate_private_test_cases = private_tests
         module.CodegenMetric.compute = _graded
-
-
-def _prepare_ifeval() -> None:
-    langdetect: Any = importlib.import_module("langdetect")
-    nltk: Any = importlib.import_module("nltk")
-    split_words = nltk.word_tokenize
-    nltk.download = lambda *_, **__: True
-    nltk.word_tokenize = lambda text, *_, **__: split_words(text, preserve_line=True)
-    langdetect.DetectorFactory.seed = 0
-    utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
-    utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
 
 
 class _TextOnly(pickle.Unpickler):

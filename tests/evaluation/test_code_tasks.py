@@ -80,6 +80,8 @@ def test_a_solution_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert scored(HUMANEVAL, ROWS[0], f"    while True: pass\n{ROWS[0]['canonical_solution']}") == 0.0
     code = MBPP_ROWS[0]["code"].replace("    return", "    while True: pass\n    return")
     assert scored(own_task("mbpp"), MBPP_ROWS[0], code) == 0.0
+    monkeypatch.setattr(builtin, "_TEST_S", 1)
+    assert builtin.passes("while True: pass", ADD) is False
 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
@@ -192,8 +194,3 @@ def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch: pytest.Monke
     program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
     assert builtin.passes(program, tests)
     assert not builtin.passes(f"{program}\nbytearray(300 << 20)", tests)
-
-
-def test_a_program_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin, "_TEST_S", 1)
-    assert builtin.passes("while True: pass", ADD) is False
