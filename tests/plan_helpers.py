@@ -14,11 +14,11 @@ from hubmerge.errors import IncompatibleError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
 from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
-from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, parse_header
-from hubmerge.sources.open import open_models
+from hubmerge.sources.open import open_model, open_models
 
 NOWHERE = Hub("http://127.0.0.1:9")
 SHAPES = {"model.embed_tokens.weight": (8, 4), "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,)}
@@ -66,6 +66,10 @@ def model(
 def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: Any) -> Plan:
     content = {"base": base.ref.id, "agents": [a.ref.id for a in agents], "method": "ram", **recipe}
     return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
+
+
+def opened(folder: Path) -> Model:
+    return open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True)
 
 
 def plan_of(*models: Any, hub: Hub = NOWHERE, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any) -> Plan:

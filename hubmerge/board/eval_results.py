@@ -5,24 +5,26 @@
     hubmerge.json                        the report with the evaluations that the card was made of
 
 All of it is one commit, and only in a repo whose hubmerge.json carries the identity of a merge and names the repo as
-its target. If README.md is not what the stored report renders to, it was edited (or made by another version). It is
-then left as it is, together with hubmerge.json.
+its target, or by a name that it had until it was renamed. If README.md is not what the stored report renders to, it was
+edited (or made by another version). It is then left as it is, together with hubmerge.json.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import FormatError, PermissionDeniedError
+from hubmerge.errors import FormatError, GatedError, PermissionDeniedError, SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.tasks import registry
 from hubmerge.hub.client import Hub, RepoState, eval_results
+from hubmerge.hub.names import is_hub_id
 from hubmerge.output.card import card_of
 from hubmerge.output.card_scores import BENCHMARKS, is_benchmark
 from hubmerge.output.publish import MAX_MANIFEST_BYTES
@@ -46,7 +48,7 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
     def prepare() -> Callable[[], str] | None:
         state = hub.repo_state(repo)
         report, card = _own_report(hub, state)
-        rows = evaluation_rows(report, repo, results)
+        rows = evaluation_rows(report, {state.id, report.target}, results)
         files = benchmark_files(rows, source_url)
         if rows and _same(hub, state, CARD, card):
             scored = replace(report, evaluations=tuple(rows))
@@ -54,17 +56,21 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
             files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
         message = f"Scores of hubmerge {report.identity[:16]}"
-        commit = partial(hub.commit, repo, [], files.items(), message=message, description="", parent=state.sha)
+        commit = partial(hub.commit, state.id, [], files.items(), message=message, description="", parent=state.sha)
         return commit if files else None
 
     return hub.patience.on_head(prepare)
 
 
-def evaluation_rows(report: Report, repo: str, results: Iterable[EvaluationResult]) -> list[dict[str, Any]]:
-    """`report.evaluations`: per suite the merge's newest result on the test split, task by task with every parent's."""
+def evaluation_rows(
+    report: Report, names: Collection[str], results: Iterable[EvaluationResult]
+) -> list[dict[str, Any]]:
+    """`report.evaluations`: per suite the merge's newest result on the test split, task by task with every parent's.
+
+    `names`: of the merge's repo, also one from before it was renamed."""
     results = [r for r in results if r.split == "test"]
     own: dict[str, EvaluationResult] = {}
-    for result in sorted((r for r in results if r.model == repo), key=lambda r: (r.created, r.sha, r.suite_version)):
+    for result in sorted((r for r in results if r.model in names), key=lambda r: (r.created, r.sha, r.suite_version)):
         own[result.suite] = result
     rows: list[dict[str, Any]] = []
     for _, mine in sorted(own.items()):
@@ -135,9 +141,12 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, FormatError):
             reason = f"{MANIFEST} is not a report of this version"
         else:
-            if _IDENTITY.fullmatch(str(report.identity)) and report.target == state.id:
-                return report, card
             reason = f"{MANIFEST} is of another repo"
+            with suppress(SourceNotFoundError, GatedError):  # a name may lead on to the repo, since it was renamed
+                is_other = report.target != state.id and is_hub_id(report.target)
+                named = hub.repo_state(report.target).id if is_other else report.target
+                if _IDENTITY.fullmatch(str(report.identity)) and named == state.id:
+                    return report, card
     raise PermissionDeniedError(
         "scores are written into the repos of our own merges only",
         where=state.id,

@@ -43,9 +43,6 @@ class Committed:
         """Empty where it is not known."""
         return self.accounts.get(result_path(result), ())
 
-    def is_owners(self, result: EvaluationResult) -> bool:
-        return self.by(result) == (self.owner,)
-
 
 UNKNOWN = Committed()
 
@@ -90,7 +87,8 @@ class Standing:
         """As a row says it: what the dataset's owner committed unsigned is not the community's."""
         found = self.of(result)
         assert found != "forged"  # left out when the results were accepted
-        return "unsigned" if found == "community" and self._committed.is_owners(result) else found
+        is_owners = self._committed.by(result) == (self._committed.owner,)
+        return "unsigned" if found == "community" and is_owners else found
 
     def committed_by(self, result: EvaluationResult) -> str | None:
         """Only told where no signature says who ran it."""

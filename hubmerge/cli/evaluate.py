@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    from hubmerge.evaluation.runner import DETAILS, EvaluateOptions
+    from hubmerge.evaluation.runner import EvaluateOptions
     from hubmerge.evaluation.suites import pin
     from hubmerge.hub.login import hub_of_user
     from hubmerge.library import evaluate, evaluation_folder
@@ -70,10 +70,15 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     )
     result = evaluate(name, suite, hub=hub, options=options, observer=terminal)
     if arguments.out is not None:
+        from hubmerge.board.results_dataset import details_of
+
+        details = arguments.out.with_suffix(_DETAILS)
+        for earlier in details.glob("*.parquet"):
+            earlier.unlink()
+        for path in details_of(result, evaluation_folder(settings, name, suite)).values():
+            details.mkdir(exist_ok=True)
+            shutil.copy(path, details)
         arguments.out.write_text(result.to_json(), encoding="utf-8")
-        if result.status == "done":
-            details = arguments.out.with_suffix(_DETAILS)
-            shutil.copytree(evaluation_folder(settings, name, suite) / DETAILS, details, dirs_exist_ok=True)
     sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
     return 0 if result.status == "done" else 1
 

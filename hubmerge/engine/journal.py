@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
-from hubmerge.machine.disk_errors import reading, writing
+from hubmerge.machine.disk_errors import writing, written
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.folder import UnchangedFolders
@@ -179,7 +179,7 @@ class Journal:
     def _read(self, folder: Path, path: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
         length, own = 0, path == self._path
-        with reading(path), open(path, "rb") as file:
+        with written("the journal cannot be read", str(path)), open(path, "rb") as file:
             for line, end in sound_lines(file):
                 self._take(line, folder)
                 self._begun |= own

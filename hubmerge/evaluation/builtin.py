@@ -60,22 +60,18 @@ _NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
 def prepare_builtin(task: BuiltinTask) -> None:
     """Prepare the task's module so that it can be imported and used here."""
     if task.module.endswith(".ifeval.main"):
-        _prepare_ifeval()
+        langdetect: Any = importlib.import_module("langdetect")
+        nltk: Any = importlib.import_module("nltk")
+        split_words = nltk.word_tokenize
+        nltk.download = lambda *_, **__: True
+        nltk.word_tokenize = lambda text, *_, **__: split_words(text, preserve_line=True)
+        langdetect.DetectorFactory.seed = 0
+        utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
+        utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
     elif task.module.endswith(".lcb.main"):
         module: Any = importlib.import_module(task.module)
         module.translate_private_test_cases = private_tests
         module.CodegenMetric.compute = _graded
-
-
-def _prepare_ifeval() -> None:
-    langdetect: Any = importlib.import_module("langdetect")
-    nltk: Any = importlib.import_module("nltk")
-    split_words = nltk.word_tokenize
-    nltk.download = lambda *_, **__: True
-    nltk.word_tokenize = lambda text, *_, **__: split_words(text, preserve_line=True)
-    langdetect.DetectorFactory.seed = 0
-    utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
-    utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
 
 
 class _TextOnly(pickle.Unpickler):
@@ -104,15 +100,14 @@ def passes(code: str, tests: dict[str, Any]) -> bool:
     """Whether a program passes all tests of its problem; it runs in the sandbox."""
     from hubmerge.evaluation.sandbox import run_python
 
-    sample = json.dumps({"input_output": json.dumps(tests)})
-    # as string literals: whatever the answer holds, it is an argument and no code of the grader's
+    # as a string literal: whatever the answer holds, it is an argument and no code of the grader's
     check = (
         f"{grader()}\n{_ASKING}\n"
-        f"outcome = run_test(json.loads({sample!a}), test={code!a}, timeout={_TEST_S})\n"
+        f"outcome = run_test({{'input_output': given}}, test={code!a}, timeout={_TEST_S})\n"
         "assert outcome and all(passed is True for passed in outcome), outcome\n"
     )
     wall_s = (_TEST_S + 1) * len(tests["inputs"]) + _SLACK_S
-    return run_python(f"{grader()}\n{_ANSWERING}", check, timeout_s=wall_s)
+    return run_python(f"{grader()}\n{_ANSWERING}", check, given=json.dumps(tests), timeout_s=wall_s)
 
 
 @cache

@@ -17,9 +17,9 @@ from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ModelFacts
 from hubmerge.hub.client import Hub
+from hubmerge.output.publish import MAX_MANIFEST_BYTES
 from hubmerge.sources.base import Model
 
-_MAX_REPORT_BYTES = 32 * 1024 * 1024
 MAX_FACTS_BYTES = 512 * 1024  # half of what a result may have
 
 
@@ -43,11 +43,11 @@ def model_facts(hub: Hub, model: Model) -> ModelFacts:
 def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
     """hubmerge.json as plain data; empty where there is none that can be read."""
     info = model.files.get(MANIFEST)
-    if info is None or info.size > _MAX_REPORT_BYTES:
+    if info is None or info.size > MAX_MANIFEST_BYTES:
         return {}
     try:
         if model.ref.kind == "hub":
-            content = hub.read_file(model.ref.id, model.ref.sha, MANIFEST, _MAX_REPORT_BYTES)
+            content = hub.read_file(model.ref.id, model.ref.sha, MANIFEST, MAX_MANIFEST_BYTES)
         else:
             content = (model.ref.path / MANIFEST).read_bytes()
         report = json.loads(content)

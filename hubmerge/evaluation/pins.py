@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 PINS = Path(__file__).with_name("pins.yaml")
 _LEGACY_INFOS = "dataset_infos.json"  # features of datasets from before there were cards with them
-_HEAD = re.compile(r"(?:#[^\n]*\n)*")
 
 
 class DatasetPin(BaseModel):
@@ -98,10 +98,13 @@ def read_pins(path: Path) -> Pins:
 def write_pins(path: Path, pins: Pins) -> None:
     """Write the pins in a file, below the words that it begins with; EvaluationError where it cannot be written."""
     known = path.read_text("utf-8") if path.exists() else PINS.read_text("utf-8")
-    words = _HEAD.match(known)
+    words = "".join(takewhile(lambda line: line.startswith("#"), known.splitlines(keepends=True)))
     plain = {name: pins[name].model_dump(exclude_defaults=True) for name in sorted(pins)}
     try:
-        path.write_text((words[0] if words else "") + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            new = Path(folder) / path.name
+            new.write_text(words + dump_plain_yaml({"datasets": plain}), encoding="utf-8")
+            new.replace(path)
     except OSError as error:
         raise EvaluationError(
             "the file of pins cannot be written",

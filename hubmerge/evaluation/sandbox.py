@@ -29,11 +29,11 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hubmerge.errors import DeviceError, MachineFaultError
 from hubmerge.isolation import seccomp
@@ -49,24 +49,28 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": 
 
 # cpu_s follows the wall limit; file_bytes is the most that can be printed
 DEFAULT_LIMITS = Limits(memory_bytes=1 << 30, file_bytes=16 << 20, open_files=64)
+_COPIES = 8  # of the given text, of up to four bytes a character, that reading and parsing it take
 
 
-def run_python(program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0) -> bool:
+def run_python(program: str | Sequence[str], tests: str = "", *, given: str = "", timeout_s: float = 10.0) -> bool:
     """Run `program` (one unit or several) in one module, then `tests` on it: whether both came to their end.
 
+    The tests find the text `given` under that name, and have the more memory the longer it is.
     DeviceError where this machine cannot confine the processes, MachineFaultError where it does not let them start in
     time: neither says anything about the program.
     """
     seccomp.machine()
     limits = replace(DEFAULT_LIMITS, cpu_s=math.ceil(timeout_s) + 1)
-    units = [program] if isinstance(program, str) else list(program)
+    more = replace(limits, memory_bytes=(limits.memory_bytes or 0) + _COPIES * len(given))
+    units = [unit for unit in ([program] if isinstance(program, str) else program) if unit]
+    solution, asking = {"role": "solution", "units": units}, {"role": "tests", "units": [tests], "given": given}
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         verdict_end, verdict_in = _pipe(stack)
         asked_end, asked_in = _pipe(stack)
         answered_end, answered_in = _pipe(stack)
-        stack.enter_context(_child("solution", units, limits, output, asked_end, answered_in))
-        stack.enter_context(_child("tests", [tests], limits, output, answered_end, asked_in, verdict_in))
+        stack.enter_context(_child(solution, limits, output, asked_end, answered_in))
+        stack.enter_context(_child(asking, more, output, answered_end, asked_in, verdict_in))
         verdict = _listen(verdict_end.fileno(), timeout_s)
         if not verdict.startswith(_READY):
             said = _tail(output)
@@ -81,13 +85,12 @@ def run_python(program: str | Sequence[str], tests: str = "", *, timeout_s: floa
 
 @contextlib.contextmanager
 def _child(
-    role: str, units: list[str], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
+    role: Mapping[str, Any], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
 ) -> Iterator[None]:
     """One of the two processes. Only it keeps its ends of the pipes, and it has ended when the context ends."""
     ends = [reading, writing, *others]
     job = {
-        "role": role,
-        "units": [unit for unit in units if unit],
+        **role,
         "limits": asdict(limits),
         "reading_fd": reading.fileno(),
         "writing_fd": writing.fileno(),

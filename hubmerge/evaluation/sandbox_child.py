@@ -49,18 +49,18 @@ def main() -> None:
     if job["role"] == "solution":
         Solution(channel).serve(job["units"])
     else:
-        _test(channel, job["units"], job["verdict_fd"])
+        _test(channel, job["units"], job["given"], job["verdict_fd"])
 
 
 # --- the tests' side ---------------------------------------------------------------------------------------
 
 
-def _test(channel: Channel, units: list[str], verdict_fd: int) -> None:
+def _test(channel: Channel, units: list[str], given: str, verdict_fd: int) -> None:
     try:
         assert channel.receive() == ["ready"]
         os.write(verdict_fd, b"ready\n")
         solution = Asked(channel)
-        names = _Names(solution, solution.loaded())
+        names = _Names(solution, solution.loaded(), given=given)
         for number, source in enumerate(units):
             exec(compile(source, f"<tests {number}>", "exec", dont_inherit=True), names)  # noqa: S102
     except BaseException:  # noqa: BLE001 a test may raise anything, and so may the solution's answer
@@ -72,8 +72,8 @@ def _test(channel: Channel, units: list[str], verdict_fd: int) -> None:
 class _Names(dict[str, Any]):
     """The tests' module: their own names, then Python's, then the solution's."""
 
-    def __init__(self, solution: Asked, theirs: list[str]) -> None:
-        super().__init__(__name__="tests", __builtins__=builtins)
+    def __init__(self, solution: Asked, theirs: list[str], **own: str) -> None:
+        super().__init__(__name__="tests", __builtins__=builtins, **own)
         self._solution = solution
         self._theirs = frozenset(theirs) - set(vars(builtins))
 

@@ -78,15 +78,10 @@ def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
     die_with_parent(parent)
     limit_resources(limits)
     seccomp.no_new_privileges()
-    _drop_capabilities()
+    _checked("capset", (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
     _allow_reading_only(readable)
     seccomp.install(rules(os.getpid()))
     require_no_network()
-
-
-def _drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked("capset", header, (ctypes.c_uint32 * 6)())
 
 
 class _Ruleset(ctypes.Structure):

@@ -19,6 +19,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -50,11 +51,7 @@ def check_template(tokenizer: Any) -> None:
     if getattr(tokenizer, "chat_template", None) is None:
         return
     asked = [{"role": "user", "content": "What is two plus two?"}]
-
-    def render(messages: list[dict[str, str]]) -> str:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-    rendered(render, [asked])
+    rendered(partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True), [asked])
 
 
 def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:

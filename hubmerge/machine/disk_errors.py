@@ -46,8 +46,3 @@ def make_folder(folder: Path) -> None:
 def writing(path: Path) -> AbstractContextManager[None]:
     """Turns errors of the operating system into DiskError while `path` is written."""
     return written("the output cannot be written", str(path))
-
-
-def reading(path: Path) -> AbstractContextManager[None]:
-    """Turns errors of the operating system into DiskError while `path` is read."""
-    return written("the journal cannot be read", str(path))

@@ -20,6 +20,7 @@ from hubmerge.text.wording import named, shown
 
 Number = TypeVar("Number", int, float)
 
+WITH_PEFT = "Merge the adapter into its base with PEFT and use the result as an agent."
 _MAX_RANK = 65_536
 _MAX_PATTERNS = 10_000
 # a name, or the end of one, written as a regular expression; a stranger's other expressions are not run
@@ -97,7 +98,7 @@ def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfi
             where=where,
             expected="plain LoRA",
             got=named(refused),
-            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+            next_step=WITH_PEFT,
         )
     parser = _Fields(content, where)
     return AdapterConfig(
@@ -119,8 +120,8 @@ class _Fields:
         self._content = content
         self._where = where
 
-    def _refuse(self, key: str, expected: str, got: Any) -> NoReturn:
-        raise FormatError(f"a wrong {key}", where=self._where, expected=expected, got=shown(got))
+    def _refuse(self, key: str, expected: str, got: Any, next_step: str = "") -> NoReturn:
+        raise FormatError(f"a wrong {key}", where=self._where, expected=expected, got=shown(got), next_step=next_step)
 
     def rank(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
@@ -150,7 +151,7 @@ class _Fields:
             self._refuse(key, f"a table of at most {_MAX_PATTERNS} entries", table)
         for pattern in table:
             if len(pattern) > 256 or not _PATTERN.fullmatch(pattern):
-                self._refuse(key, "names of modules or ends of names", pattern)
+                self._refuse(key, "names of modules or ends of names", pattern, WITH_PEFT)
         found: dict[str, tuple[int, Number]] = {}
         for place, (pattern, value) in enumerate(table.items()):
             found.setdefault(pattern.replace("\\.", "."), (place, read(key, value)))

@@ -20,7 +20,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hubmerge.errors import FormatError, MemoryLimitError, Problem, SourceChangedError
-from hubmerge.hub.names import FileInfo
 from hubmerge.sources.base import Model
 from hubmerge.sources.config import told, without_code
 from hubmerge.sources.folder import link_outside, read_inside
@@ -341,7 +340,7 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
             continue
         kept = keeper if is_of_tokenizer(path) else base
         a, b = kept.files.get(path), agent.files.get(path)
-        if a and b and not _may_be_equal(a, b):
+        if a and b and (a.size != b.size or (a.sha256 and b.sha256 and a.sha256 != b.sha256)):
             differing.setdefault("the base's" if kept.ref == base.ref else f"{kept.ref.id}'s", []).append(path)
         elif a is None and b and not (is_of_tokenizer(path) and path != TOKENIZER):
             brought.append(path)
@@ -353,10 +352,6 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
     if brought:
         verb = "is" if len(brought) == 1 else "are"
         yield f"{agent.ref.id}: {named(brought)}, which the base does not have, {verb} left out"
-
-
-def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
-    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
 
 
 def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:

@@ -194,8 +194,9 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
     left_out: list[str] = []
     try:
         data = json.loads(content, object_pairs_hook=table)
-        # a file of tokens and their numbers alone; its keys are text
-        clean = data if _is_vocabulary(data) else _value(data, left_out, "", 0)
+        # the keys of a file of tokens and their numbers alone are text
+        is_vocabulary = isinstance(data, dict) and all(type(v) is int for v in data.values())
+        clean = data if is_vocabulary else _value(data, left_out, "", 0)
         if clean is _LEFT_OUT:
             return None, ()
         changed = repeated or data != clean  # bookkeeping goes without a word
@@ -291,10 +292,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, dict):  # as `_adapted` writes what JSON has none for
         return value.keys() == {"__float__"} and value["__float__"] in _TAGGED["__float__"]
     return value is None or isinstance(value, bool | int | float)
-
-
-def _is_vocabulary(data: Any) -> bool:
-    return isinstance(data, dict) and all(type(v) is int for v in data.values())
 
 
 def _holds_text(value: Any) -> bool:

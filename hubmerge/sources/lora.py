@@ -19,13 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 
 from hubmerge.errors import Problem
 from hubmerge.hub.names import is_hub_id
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
-from hubmerge.sources.adapter_config import AdapterConfig
+from hubmerge.sources.adapter_config import WITH_PEFT, AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.fp8 import Seen
@@ -36,6 +35,7 @@ _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
 _TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
+_QUANTIZED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 
@@ -69,11 +69,13 @@ def attached(base: Model, agent: Model) -> Seen:
     tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
     tensors |= {names[n]: t for n, t in parts.full.items()}
     problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
-    unlike_base = partial(incompatible, where=where, next_step=_other_base(config, base, agent))
+    step = _other_base(config, base, agent)
     missing = {names[n]: None for n in parts.factors if names[n] not in tensors}
     if missing:
         what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
-        problems.append(unlike_base(what, expected=expected, got=named([*missing])))
+        # transformers' classes may have other names than their files, which PEFT stores
+        either = f"{step} If it is that one: {WITH_PEFT[0].lower()}{WITH_PEFT[1:]}"
+        problems.append(incompatible(what, where=where, expected=expected, got=named([*missing]), next_step=either))
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
     for name, pair in parts.factors.items():
@@ -87,7 +89,7 @@ def attached(base: Model, agent: Model) -> Seen:
     unfit += _mixed_orientation(adapted, config, {names[n] for n in parts.embeddings})
     if unfit:
         what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
-        problems.append(unlike_base(what, expected=expected, got=named(unfit)))
+        problems.append(incompatible(what, where=where, expected=expected, got=named(unfit), next_step=step))
     seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
     return Seen(seen, tuple(problems), tuple(warnings))
 
@@ -131,7 +133,7 @@ def _strangers(parts: _Parts, where: str) -> Iterator[Problem]:
             where=where,
             expected="pairs of lora_A and lora_B, and full tensors",
             got=named([*parts.unknown, *half]),
-            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+            next_step=WITH_PEFT,
         )
     elif not parts.factors:
         yield incompatible("an adapter without a pair of lora_A and lora_B", where=where, next_step="Remove it.")
@@ -150,8 +152,9 @@ def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[P
     note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
     if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
         return [], [note]
-    if name.lower().rsplit("/")[-1] == base.ref.id.lower().rsplit("/")[-1]:
-        return [], [note]  # a copy of the same model under another owner
+    own, other = (_QUANTIZED.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name))
+    if own == other:
+        return [], [note]  # a copy of the same model under another owner, perhaps in the 4 bits that QLoRA trains on
     problem = incompatible(
         "an adapter of another model",
         where=str(agent.ref),
@@ -176,7 +179,7 @@ def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Prob
             where=where,
             expected="an adapter of other layers",
             got=named(touched),
-            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+            next_step=WITH_PEFT,
         )
 
 

@@ -70,7 +70,8 @@ class Place:
 
     def _take(self, checkpoint: str) -> str:
         if self.folder is not None:
-            return f"Name the checkpoint: {_as_folder(self.id)}/{checkpoint}."
+            begin = "" if self.id.startswith((".", "/", "~")) or self.id.count("/") > 1 else "./"
+            return f"Name the checkpoint: {begin}{self.id.rstrip('/')}/{checkpoint}."
         here = _plain(self.id.rpartition("/")[2])
         fetch = f"hf download {self.id} --include '{checkpoint}/*' --local-dir {here}"
         return f"Fetch it (`{fetch}`), and name ./{here}/{checkpoint}."
@@ -98,7 +99,3 @@ def origin_of(card: Mapping[str, Any]) -> str:
 
 def _plain(name: str) -> str:
     return name if re.fullmatch(r"[\w.]+(?:[\w.\-]*)", name, re.ASCII) else "model"
-
-
-def _as_folder(text: str) -> str:
-    return text.rstrip("/") if text.startswith((".", "/", "~")) or text.count("/") > 1 else f"./{text.rstrip('/')}"

@@ -157,16 +157,13 @@ def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> Non
     board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
 
 
-def test_a_folder_without_results_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_results_says_so_and_a_missing_one_is_told(tmp_path: Path) -> None:
     inner = written(tmp_path, *family()) / "results"
     assert read_folder(tmp_path).refused == ()
     assert [r.reason for r in read_folder(inner).refused] == [f"no such folder in {inner}"]
-
-
-@pytest.mark.parametrize("named", ["./none", "~nobody-of-that-name/results"])
-def test_a_missing_folder_is_told(named: str) -> None:
-    with pytest.raises(ResultError, match="no such folder"):
-        results_folder(named)
+    for named in ("./none", "~nobody-of-that-name/results"):
+        with pytest.raises(ResultError, match="no such folder"):
+            results_folder(named)
 
 
 def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(tmp_path: Path) -> None:

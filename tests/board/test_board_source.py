@@ -45,7 +45,7 @@ def source(dataset: Dataset) -> DatasetBoard:
     return DatasetBoard(dataset, clock=lambda: dataset.now)  # type: ignore[arg-type]
 
 
-def test_the_dataset_is_asked_at_most_once_in_a_while(dataset: Dataset, source: DatasetBoard) -> None:
+def test_the_dataset_is_asked_now_and_then_and_a_new_result_appears(dataset: Dataset, source: DatasetBoard) -> None:
     assert source.board().suites == build_board(family()).suites
     source.board()
     assert dataset.loads == 1
@@ -54,12 +54,8 @@ def test_the_dataset_is_asked_at_most_once_in_a_while(dataset: Dataset, source: 
     assert dataset.loads == 2
     dataset.now = 62
     assert source.board() is first  # the head has not moved, so nothing is rebuilt
-
-
-def test_a_new_result_appears(dataset: Dataset, source: DatasetBoard) -> None:
-    source.board()
     more = (*family(), result("org/new", "7", {"math": 0.9, "instruction": 0.9, "code": 0.9}))
-    dataset.loaded, dataset.now = LoadedResults(results=more, sha="b" * 40), 31
+    dataset.loaded, dataset.now = LoadedResults(results=more, sha="b" * 40), 93
     assert source.board().suites[0].rows[0].model == "org/new"
 
 

@@ -126,6 +126,22 @@ def test_a_repo_that_is_no_merge_of_ours_is_not_touched(
     assert ada.model_info(name).sha == before
 
 
+@pytest.mark.parametrize("recorded", ["before", "after"])
+def test_a_merge_that_was_renamed_gets_the_scores_that_were_recorded_under_either_name(
+    hub: Hub, ada: HfApi, repo: str, recorded: str
+) -> None:
+    renamed = f"{repo}-renamed"
+    ada.move_repo(repo, renamed)
+    results = results_of(repo if recorded == "before" else renamed)
+    for name in (repo, renamed):
+        publish_scores(hub, name, results)
+    assert len(ada.list_repo_commits(renamed)) == 3  # both calls made one commit
+    assert "| GSM8K |" in text(ada, renamed, "README.md")
+    ada.create_repo(repo)  # a stranger's, by the old name
+    with pytest.raises(PermissionDeniedError, match="is of another repo"):
+        publish_scores(hub, renamed, [])
+
+
 def test_a_manifest_that_lost_a_figure_or_has_one_that_is_no_number_is_not_rendered_by_guesswork(
     hub: Hub, ada: HfApi, repo: str
 ) -> None:
@@ -145,6 +161,6 @@ def test_results_of_others_of_other_commits_and_other_versions_are_left_out() ->
         base.model_copy(update={"split": "dev"}),
         own.model_copy(update={"model": "bob/merged"}),
     ]
-    rows = evaluation_rows(merge_report("ada/merged"), "ada/merged", [own, *foreign])
+    rows = evaluation_rows(merge_report("ada/merged"), {"ada/merged"}, [own, *foreign])
     assert {row.get("model") for row in rows} == {None}
     assert len(rows) == 2

@@ -35,6 +35,8 @@ def test_the_family_by_hand() -> None:
     assert (math_line.best_parent, instruction.best_parent, code.best_parent) == ("org/math", "org/base", "org/code")
     assert merge.synergy == ("math",)
     assert not math_line.synergy_certain  # 66 against 60 of 100 is within chance
+    better = build_board(family(scores={"math": 0.90, "instruction": 0.45, "code": 0.72}))
+    assert rows(better)["org/merge"].domain("math").synergy_certain
     assert merge.instruction_change.value == pytest.approx(-0.05)
     assert merge.instruction_change.low < 0 < merge.instruction_change.high
     assert merge.overall.value == pytest.approx(0.61)
@@ -42,12 +44,6 @@ def test_the_family_by_hand() -> None:
     assert merge.agents == 2
     assert {p.status for p in merge.parents} == {"scored"}
     assert merge.ancestors == tuple(f"{p['id']}@{p['sha']}" for p in PARENTS)
-
-
-def test_synergy_is_certain_once_every_difference_is_beyond_chance() -> None:
-    board = build_board(family(scores={"math": 0.90, "instruction": 0.45, "code": 0.72}))
-    line = rows(board)["org/merge"].domain("math")
-    assert line.synergy_certain
 
 
 def test_models_whose_intervals_overlap_share_a_rank() -> None:
@@ -129,7 +125,7 @@ def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for()
     assert only(build_board([old, new], suite_versions={"trio": "v3"})).rows == ()
 
 
-def test_a_flag_follows_the_lineage_and_takes_the_rank() -> None:
+def test_a_flag_follows_the_lineage_of_its_commit_and_takes_the_rank() -> None:
     child = result("org/child", "1", {"math": 0.5}, parents=(parent("org/merge", "e", "base"), parent("x/y", "9")))
     flags = [Flag("contaminated", "org/math", reason="trained on the test"), Flag("withdrawn", "x/y", sha("9"))]
     results = [*family(), child.model_copy(update={"suite": "other"})]
@@ -144,6 +140,8 @@ def test_a_flag_follows_the_lineage_and_takes_the_rank() -> None:
         "org/child": [("contaminated", "org/math"), ("withdrawn", "x/y")],
     }
     assert {r.model for r in trio.rows if r.rank is None} == {"org/math", "org/merge"}
+    other_commit = build_board(family(), [Flag("withdrawn", "org/math", sha("f"))])
+    assert not any(r.flags for r in only(other_commit).rows)
 
 
 def test_of_flags_without_end_a_row_has_fifty_and_the_keepers_among_them() -> None:
@@ -153,11 +151,6 @@ def test_of_flags_without_end_a_row_has_fifty_and_the_keepers_among_them() -> No
         own, *others = found[model].flags
         assert (own.kind, own.community, own.inherited_from) == ("contaminated", False, origin)
         assert len(others) == 49
-
-
-def test_a_flag_of_another_commit_does_not_concern_this_one() -> None:
-    board = build_board(family(), [Flag("withdrawn", "org/math", sha("f"))])
-    assert not any(r.flags for r in only(board).rows)
 
 
 @pytest.mark.parametrize("suite", ["before", "zuletzt"])

@@ -108,13 +108,6 @@ def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: 
     assert board(forged, *own()).suites == board(*own()).suites
 
 
-def test_a_signed_failure_is_not_displaced_by_a_forged_success() -> None:
-    failed = signed(result("org/a", "1"), SEED, "bot")
-    forged = result("org/a", "1", {"math": 1.0}, created=LATER)
-    [row] = rows(board(forged, failed)).values()
-    assert (row.status, row.run_by) == ("failed", "bot")
-
-
 def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
     base, math, code, merge = own()
     found = rows(board(base, strange("org/math", "c", 0.0), code, merge))
@@ -273,12 +266,13 @@ def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> Non
         assert board(*shuffled) == expected
 
 
-def test_every_pair_of_two_results_of_one_run_shows_the_signed_one() -> None:
-    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+@pytest.mark.parametrize("scores", [{"math": 0.5}, None])
+def test_every_pair_of_two_results_of_one_run_shows_the_signed_one_also_where_it_failed(scores: Any) -> None:
+    real = signed(result("org/a", "1", scores), SEED, "bot")
     others = [result("org/a", "1", {"math": 1.0}, created=LATER), signed(result("org/a", "1"), OTHER, "bot")]
     for other, order in itertools.product(others, (1, -1)):
         [row] = rows(board(*[real, other][::order])).values()
-        assert (row.run_by, row.overall and row.overall.value) == ("bot", 0.5)
+        assert (row.run_by, row.overall and row.overall.value) == ("bot", 0.5 if scores else None)
 
 
 # --- keys ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from task_helpers import own_task, scored
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation import builtin
+from hubmerge.evaluation import builtin, sandbox
 from hubmerge.evaluation.tasks import humaneval, mbpp
 from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 
@@ -79,6 +80,8 @@ def test_a_solution_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert scored(HUMANEVAL, ROWS[0], f"    while True: pass\n{ROWS[0]['canonical_solution']}") == 0.0
     code = MBPP_ROWS[0]["code"].replace("    return", "    while True: pass\n    return")
     assert scored(own_task("mbpp"), MBPP_ROWS[0], code) == 0.0
+    monkeypatch.setattr(builtin, "_TEST_S", 1)
+    assert builtin.passes("while True: pass", ADD) is False
 
 
 @pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
@@ -183,6 +186,11 @@ def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], pa
     assert builtin.passes(code, tests) is passes
 
 
-def test_a_program_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtin, "_TEST_S", 1)
-    assert builtin.passes("while True: pass", ADD) is False
+def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real problems have a hundred megabytes of them; the memory of both processes is smaller here."""
+    monkeypatch.setattr(sandbox, "DEFAULT_LIMITS", replace(sandbox.DEFAULT_LIMITS, memory_bytes=200 << 20))
+    numbers = ["7"] * 1_000_000
+    tests = {"inputs": ["\n".join(numbers)] * 15, "outputs": ["7000000"] * 15, "fn_name": None}
+    program = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
+    assert builtin.passes(program, tests)
+    assert not builtin.passes(f"{program}\nbytearray(300 << 20)", tests)

@@ -27,6 +27,8 @@ from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
 
 NOWHERE = "http://127.0.0.1:9"
+TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
+TASK |= {"name": "gsm8k"}
 Fetch = Callable[..., list[Mapping[str, Any]]]
 
 
@@ -36,16 +38,15 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
 
     def run(
         repo: str,
-        revision: str,
+        commit: str,
         *,
         module: str = fetch_module.MODULE,
         endpoint: str = hub.endpoint,
         name: str = "home",
         **changes: Any,
     ) -> list[Mapping[str, Any]]:
-        task = {"name": "gsm8k", "subset": None, "split": "test", "few_shot_split": None, "limit": None}
-        folder = tmp_path / "rows"
-        spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
+        folder, own = tmp_path / "rows", {"repo": repo, "revision": commit, **changes}
+        spec = {**TASK, "limit": None, "expands": False, "folder": str(folder), **own}
         home = tmp_path / name
         paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
         environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
@@ -71,8 +72,6 @@ def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
     return made
 
 
-TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
-TASK |= {"name": "gsm8k"}
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
 
 
@@ -119,12 +118,13 @@ def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:
     [
         ({"test.jsonl": LINES}, {"split": "validation"}, "validation"),
         ({"test.jsonl": LINES}, {"subset": "no-such-subset"}, "no-such-subset"),
+        ({"test.jsonl": LINES}, {"revision": "0" * 40}, "cannot be read"),
         ({"test.jsonl": b'{"n": 1}\n{"n": [torn'}, {}, "cannot be read"),
         ({"notes.md": b"nothing here"}, {}, "."),
         ({"test.txt": b""}, {}, "."),
         ({"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}, {}, "format that is not read"),
     ],
-    ids=["no such split", "no such subset", "torn", "no data", "empty", "images"],
+    ids=["no such split", "no such subset", "no such commit", "torn", "no data", "empty", "images"],
 )
 def test_a_dataset_that_cannot_be_read_is_refused(
     fetch: Fetch, dataset: Any, tmp_path: Path, files: Mapping[str, bytes], changes: Mapping[str, Any], reason: str
@@ -139,11 +139,6 @@ def test_a_dataset_that_cannot_be_read_is_refused(
 def test_rows_of_other_columns_are_the_dataset_s_fault_and_no_model_s(task: str) -> None:
     with pytest.raises(EvaluationError, match=f"not those that the task asks in org/data, {task}: got"):
         fetch_module._check(task, [{"n": 1}, {"n": 2}], "org/data")
-
-
-def test_a_commit_that_does_not_exist_is_refused(fetch: Fetch) -> None:
-    with pytest.raises(EvaluationError):
-        fetch("zoo/held-out", "0" * 40, subset="math")
 
 
 def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
@@ -182,3 +177,32 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
         fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable
+
+
+def test_the_longest_unused_rows_go_from_a_full_store_and_none_that_are_in_use(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, suite = tmp_path / "store", pin("zoo", hub)
+
+    def fetched(job: ChildJob, _: object) -> None:
+        for folder in (store / "of-a-pin-that-moved", *(Path(task["folder"]) for task in job.spec["tasks"])):
+            folder.mkdir(exist_ok=True)
+            (folder / "data.arrow").write_bytes(b"x" * 4096)
+
+    def asked() -> list[str]:
+        folders = fetch_module.fetch_rows(suite, store, hub, tmp_path, 9.0, lambda _: None)
+        return sorted(folder.name for folder in folders.values())
+
+    def kept(folders: int) -> list[str]:
+        monkeypatch.setattr(fetch_module, "MAX_STORE_BYTES", folders * 4096)
+        fetch_module.prune(store)
+        return sorted(path.name for path in store.iterdir())
+
+    monkeypatch.setattr(fetch_module, "run_child", fetched)
+    names = asked()
+    for age, name in enumerate(["of-a-pin-that-moved", *names]):
+        os.utime(store / name, (age, age))
+    assert [len(kept(folders)) for folders in (4, 3, 2)] == [4, 3, 2]
+    assert kept(2) == names[1:]
+    assert asked() == names
+    assert kept(0) == sorted([*names, "of-a-pin-that-moved"])  # they are in use

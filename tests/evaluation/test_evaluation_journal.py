@@ -11,17 +11,9 @@ from hubmerge.evaluation.journal import AnswerJournal, answer_key
 IDENTITY = {"model": "a" * 40, "dtype": "float32", "task": ["t", 1], "prompt": "p", "stop": []}
 
 
-def test_answers_are_there_after_opening_it_again(tmp_path: Path) -> None:
-    AnswerJournal(tmp_path / "j").add(["k1", "k2"], [["one"], ["zwei\u2028\ud800"]])
-    again = AnswerJournal(tmp_path / "j")
-    assert again.holds(["k1", "k2"])
-    assert again["k2"] == ["zwei\u2028\ud800"]
-    assert not again.holds(["k1", "k3"])
-
-
-def test_a_file_cut_at_any_byte_holds_whole_batches_only_and_goes_on(tmp_path: Path) -> None:
+def test_a_file_cut_at_any_byte_holds_whole_batches_of_any_text_only_and_goes_on(tmp_path: Path) -> None:
     whole = AnswerJournal(tmp_path / "whole")
-    whole.add(["a", "b"], [["1"], ["2"]])
+    whole.add(["a", "b"], [["1"], ["zwei\u2028\ud800"]])
     first = (tmp_path / "whole").stat().st_size
     whole.add(["c", "d"], [["3"], ["4"]])
     data = (tmp_path / "whole").read_bytes()
@@ -30,20 +22,18 @@ def test_a_file_cut_at_any_byte_holds_whole_batches_only_and_goes_on(tmp_path: P
         path.write_bytes(data[:cut])
         journal = AnswerJournal(path)
         assert journal.holds(["a", "b"]) == (cut >= first)
-        assert journal.holds(["c"]) == journal.holds(["d"]) == (cut == len(data))
+        assert cut < first or journal["b"] == ["zwei\u2028\ud800"]
+        assert journal.holds(["c"]) == journal.holds(["a", "d"]) == (cut == len(data))
         if not journal.holds(["a"]):
-            journal.add(["a", "b"], [["1"], ["2"]])
+            journal.add(["a", "b"], [["1"], ["zwei\u2028\ud800"]])
         if not journal.holds(["c"]):
             journal.add(["c", "d"], [["3"], ["4"]])
         assert path.read_bytes() == data
 
 
-def test_garbage_is_not_read_as_answers(tmp_path: Path) -> None:
+def test_garbage_is_not_read_as_answers_and_a_batch_without_an_answer_for_every_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b'{"k": 1}\n[["k", ["x"]]]\n')
     assert not AnswerJournal(tmp_path / "j").holds(["k"])
-
-
-def test_a_batch_without_an_answer_for_every_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
         AnswerJournal(tmp_path / "j").add(["a", "b"], [["1"]])
 

@@ -38,25 +38,19 @@ LIMIT, BATCH = 72, 8  # enough batches for a kill to come before the last
 OPTIONS = {"batch_size": BATCH, "dtype": "float32", "device": "cpu"}
 
 
-class Killing(Unobserved):
-    """Kills the evaluating process once it has generated `at` answers."""
+class Watching(Unobserved):
+    """Notes how many answers were generated, and kills the evaluating process once these are `most`."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        if stage == "generate" and done >= self.at:
-            [child] = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1:]
-            os.kill(int(child), signal.SIGKILL)
-
-
-class Generated(Unobserved):
-    def __init__(self) -> None:
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
         self.done: list[int] = []
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage == "generate":
             self.done.append(done)
+            if done >= self.most:
+                [child] = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1:]
+                os.kill(int(child), signal.SIGKILL)
 
 
 class Runs(NamedTuple):
@@ -75,9 +69,9 @@ def runs(zoo_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> 
     options = EvaluateOptions(**OPTIONS)  # type: ignore[arg-type]
     name, suite = ModelName.parse("zoo/math-agent"), pin("zoo", hub, limit=LIMIT)
     with pytest.raises(MachineFaultError) as killed:
-        evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=Killing(2 * BATCH))
+        evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=Watching(2 * BATCH))
     journal = (workdir / "generations" / "zoo_math.jsonl").read_bytes()
-    generated = Generated()
+    generated = Watching()
     resumed = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=generated)
     return Runs(killed.value, journal, resumed, workdir, generated.done)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import HfApi
+from plan_helpers import NOWHERE, opened
 from report_helpers import report_data
 from safetensors.numpy import save_file
 from safetensors.torch import load_file as load_torch
@@ -28,11 +29,9 @@ from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
-from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.staged import stage_model
 
-OFFLINE = Hub("http://127.0.0.1:9")
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "auto_map": {"a": "b.py"}}
 
 
@@ -46,13 +45,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def opened(folder: Path) -> Model:
-    return open_model(ModelName(id=str(folder), local=True), OFFLINE, allow_local=True)
-
-
 def staged(folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
     out = tmp_path / "staged"
-    return out, stage_model(opened(folder), OFFLINE, out, tmp_path / "inputs", lambda *_: None)
+    return out, stage_model(opened(folder), NOWHERE, out, tmp_path / "inputs", lambda *_: None)
 
 
 def test_only_weights_config_and_tokenizer_are_taken(folder: Path, tmp_path: Path) -> None:
@@ -110,7 +105,7 @@ def test_a_model_that_cannot_be_evaluated_as_it_is_stored_gets_a_failed_result_a
 ) -> None:
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
     with pytest.raises(EvaluationError, match=reason):
-        check_evaluable(opened(folder), OFFLINE)
+        check_evaluable(opened(folder), NOWHERE)
     model = ModelName.parse(str(folder))
     result = evaluate(model, pin("zoo", hub), hub=hub, workdir=workdir, options=EvaluateOptions(), allow_local=True)
     assert result.error is not None
@@ -238,7 +233,7 @@ def merge_folder(folder: Path, **changes: Any) -> Path:
 
 
 def facts(folder: Path) -> Any:
-    return model_facts(OFFLINE, opened(folder))
+    return model_facts(NOWHERE, opened(folder))
 
 
 def test_a_plain_models_facts_come_from_headers_and_card_of_a_folder_or_the_hub(folder: Path, hub: Hub) -> None:
@@ -311,7 +306,7 @@ def test_a_hub_that_is_away_makes_no_merge_a_plain_model(folder: Path, monkeypat
     monkeypatch.setattr(Hub, "read_file", away)
     model = replace(opened(merge_folder(folder)), ref=ModelRef("hub", "ada/merge", "a" * 40))
     with pytest.raises(HubUnavailableError):
-        model_facts(OFFLINE, model)
+        model_facts(NOWHERE, model)
 
 
 def test_a_report_of_more_than_32_mib_is_not_read(folder: Path) -> None:

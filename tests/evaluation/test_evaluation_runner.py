@@ -315,30 +315,22 @@ def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, work
     assert [path for path in files if hub.token.encode() in path.read_bytes()] == []
 
 
-def test_a_backend_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
-    name, options = ModelName.parse("zoo/base"), EvaluateOptions(backend="vllm")
-    with pytest.raises(EvaluationError, match="vllm"):
-        evaluate(name, pin("zoo", hub), hub=hub, workdir=workdir, options=options)
-    assert not workdir.exists()
-
-
-def test_a_suite_whose_scoring_needs_a_package_that_is_not_there_is_refused_before_anything_is_fetched(
+def test_a_backend_or_a_package_of_the_suite_that_is_not_there_is_refused_before_anything_is_fetched(
     hub: Hub, workdir: Path
 ) -> None:
-    suite = pin("zoo", hub)
+    name, suite = ModelName.parse("zoo/base"), pin("zoo", hub)
+    with pytest.raises(EvaluationError, match="vllm"):
+        evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions(backend="vllm"))
     first = replace(suite.tasks[0], task=replace(suite.tasks[0].task, needs=("json", "tree_of_another_kind")))
     suite = replace(suite, tasks=(first, *suite.tasks[1:]))
     with pytest.raises(MissingExtraError, match=r"the suite zoo needs .* no tree_of_another_kind"):
-        evaluate(ModelName.parse("zoo/base"), suite, hub=hub, workdir=workdir, options=EvaluateOptions())
+        evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions())
     assert not workdir.exists()
 
 
-def test_a_missing_model_is_refused(scripted: Scripted) -> None:
+def test_a_missing_model_is_refused_and_so_is_a_folder_where_none_is_allowed(scripted: Scripted) -> None:
     with pytest.raises(SourceNotFoundError):
         scripted("answers", model="zoo/nothing-of-this-name")
-
-
-def test_a_folder_is_evaluated_only_where_that_is_allowed(scripted: Scripted) -> None:
     folder = str(child._ROOT / "examples" / "zoo" / "math")
     with pytest.raises(SourceNotFoundError, match="local folders"):
         scripted("answers", model=folder)
@@ -373,32 +365,38 @@ def test_the_help_names_every_suite() -> None:
     assert tuple(SUITES) == _SUITES
 
 
-def test_a_run_writes_its_result_and_details_and_prints_a_table(run: Any, capsys: Any) -> None:
+def test_a_run_writes_its_result_and_details_in_place_of_an_earlier_one_s_and_prints_a_table(
+    run: Any, tmp_path: Path, capsys: Any
+) -> None:
+    details = tmp_path / "made" / "result.details"
+    details.mkdir(parents=True)
+    for name in ("gsm8k.parquet", "notes.md"):
+        (details / name).write_bytes(b"earlier")
     code, out = run("answers")
     result = parse_result(out.read_bytes(), where="x")
     assert (code, result.model, result.status) == (0, "zoo/base", "done")
-    assert (out.parent / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
+    assert {path.name: path.read_bytes() for path in details.iterdir()} == {
+        "zoo_math.parquet": b"kept",
+        "notes.md": b"earlier",
+    }
     printed = capsys.readouterr().out
     assert "zoo_math   25.0 ± 12.5  exact_match, 12 prompts" in printed
     assert result.suite_version in printed
 
 
-def test_a_failed_run_says_why_and_exits_with_1(run: Any, capsys: Any) -> None:
+def test_a_failed_run_says_why_and_exits_with_1(run: Any, tmp_path: Path, capsys: Any) -> None:
+    details = tmp_path / "made" / "result.details"
+    details.mkdir(parents=True)
+    (details / "zoo_math.parquet").write_bytes(b"earlier")
     code, out = run("crashes")
     assert (code, parse_result(out.read_bytes(), where="x").status) == (1, "failed")
     assert "SIGSEGV" in capsys.readouterr().out
-    assert not (out.parent / "result.details").exists()
+    assert list(details.iterdir()) == []
 
 
 def test_a_limit_below_one_is_wrong_usage() -> None:
     with pytest.raises(SystemExit):
         main(["evaluate", "zoo/base", "--suite", "zoo", "--limit", "0"])
-
-
-def test_a_child_finds_what_pip_installed_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("site.ENABLE_USER_SITE", True)
-    monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
-    assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}
 
 
 def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,3 +405,6 @@ def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(mon
     environment = {**inherited, **proxy, "HF_TOKEN": "t", "AWS_SECRET": "s"}
     assert evaluation_environment(environment, network=False) == inherited
     assert evaluation_environment(environment, network=True) == inherited | proxy
+    monkeypatch.setattr("site.ENABLE_USER_SITE", True)  # what pip installed for the user alone
+    monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
+    assert evaluation_environment({}, network=False) == {"PYTHONUSERBASE": "/home/ada/.local"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -174,11 +175,6 @@ def test_the_dev_split_keeps_only_tasks_that_have_rows_to_choose_by() -> None:
     assert all(task.rows.dev_split != task.rows.split for task in registry().values())
 
 
-def test_a_missing_dataset_is_refused_by_the_hub(hub: Hub) -> None:
-    with pytest.raises(SourceNotFoundError):
-        pin("instruction", Hub(hub.endpoint))
-
-
 # --- pins ---------------------------------------------------------------------------------------------------
 
 COMMIT, CONTENT = "a1" * 20, "b2" * 32
@@ -194,7 +190,11 @@ def test_the_data_that_the_package_brings_along_are_those_of_their_pins(hub: Hub
         assert len(suite.tasks) == len(SUITES[name].tasks)
 
 
-def test_other_data_under_a_pinned_name_are_refused(hub: Hub) -> None:
+def test_a_missing_dataset_a_revision_that_is_gone_and_other_data_under_a_pinned_name_are_refused(hub: Hub) -> None:
+    with pytest.raises(SourceNotFoundError):
+        pin("instruction", Hub(hub.endpoint))
+    with pytest.raises(SourceChangedError, match="no longer there"):
+        pin("zoo", hub, pins={"zoo/held-out": DatasetPin(revision=COMMIT, hub=hub.endpoint)})
     pins = {"zoo/held-out": DatasetPin(content=CONTENT)}
     with pytest.raises(EvaluationError, match="other data than its suite is made of") as refused:
         pin("zoo", hub, pins=pins)
@@ -240,12 +240,6 @@ def test_a_revision_is_read_although_main_has_moved_on(
     assert pin("zoo", hub, pins=elsewhere).unpinned == (repo,)
 
 
-def test_a_revision_that_is_gone_is_refused(hub: Hub) -> None:
-    pins = {"zoo/held-out": DatasetPin(revision=COMMIT, hub=hub.endpoint)}
-    with pytest.raises(SourceChangedError, match="no longer there"):
-        pin("zoo", hub, pins=pins)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -268,7 +262,9 @@ def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason:
     assert reason in str(refused.value)
 
 
-def test_pins_that_are_written_are_read_again_below_the_same_words(tmp_path: Path) -> None:
+def test_pins_that_are_written_are_read_again_below_the_same_words_also_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pins = {
         "a/b": DatasetPin(revision="1" * 40),
         "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
@@ -277,6 +273,16 @@ def test_pins_that_are_written_are_read_again_below_the_same_words(tmp_path: Pat
     write_pins(tmp_path / "pins.yaml", pins)
     assert read_pins(tmp_path / "pins.yaml") == pins
     assert (tmp_path / "pins.yaml").read_text().splitlines()[:4] == PINS.read_text().splitlines()[:4]
+
+    def torn(path: Path, *_: object, **__: object) -> None:
+        path.write_bytes(b"datasets:")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(EvaluationError, match="cannot be written"):
+        write_pins(tmp_path / "pins.yaml", {})
+    assert read_pins(tmp_path / "pins.yaml") == pins
+    assert [path.name for path in tmp_path.iterdir()] == ["pins.yaml"]
 
 
 def test_the_command_pins_what_is_not_pinned_and_keeps_the_rest(

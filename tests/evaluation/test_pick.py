@@ -65,11 +65,8 @@ def test_a_variant_that_failed_is_told_and_never_chosen() -> None:
     assert "| `a` |" in pick_table(found)
 
 
-def test_nothing_is_chosen_where_every_variant_failed() -> None:
+def test_nothing_is_chosen_where_every_variant_failed_or_by_rows_of_the_test_split() -> None:
     with pytest.raises(EvaluationError, match="it generates nothing"):
         pick({"a": result("x/a", scores=None, split="dev")}, {})
-
-
-def test_rows_of_the_test_split_are_no_base_for_a_choice() -> None:
     with pytest.raises(EvaluationError, match="development split"):
         pick({"a": result("x/a", scores={"math": 0.5})}, {"a": samples(math=50)})

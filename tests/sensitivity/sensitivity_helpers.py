@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from builders import llama_shapes, random_base, tokenizer_files, write_model
+from plan_helpers import opened
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.calibration import CalibrationSpec
-from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile
 from hubmerge.sensitivity.pairs import Pair
-from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_model
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 SPEC = CalibrationSpec(data="./pairs.jsonl", prompt="question", answer="answer", max_pairs=8, max_tokens=32)
@@ -65,10 +63,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     return network, AutoTokenizer.from_pretrained(folder)
-
-
-def opened(folder: Path) -> Model:
-    return open_model(ModelName.parse(str(folder)), Hub(), allow_local=True)
 
 
 def compute(folder: Path, out: Path, pairs: Sequence[Pair] = PAIRS, **options: Any) -> SensitivityFile:

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 from builders import llama_config, llama_shapes, random_base, write_model
+from plan_helpers import opened
 from safetensors.torch import load_file
-from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, opened, save
+from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from builders import T, llama_config, llama_shapes, random_base, tensor, tokenizer_files, write_model
 from huggingface_hub import HfApi
+from plan_helpers import opened
 from processes import printed_by
 from safetensors.numpy import load_file, save_file
-from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, opened, write_rows
+from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, write_rows
 
 from hubmerge.cli.main import main
 from hubmerge.cli.sensitivity import add_arguments

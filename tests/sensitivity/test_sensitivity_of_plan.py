@@ -18,6 +18,7 @@ import datasets_by_hand
 import pytest
 import torch
 from huggingface_hub import HfApi
+from plan_helpers import NOWHERE
 from sensitivity_helpers import ZOO, write_rows, zoo_recipe
 from source_helpers import zoo_adapter
 from transformers import AutoTokenizer
@@ -39,7 +40,6 @@ from hubmerge.sensitivity.pairs import load_pairs
 from hubmerge.sensitivity.rows import Calibration
 from localhub.process import LocalHubProcess
 
-NOWHERE = Hub("http://127.0.0.1:9")
 ROWS = "\n".join((ZOO / "eval" / "dev_math.jsonl").read_text().splitlines()[:3]).encode() + b"\n"
 
 

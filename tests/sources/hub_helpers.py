@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from plan_helpers import opened
 
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
@@ -12,12 +13,6 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-
-NOWHERE = Hub("http://127.0.0.1:9")
-
-
-def opened(path: Path) -> Model:
-    return open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True)
 
 
 def on_hub(hub: Hub, name: str) -> Model:

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from builders import llama_shapes, random_base, recipe_dict, sparse_agent, write_model
-from hub_helpers import NOWHERE, opened
-from plan_helpers import model
+from plan_helpers import NOWHERE, model, opened
 
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, SourceNotFoundError

@@ -159,15 +159,6 @@ def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
     assert json.loads(without_code(json.dumps(text).encode())[0] or b"") == text
 
 
-def test_the_versions_that_sentence_transformers_states_are_kept():
-    stated = {"__version__": {"sentence_transformers": "5.1.0", "pytorch": "2.11.0+cpu"}, "prompts": {}}
-    content = json.dumps(stated).encode()
-    assert without_code(content) == (content, ())
-    clean, left_out = without_code(json.dumps({"__version__": {"x": "org/repo--module.Class", "y": "1"}}).encode())
-    assert json.loads(clean or b"") == {"__version__": {"y": "1"}}
-    assert left_out == ("__version__.x",)
-
-
 FINE = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet101"}}
 PARTS = {"vision_config": {"dtype": "float32", "torch_dtype": "hub", "mamba_ssm_dtype": "float32"}}
 BFLOAT16 = {"dtype": "bfloat16"}
@@ -175,6 +166,18 @@ STORED = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
 OWN_FILES = {"_name_or_path": "/home/me/x", "x": {"name_or_path": "org/x", "_commit_hash": "1", "y": 1}}
 # config.json, the dtypes of the output; what is kept, and what is said to be left out
 MERGED: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], tuple[str, ...]]] = {
+    "numbers that JSON does not have, as transformers tags them": (
+        {"x": [float("inf"), {"y": -float("inf")}], "z": float("nan")},
+        [],
+        {"x": [{"__float__": "Infinity"}, {"y": {"__float__": "-Infinity"}}], "z": {"__float__": "NaN"}},
+        (),
+    ),
+    "names that are not safe to show": (
+        {"x" * 200: "/a", "\u202e\n": "/b", **{f"_{k}": 1 for k in range(3)}},
+        [],
+        {},
+        ("x" * 80, "\\u202e\\n", "_0", "_1", "_2"),
+    ),
     "a timm backbone's architecture": (FINE, [], FINE, ()),
     "a timm backbone of the Hub": (
         {"model_type": "timm_backbone", "backbone": "hf-hub:org/evil"},
@@ -216,12 +219,6 @@ def test_what_is_kept_of_a_config(
     assert merged_config(config, dtypes) == (kept, left_out)
 
 
-def test_numbers_that_json_does_not_have_are_tagged_as_transformers_tags_them():
-    kept, left_out = merged_config({"x": [float("inf"), {"y": -float("inf")}], "z": float("nan")}, [])
-    assert kept == {"x": [{"__float__": "Infinity"}, {"y": {"__float__": "-Infinity"}}], "z": {"__float__": "NaN"}}
-    assert left_out == ()
-
-
 def test_tables_within_tables_are_not_followed_for_ever():
     config: dict[str, Any] = {"n": 1}
     for _ in range(MAX_DEPTH + 3):
@@ -229,12 +226,6 @@ def test_tables_within_tables_are_not_followed_for_ever():
     kept, left_out = merged_config(config, [])
     assert json.dumps(kept).count('"n"') == MAX_DEPTH + 1
     assert len(left_out) == 1
-
-
-def test_names_of_what_was_left_out_are_safe_to_show():
-    config = {"x" * 200: "/a", "\u202e\n": "/b", **{f"_{k}": 1 for k in range(3)}}
-    _, left_out = merged_config(config, [])
-    assert left_out == ("x" * 80, "\\u202e\\n", "_0", "_1", "_2")
 
 
 @pytest.mark.parametrize(
@@ -267,8 +258,11 @@ def test_no_text_key_or_depth_takes_long_or_breaks_the_check(config: dict[str, A
 AS_IT_IS = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}/", "x": 1.50 }'
 OF_TOKENS = b'{"_x": 5, "auto_map": 6, "</s>": 7, "attn_implementation": 8}'
 KEPT = '{\n  "x": [\n    {\n      "y": "ä"\n    }\n  ]\n}\n'.encode()
+OF_SENTENCE_TRANSFORMERS = b'{"__version__": {"sentence_transformers": "5.1.0", "pytorch": "2+cpu"}, "prompts": {}}'
 FILES: list[tuple[bytes, bytes | None, tuple[str, ...]]] = [
     (AS_IT_IS, AS_IT_IS, ()),
+    (OF_SENTENCE_TRANSFORMERS, OF_SENTENCE_TRANSFORMERS, ()),
+    (b'{"__version__": {"x": "org/repo--module.Class"}}', b'{\n  "__version__": {}\n}\n', ("__version__.x",)),
     (OF_TOKENS, OF_TOKENS, ()),
     (b'{"_x": 5, "y": true}', b'{\n  "y": true\n}\n', ("_x",)),
     (b'{"auto_map": {"X": ["e.E", null]}, "x": [{"y": "\xc3\xa4", "_y": 1}]}', KEPT, ("auto_map", "x._y")),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from builders import llama_shapes, random_base, recipe_dict, write_model, write_parents
-from hub_helpers import opened
+from plan_helpers import opened
 
 from hubmerge.errors import DiskError, HubmergeError, SourceChangedError
 from hubmerge.sources import folder as files_module

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
-from hub_helpers import opened, refuse_folder
-from plan_helpers import plan_of, refused
+from hub_helpers import refuse_folder
+from plan_helpers import opened, plan_of, refused
 from source_helpers import lora, pair
 from source_helpers import write_adapter as adapter
 
@@ -149,7 +149,7 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "a wrong lora_alpha": {"lora_alpha": "8"},
     "a wrong lora_alpha in": {"lora_alpha": float("nan")},
     "a wrong use_rslora": {"use_rslora": 1},
-    "a wrong rank_pattern": {"rank_pattern": {"(a+)+": 2}},
+    "ends of names, got '(a+)+'. Merge the adapter into its base with PEFT": {"rank_pattern": {"(a+)+": 2}},
     "a wrong rank_pattern in": {"rank_pattern": {"q_proj": 1.5}},
     "an integer from 1 to 65536": {"r": 65_537},
     "a table of at most 10000 entries": {"rank_pattern": {f"q{n}": 2 for n in range(10_001)}},
@@ -179,6 +179,7 @@ BAD_ADAPTERS: dict[str, tuple[dict[str, T], dict[str, Any]]] = {
     f"got {Q}.weight (no B)": (A_ALONE, {}),
     "without a pair of lora_A and lora_B": ({"base_model.model.lm_head.weight": BASE["lm_head.weight"]}, {}),
     "tensors that the base does not have": (factors("model.layers.9.mlp.up_proj"), {}),
+    "If it is that one: merge the adapter into its base with PEFT": (factors(f"model.language_{Q}"), {}),
     f"{Q}.weight: A 4×15, B 16×4, W 16×16": (factors(columns=15), {}),
     f"{Q}.weight: rank 2, where adapter_config.json says 4": (factors(rank=2), {}),
     f"{Q}.weight: rank 4, where adapter_config.json says 3": (factors(), {"rank_pattern": {"self_attn.q_proj": 3}}),
@@ -273,6 +274,7 @@ def plan_on_hub(base: Path, adapter: Path, other: Path) -> Plan:
     [
         ("org/base", None),
         ("mirror/BASE", "org/a: its adapter_config.json names mirror/BASE; it is applied to org/base"),
+        ("unsloth/base-unsloth-bnb-4bit", "names unsloth/base-unsloth-bnb-4bit; it is applied to org/base"),
         (None, "names no base"),
         ("/home/someone/model", "names /home/someone/model"),
     ],
@@ -290,9 +292,10 @@ def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path: Path, 
         plan_on_hub(base, folder, other)
 
 
-def test_a_local_adapter_is_pinned_by_its_config_too(tmp_path: Path):
-    first = opened(adapter(tmp_path / "a", factors())).ref.sha
-    assert opened(adapter(tmp_path / "a", factors(), lora_alpha=9)).ref.sha != first
+def test_a_local_adapter_tells_its_kind_and_is_pinned_by_its_config_too(tmp_path: Path):
+    model = opened(adapter(tmp_path / "a", factors()))
+    assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
+    assert opened(adapter(tmp_path / "a", factors(), lora_alpha=9)).ref.sha != model.ref.sha
 
 
 # --- prefixes ----------------------------------------------------------------------------------------------------
@@ -350,8 +353,3 @@ def test_an_adapter_trained_on_a_wrapped_model_finds_its_tensors(tmp_path: Path,
     plan = plan_of(base, adapter(tmp_path / "a", factors(f"_orig_mod.{Q}")), other)
     assert any("the prefix '_orig_mod.' is taken off" in w for w in plan.warnings)
     assert [t.name for t in plan.tensors() if type(t.inputs[1]).__name__ == "AdaptedTensor"] == [f"{Q}.weight"]
-
-
-def test_what_was_opened_tells_its_kind(tmp_path: Path):
-    model = opened(adapter(tmp_path / "a", factors()))
-    assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})

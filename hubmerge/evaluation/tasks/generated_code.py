@@ -66,19 +66,14 @@ def completed(prompt: str, answer: str, name: str) -> str:
 
 
 def before_definition(prompt: str, name: str) -> str:
-    """The part of `prompt` before its function `name`: imports and helpers."""
-    return prompt[: _definition(prompt, name)]
+    """The part of `prompt` before the last definition of `name`, its decorators aside: imports and helpers."""
+    starts = [match.start() for match in re.finditer(rf"^def\s+{re.escape(name)}\b", prompt, re.MULTILINE)]
+    return prompt[: starts[-1]] if starts else prompt
 
 
 def _is_continuation(text: str) -> bool:
     """Whether it starts with an indented line."""
     return re.match(r"(?:[ \t]*\r?\n)*[ \t]+\S", text) is not None
-
-
-def _definition(prompt: str, name: str) -> int:
-    """Where the last definition of `name` starts, its decorators aside."""
-    starts = [match.start() for match in re.finditer(rf"^def\s+{re.escape(name)}\b", prompt, re.MULTILINE)]
-    return starts[-1] if starts else len(prompt)
 
 
 def _outdented(block: str) -> str:
