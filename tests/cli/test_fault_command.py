@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -233,10 +233,30 @@ def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
     assert "0.00" not in message
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path, encoding: str) -> None:
+    agent = (recipe_file.parent / "one").rename(recipe_file.parent / "modèle")
+    names = [str(recipe_file.parent / "base"), str(agent), str(recipe_file.parent / "two")]
+    written = python("-m", "hubmerge", "init", *names, PYTHONIOENCODING=encoding)
+    for more in ([], ["--json"]):
+        told = python("-m", "hubmerge", "inspect", "-", *more, given=written.stdout, PYTHONIOENCODING=encoding)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert str(agent) in (json.loads(told.stdout)["agents"][0] if more else told.stdout)
+
+
 def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
-    done = python("-m", "hubmerge", "methods", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ram_plus" in done.stdout
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "hubmerge", "methods"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT) as run:
+        os.close(theirs)
+        shown = ""
+        with suppress(OSError):  # as Linux ends it
+            while more := os.read(ours, 65536):
+                shown += more.decode("ascii")
+        os.close(ours)
+    assert run.returncode == 0
+    assert "ram_plus" in shown
 
 
 def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
