@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
     parser.add_argument("--every", type=_seconds, default=300.0, metavar="S", help="seconds between polls (300)")
     parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
-    parser.add_argument("--json", action="store_true", help="decisions as JSON lines")
 
 
 def _seconds(text: str) -> float:

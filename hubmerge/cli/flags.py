@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hubmerge.engine.options import StreamOptions
 
 
+YAML_FILE = "a YAML file; - reads standard input"
+
+
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of a whole number of some digits; `most`: None where it needs no other bound."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from hubmerge.cli.flags import stream_options
@@ -24,17 +22,18 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     statistics = probe(prepared, hub, options, terminal)
     terminal.close()
     labels = statistics.agents
-    data = {
-        "schema": SCHEMA,
-        "identity": prepared.identity,
-        "epsilon": statistics.epsilon,
-        "agents": list(labels),
-        "total": summarize(statistics.total, labels),
-        "modules": {n: summarize(t, labels) for n, t in statistics.by_module().items()},
-        "layers": {str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
-        "tensors": {n: summarize(t, labels) for n, t in statistics.tensors.items()},
-    }
-    sys.stdout.write(json.dumps(data, indent=1) + "\n" if arguments.json else _text(data["total"]))
+    total = summarize(statistics.total, labels)
+    terminal.say(
+        _text(total),
+        schema=SCHEMA,
+        identity=prepared.identity,
+        epsilon=statistics.epsilon,
+        agents=list(labels),
+        total=total,
+        modules={n: summarize(t, labels) for n, t in statistics.by_module().items()},
+        layers={str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
+        tensors={n: summarize(t, labels) for n, t in statistics.tensors.items()},
+    )
     return 0
 
 
