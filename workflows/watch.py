@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.cli.flags import whole
 from hubmerge.errors import HubUnavailableError, RuleError
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
@@ -30,18 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="one turn: queue the merges that are due, then end")
     how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
-    parser.add_argument("--every", type=_seconds, default=300.0, metavar="S", help="seconds between polls (300)")
+    words = "seconds between polls; default: 300"
+    parser.add_argument("--every", type=whole(1, 86_400), default=300, metavar="S", help=words)
     parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 1 to 86400, not {text[:40]!r}")
-    return value
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
