@@ -240,8 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "the diagonal Fisher of an agent on calibration pairs"
-    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words))
-    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", "measure a model with a suite of tasks"))
+    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words, _REPEATED))
+    words = "measure a model with a suite of tasks"
+    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", words, _REPEATED))
     words = "the suites of tasks, and what their datasets are pinned to"
     suites.add_arguments(add("suites", suites.run_cli, words))
     words = "the table of merges and what they kept"
