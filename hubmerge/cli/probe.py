@@ -47,7 +47,8 @@ def _text(total: Any) -> str:
             f"{agent['shared'] / n:>8.2%} {rho:>7}"
         )
     lines.append("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))
-    lines.append(", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()))
+    shares = total["shares"]
+    lines.append(f"changed by several: signs conflict in {shares['conflict']:.2%}, agree in {shares['overlap']:.2%}")
     for pair in total["pairs"]:
         lines.append(
             f"{' / '.join(pair['agents'])}: Jaccard {pair['jaccard']:.3f}, cosine {pair['cosine']:.3f}, "
