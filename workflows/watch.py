@@ -48,7 +48,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
-    vault, scoring = TokenVault.from_settings(settings), scoring_of(settings, results_dataset(settings))
+    vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
+    scoring = scoring_of(settings, results_dataset(settings))
     bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=Intervals(poll_s=arguments.every))
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")
