@@ -77,7 +77,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
             process.send_signal(signal.SIGINT)
             _, words = process.communicate(timeout=30)  # the Hub may take 300 s for an answer
     assert process.returncode == 1
-    assert words.startswith(told)
+    assert words.splitlines()[-1].startswith(told)  # a busy machine says before that it waits
     assert "Traceback" not in words
 
 

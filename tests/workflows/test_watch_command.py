@@ -69,7 +69,7 @@ def test_a_turn_that_was_not_possible_is_an_exit_code(tmp_path: Path, capsys: py
 def test_wrong_rules_are_refused_before_anything_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong, right = written(tmp_path, "ada/x", name="wrong", budget=0), written(tmp_path, "ada/x")
     missing = str(tmp_path / "missing.yaml")
-    for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "cannot be read")):
+    for paths, told in (([wrong], "budget"), ([right, right], "one name"), ([missing], "got No such file")):
         assert main(["watch", *paths, "--once"]) == 1
         message = capsys.readouterr().err
         assert message.startswith("hubmerge: E_RULE: ")
