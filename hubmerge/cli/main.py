@@ -160,7 +160,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="hubmerge", description="Merge RL-trained agents.")
+    words = "Merge RL-trained agents. `hubmerge init BASE AGENT… --out my.yaml` writes a first recipe."
+    parser = _Parser(prog="hubmerge", description=words)
     parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

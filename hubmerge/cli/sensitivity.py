@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
     from hubmerge.recipe.calibration import CalibrationSpec
 
-_SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is not given takes CalibrationSpec's default."""
@@ -87,9 +85,9 @@ def _spec(arguments: Any) -> CalibrationSpec:
     from hubmerge.recipe.calibration import CalibrationSpec
     from hubmerge.recipe.recipe import issue_words
 
-    given = {name: getattr(arguments, name) for name in _SPEC if getattr(arguments, name) is not None}
+    asked = {name: getattr(arguments, name) for name in CalibrationSpec.model_fields}
     try:
-        return CalibrationSpec.model_validate(given)
+        return CalibrationSpec.model_validate({name: value for name, value in asked.items() if value is not None})
     except ValidationError as error:
         problems = []
         for issue in error.errors(include_url=False):
