@@ -60,9 +60,12 @@ def add_visibility(command: argparse.ArgumentParser) -> None:
 def add_stream_options(command: argparse.ArgumentParser) -> None:
     """How the inputs are read, and where chunks are merged."""
     command.add_argument(
-        "--chunk-elements", type=positive, default=None, help="elements per chunk; never changes a bit"
+        "--chunk-elements",
+        type=positive,
+        default=None,
+        help="elements per chunk; no number changes a bit of the result",
     )
-    command.add_argument("--threads", type=positive, default=None, help="at most; default: one per core")
+    command.add_argument("--threads", type=positive, default=None, help="the most threads; default: one per core")
     command.add_argument(
         "--device",
         choices=("auto", "cuda", "cpu"),

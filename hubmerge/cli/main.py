@@ -32,9 +32,9 @@ from hubmerge.text.wording import did_you_mean
 
 _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
-_LICENSE = "license of the result, where the parents leave it open; publishing needs one"
+_LICENSE = "the license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
-_RESUME = "go on in an unfinished folder, as is done without it"
+_RESUME = "go on in an unfinished folder, as the command does without it, too"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _REPEATED = "; the same command goes on"
 
@@ -220,10 +220,10 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
     command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
-    command.add_argument("folder", type=Path, help="that `hubmerge merge` has finished")
+    command.add_argument("folder", type=Path, help="a folder that `hubmerge merge` has finished")
     command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)
-    command.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
+    command.add_argument("--license", help="the license, where the parents leave it open and the card names none yet")
 
     words = "the whole line: check, merge, publish; run again to go on after a kill"
     command = add("run", "hubmerge.cli.run", words, _REPEATED)
@@ -257,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     add("methods", _methods, "the merge methods, their papers and parameters")
 
     command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
-    command.add_argument("--port", type=port, default=0, help="0 takes a free one")
+    command.add_argument("--port", type=port, default=0, help="default: a free one")
     command.add_argument("--data", type=Path, required=True, help="the folder that holds everything")
     command.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
     command.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")

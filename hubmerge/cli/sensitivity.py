@@ -23,17 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is not given takes CalibrationSpec's default."""
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
-    parser.add_argument("--prompt", required=True, metavar="COLUMN", help="of the questions")
-    parser.add_argument("--answer", required=True, metavar="COLUMN", help="of the answers")
+    parser.add_argument("--prompt", required=True, metavar="COLUMN", help="the column of the questions")
+    parser.add_argument("--answer", required=True, metavar="COLUMN", help="the column of the answers")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
-    parser.add_argument("--split", help="of a Hub dataset (train)")
-    parser.add_argument("--revision", help="of a Hub dataset")
-    parser.add_argument("--max-pairs", type=int, help="pairs, chosen by the hash of their texts (128)")
-    parser.add_argument("--max-tokens", type=int, help="of one pair (1024)")
+    parser.add_argument("--split", help="the split of a Hub dataset (train)")
+    parser.add_argument("--revision", help="the revision of a Hub dataset")
+    parser.add_argument("--max-pairs", type=int, help="the most pairs, chosen by the hash of their texts (128)")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of one pair (1024)")
     parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gradients")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
-    words = "how often what was computed is kept; default: 16"
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="the dtype of the gradients"
+    )
+    words = "after how many pairs the sums are kept; default: 16"
     parser.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS", help=words)
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
