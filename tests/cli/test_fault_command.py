@@ -39,7 +39,7 @@ NUMBERS = {
     "--port": ["localhub", "--data", "d"],
     "--every": ["watch", "rule.yaml"],
     **dict.fromkeys(("--threads", "--chunk-elements", "--disk-budget", "--device-memory"), MERGE),
-    **dict.fromkeys(("--batch-size", "--seed", "--wall-limit", "--memory-limit"), EVALUATE),
+    **dict.fromkeys(("--limit", "--batch-size", "--seed", "--wall-limit", "--memory-limit"), EVALUATE),
 }
 
 

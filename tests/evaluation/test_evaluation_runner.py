@@ -390,11 +390,6 @@ def test_a_failed_run_says_why_and_exits_with_1(run: Any, capsys: Any) -> None:
     assert not (out.parent / "result.details").exists()
 
 
-def test_a_limit_below_one_is_wrong_usage() -> None:
-    with pytest.raises(SystemExit):
-        main(["evaluate", "zoo/base", "--suite", "zoo", "--limit", "0"])
-
-
 def test_a_child_finds_what_pip_installed_for_the_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("site.ENABLE_USER_SITE", True)
     monkeypatch.setattr("site.getuserbase", lambda: "/home/ada/.local")
