@@ -166,6 +166,17 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_dataset(monkeypatch, code: int):
+    import datasets
+
+    monkeypatch.setattr(
+        "hubmerge.sensitivity.pairs.load_split", Mock(side_effect=OSError(code, "no", "/home/me/.cache"))
+    )
+    with pytest.raises(DiskError, match="HF_HOME"):
+        load_pairs(spec("org/data"), Hub(datasets.config.HF_ENDPOINT))
+
+
 def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):
     api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
@@ -207,17 +218,6 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
     assert script.startswith("E_SOURCE: the dataset cannot be read in ada/calibration-script")
     assert too_long.startswith("E_SENSITIVITY: the split has too many rows in ada/calibration-long")
     assert child.stderr == ""
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
-def test_a_cache_that_cannot_be_written_is_no_fault_of_the_dataset(monkeypatch, code: int):
-    import datasets
-
-    monkeypatch.setattr(
-        "hubmerge.sensitivity.pairs.load_split", Mock(side_effect=OSError(code, "no", "/home/me/.cache"))
-    )
-    with pytest.raises(DiskError, match="HF_HOME"):
-        load_pairs(spec("org/data"), Hub(datasets.config.HF_ENDPOINT))
 
 
 def test_another_hub_than_the_library_talks_to_is_not_asked():
