@@ -12,9 +12,10 @@ def console() -> int:
         sys.exit("hubmerge: E_SETTINGS: Windows has no file locks as hubmerge needs them. Run it in WSL.")
     _open_standard_streams()
     gc.set_threshold(100_000)  # imports and figures make many objects that stay, and each collection scans them
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters
-            stream.reconfigure(errors="backslashreplace")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what is piped is UTF-8, as recipes and results are in files
+            encoding = None if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="strict" if stream is sys.stdin else "backslashreplace")
     try:
         from hubmerge.cli.main import main
         from hubmerge.settings import use_one_blas_thread

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hubmerge.cli.methods_page import methods_page
 from hubmerge.methods import registry
-from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.file import load_recipe, recipe_from_yaml
 from hubmerge.recipe.sweep import load_sweep
+from workflows.watchers.rules import rule_from_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples" / "zoo" / "README.md"])
@@ -38,6 +40,16 @@ def test_paths_that_a_page_names_exist(page: Path) -> None:
         assert (page.parent / target).exists(), target
     for named in re.findall(r"`((?:hubmerge|workflows|tests|examples|benchmarks|docs)/[\w./\-]+)`", text):
         assert (ROOT / named).exists(), named
+
+
+@pytest.mark.parametrize(
+    ("page", "read"),
+    [("README.md", recipe_from_yaml), ("docs/mergekit.md", recipe_from_yaml), ("docs/watchers.md", rule_from_yaml)],
+)
+def test_the_documents_that_a_page_shows_can_be_read(page: str, read: Callable[[str], object]) -> None:
+    shown = re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    assert shown
+    assert all(map(read, shown))
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "recipes").glob("*.yaml")), ids=lambda p: p.name)

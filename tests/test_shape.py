@@ -67,11 +67,12 @@ def test_modules_stay_readable(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or path.name == "__init__.py"
 
 
-def test_light_commands_do_not_import_torch_or_gradio() -> None:
+def test_light_commands_and_the_functions_of_the_library_do_not_import_torch_or_gradio() -> None:
     """Every command builds the parser of all."""
     script = (
         "import sys\nfrom hubmerge.cli.main import main\nassert main(['methods']) == 0\n"
         "import hubmerge.line, localhub.server\n"
+        "assert all(getattr(hubmerge, name) for name in hubmerge.__all__)\n"
         "print(sorted({'torch', 'gradio', 'transformers'} & set(sys.modules)))"
     )
     assert printed_by(script).splitlines()[-1] == "[]"

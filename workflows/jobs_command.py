@@ -19,7 +19,6 @@ _LISTED = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retry", nargs="+", default=[], metavar="ID", help="try again; the first digits are enough")
-    parser.add_argument("--json", action="store_true", help="the jobs as one JSON object")
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:

@@ -23,7 +23,6 @@ _Write = Callable[[Mapping[str, bytes]], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", metavar="REPO|DIR", help="a results dataset on the Hub, or a folder (./…)")
     parser.add_argument("ids", nargs="*", metavar="ID", help="entries to sign; none: list them")
-    parser.add_argument("--json", action="store_true", help="the entries as one JSON object")
 
 
 def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:

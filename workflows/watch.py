@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.cli.flags import whole
 from hubmerge.errors import HubUnavailableError, RuleError
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
@@ -30,19 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="one turn: queue the merges that are due, then end")
     how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
-    parser.add_argument("--every", type=_seconds, default=300.0, metavar="S", help="seconds between polls (300)")
+    words = "seconds between polls; default: 300"
+    parser.add_argument("--every", type=whole(1, 86_400), default=300, metavar="S", help=words)
     parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
-    parser.add_argument("--json", action="store_true", help="decisions as JSON lines")
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 86_400:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds from 1 to 86400, not {text[:40]!r}")
-    return value
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -57,7 +48,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
-    vault, scoring = TokenVault.from_settings(settings), scoring_of(settings, results_dataset(settings))
+    vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
+    scoring = scoring_of(settings, results_dataset(settings))
     bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=Intervals(poll_s=arguments.every))
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")

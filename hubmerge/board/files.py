@@ -131,7 +131,7 @@ def results_folder(named: str) -> Path | None:
         return None
     folder = Path(os.path.expanduser(named))  # which leaves an unknown user as it is
     if not folder.is_dir():
-        raise ResultError("no such folder of results", where=named, next_step="Name a folder or a dataset.")
+        raise ResultError("no such folder of results", where=named, next_step="Name another (HUBMERGE_RESULTS).")
     return folder
 
 

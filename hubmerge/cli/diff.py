@@ -6,9 +6,7 @@ The code that reads models is imported when the command runs; building the comma
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "base", metavar="BASE", help="the model before: a Hub id such as org/name@revision, or a folder"
     )
     command.add_argument("agent", metavar="AGENT", help="the model after; may be a LoRA adapter on the base")
-    command.add_argument("--json", action="store_true", help="everything, tensor by tensor, as JSON on stdout")
     words = "a pattern of tensor names that are left out, such as 'v_head.*'; may stand several times"
     command.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=words)
     words = "also draw it: what changed by layer and module type, and by how much"
@@ -63,7 +60,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         except OSError as error:
             raise _unwritable(arguments.figure, error.strerror or str(error)) from None
     terminal.close()
-    sys.stdout.write(json.dumps(diff.to_json(), indent=1) + "\n" if arguments.json else in_words(diff, arguments.top))
+    terminal.say(in_words(diff, arguments.top), **diff.to_json())
     return 0
 
 

@@ -7,8 +7,8 @@ beside it. Run again after a stop, it goes on from what was generated. Exit code
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +29,28 @@ _SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--suite", required=True, help=", ".join(_SUITES))
-    parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev: rows to choose by")
-    parser.add_argument("--limit", type=positive, metavar="N", help="rows per task; makes it another suite version")
+    parser.add_argument(
+        "--split",
+        choices=("test", "dev"),
+        default="test",
+        help="dev: the rows by which variants are chosen; default: test",
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="the first N rows of each task, which is another suite version"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once")
-    parser.add_argument("--seed", type=whole(0), default=0)
-    parser.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS")
-    parser.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="of the evaluating process")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
+    )
+    words = "auto: as the model is stored; any other makes it another suite version"
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=words)
+    words = "what generates the answers; default: transformers"
+    parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers", help=words)
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once; default: 32")
+    parser.add_argument("--seed", type=whole(0), default=0, help="the seed of random draws; decoding is greedy")
+    words = "when the run ends at the latest; default: 14400"
+    parser.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS", help=words)
+    parser.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="what the evaluating process may take")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -79,7 +90,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
             details.mkdir(exist_ok=True)
             shutil.copy(path, details)
         arguments.out.write_text(result.to_json(), encoding="utf-8")
-    sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
+    terminal.say(table(result), **json.loads(result.to_json()))
     return 0 if result.status == "done" else 1
 
 

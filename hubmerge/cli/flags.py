@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hubmerge.engine.options import StreamOptions
 
 
+YAML_FILE = "a YAML file; - reads standard input"
+
+
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of a whole number of some digits; `most`: None where it needs no other bound."""
 
@@ -57,9 +60,12 @@ def add_visibility(command: argparse.ArgumentParser) -> None:
 def add_stream_options(command: argparse.ArgumentParser) -> None:
     """How the inputs are read, and where chunks are merged."""
     command.add_argument(
-        "--chunk-elements", type=positive, default=None, help="elements per chunk; never changes a bit"
+        "--chunk-elements",
+        type=positive,
+        default=None,
+        help="elements per chunk; no number changes a bit of the result",
     )
-    command.add_argument("--threads", type=positive, default=None, help="at most; default: one per core")
+    command.add_argument("--threads", type=positive, default=None, help="the most threads; default: one per core")
     command.add_argument(
         "--device",
         choices=("auto", "cuda", "cpu"),

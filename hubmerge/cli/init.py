@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +85,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
             got=error.strerror or str(error),
             next_step="Name a file in a folder of yours that is there.",
         ) from None
-    sys.stdout.write(f"{out} is written; `hubmerge inspect {out}` looks at it, `hubmerge merge {out} --out …` merges\n")
+    path = shlex.quote(str(out))
+    sys.stdout.write(f"{out} is written; `hubmerge inspect {path}` checks it, `hubmerge merge {path} --out …` merges\n")
     return 0
 
 
@@ -119,7 +121,7 @@ def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: S
     chosen = get_method(method)
     lines = [
         f"# yaml-language-server: $schema={SCHEMA_URL}",
-        "# A recipe of hubmerge: `hubmerge inspect` looks at it, `hubmerge probe` counts what its agents changed, and",
+        "# A recipe of hubmerge: `hubmerge inspect` checks it, `hubmerge probe` counts what its agents changed, and",
         "# `hubmerge merge` or `hubmerge run` merges. Relative paths begin at this file.",
         *(f"# It cannot be merged as it stands: {printable(problem)}" for problem in refused),
         _commented(_plain({"base": names[0]}), _facts(models[0])),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -36,9 +35,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if (decision := strictest([m.license for m in plan.models])).needs_choice:
         summary["warnings"] = [*summary["warnings"], f"publishing needs --license: {decision.reason}"]
     terminal.close()
-    if arguments.json:
-        sys.stdout.write(json.dumps(summary, indent=2) + "\n")
-        return 0
     weights = [f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights]
     groups = [models_of(plan.models, weights), fit_of(summary)]
     given = plan.recipe.given.settings() if sweep is None else ()
@@ -46,7 +42,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         groups.append(Group("Varying by layer or tensor", tuple(varying)))
     groups.append(cost_of(summary))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    sys.stdout.write(in_words(groups, summary["warnings"], width))
+    terminal.say(in_words(groups, summary["warnings"], width), **summary)
     return 0
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--suite", help="this suite only")
     parser.add_argument("--suite-version", help="this version of it instead of the newest")
-    parser.add_argument("--split", choices=("test", "dev"), default="test")
+    parser.add_argument("--split", choices=("test", "dev"), default="test", help="default: test")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything, see docs/leaderboard.md")
     form.add_argument("--csv", action="store_true", help="one suite, a line per model")

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hubmerge import __version__
-from hubmerge.cli.flags import add_stream_options, add_visibility, port
+from hubmerge.cli.flags import YAML_FILE, add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.machine import extras
@@ -32,9 +32,9 @@ from hubmerge.text.wording import did_you_mean
 
 _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
-_LICENSE = "license of the result, where the parents leave it open; publishing needs one"
+_LICENSE = "the license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
-_RESUME = "go on in an unfinished folder, as is done without it"
+_RESUME = "go on in an unfinished folder, as the command does without it, too"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _REPEATED = "; the same command goes on"
 
@@ -160,7 +160,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="hubmerge", description="Merge RL-trained agents.")
+    words = "Merge RL-trained agents. `hubmerge init BASE AGENT… --out my.yaml` writes a first recipe."
+    parser = _Parser(prog="hubmerge", description=words)
     parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -171,18 +172,18 @@ def _parser() -> argparse.ArgumentParser:
         again: str | None = None,
         *,
         function: str = "run_cli",
-        one_object: bool = False,
+        json: str = _JSON,
     ) -> argparse.ArgumentParser:
         """`run`: a function, or the module whose `function` reports to a terminal, and which is imported when it runs.
 
-        `one_object`: with --json the result is one object, and where the command fails, standard output stays empty.
+        `json`: the help of --json; empty where the command has none, or adds its own.
         """
         command = commands.add_parser(name, help=help, description=help)
-        called = _in_terminal(run, function, one_object) if isinstance(run, str) else run
+        called = _in_terminal(run, function) if isinstance(run, str) else run
         command.set_defaults(run=called, command=name, again=again, parser=command)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
-        if one_object:
-            command.add_argument("--json", action="store_true", help=_JSON)
+        if json:
+            command.add_argument("--json", action="store_true", help=json)
         return command
 
     from hubmerge.cli import diff, evaluate, leaderboard, sensitivity, suites
@@ -191,17 +192,14 @@ def _parser() -> argparse.ArgumentParser:
     from workflows import jobs_command, sign_command, watch
 
     words = "write a commented recipe of a base and its agents"
-    recipe_init.add_arguments(add("init", "hubmerge.cli.init", words, ""))
+    recipe_init.add_arguments(add("init", "hubmerge.cli.init", words, "", json=""))
 
-    words = "check a recipe from headers alone: compatibility, sizes, predictions"
-    command = add("inspect", "hubmerge.cli.inspect", words, "")
-    command.add_argument("recipe", type=Path)
-    command.add_argument("--json", action="store_true")
+    words = "check a recipe or a sweep from headers alone: compatibility, sizes, predictions"
+    add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=Path, help=YAML_FILE)
 
     words = "the statistics of a recipe's agents: density, overlap, conflicts"
     command = add("probe", "hubmerge.cli.probe", words, "")
-    command.add_argument("recipe", type=Path)
-    command.add_argument("--json", action="store_true")
+    command.add_argument("recipe", type=Path, help=YAML_FILE)
     add_stream_options(command)
 
     words = "what one training changed: a model beside the one that it was trained from"
@@ -210,8 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "merge to a folder: shards, config, tokenizer, card, hubmerge.json"
-    command = add("merge", "hubmerge.cli.merge", words, _REPEATED, function="run_merge", one_object=True)
-    command.add_argument("recipe", type=Path)
+    command = add("merge", "hubmerge.cli.merge", words, _REPEATED, function="run_merge")
+    command.add_argument("recipe", type=Path, help=YAML_FILE)
     output = command.add_mutually_exclusive_group(required=True)
     output.add_argument("--out", type=Path, help="the folder")
     words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
@@ -221,20 +219,20 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
-    command = add("publish", "hubmerge.cli.publish", words, _REPEATED, one_object=True)
-    command.add_argument("folder", type=Path)
-    command.add_argument("repo")
+    command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
+    command.add_argument("folder", type=Path, help="a folder that `hubmerge merge` has finished")
+    command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)
-    command.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
+    command.add_argument("--license", help="the license, where the parents leave it open and the card names none yet")
 
     words = "the whole line: check, merge, publish; run again to go on after a kill"
-    command = add("run", "hubmerge.cli.run", words, _REPEATED, one_object=True)
+    command = add("run", "hubmerge.cli.run", words, _REPEATED)
     run_command.add_arguments(command)
     add_stream_options(command)
 
     words = "several methods or a grid of parameters in one go, inputs read once"
-    command = add("sweep", "hubmerge.cli.merge", words, _REPEATED, function="run_sweep", one_object=True)
-    command.add_argument("sweep", type=Path)
+    command = add("sweep", "hubmerge.cli.merge", words, _REPEATED, function="run_sweep")
+    command.add_argument("sweep", type=Path, help=YAML_FILE)
     command.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
     command.add_argument("--resume", action="store_true", help=_RESUME)
     command.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
@@ -243,40 +241,40 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "the diagonal Fisher of an agent on calibration pairs"
-    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words))
-    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", "measure a model with a suite of tasks"))
+    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words, _REPEATED))
+    words = "measure a model with a suite of tasks"
+    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", words, _REPEATED))
     words = "the suites of tasks, and what their datasets are pinned to"
     suites.add_arguments(add("suites", suites.run_cli, words))
     words = "the table of merges and what they kept"
-    leaderboard.add_arguments(add("leaderboard", "hubmerge.cli.leaderboard", words))
-    watch.add_arguments(add("watch", "workflows.watch", "merge new agents as they appear on the Hub, by rules"))
+    leaderboard.add_arguments(add("leaderboard", "hubmerge.cli.leaderboard", words, json=""))
+    words = "merge new agents as they appear on the Hub, by rules"
+    watch.add_arguments(add("watch", "workflows.watch", words, json="decisions as JSON lines"))
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
     sign_command.add_arguments(add("sign", _sign, words))
-    add("methods", _methods, "the merge methods, their papers and parameters").add_argument(
-        "--json", action="store_true"
-    )
+    add("methods", _methods, "the merge methods, their papers and parameters")
 
-    command = add("localhub", _localhub, "an embedded Hub on loopback")
-    command.add_argument("--port", type=port, default=0, help="0 takes a free one")
-    command.add_argument("--data", type=Path, required=True)
+    command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
+    command.add_argument("--port", type=port, default=0, help="default: a free one")
+    command.add_argument("--data", type=Path, required=True, help="the folder that holds everything")
     command.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
     command.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
 
-    serve = add("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT")
+    serve = add("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT", json="")
     words = "the app on an embedded Hub seeded with the example agents; no account, no network"
-    demo = add("demo", _demo, words)
+    demo = add("demo", _demo, words, json="")
     for command in (serve, demo):
-        command.add_argument("--host", default="127.0.0.1")
-        command.add_argument("--port", type=port, default=7860)
+        command.add_argument("--host", default="127.0.0.1", help="the address to listen on; default: this machine's")
+        command.add_argument("--port", type=port, default=7860, help="default: 7860")
     demo.add_argument("--watch", action="store_true", help="also let the example watcher merge")
     return parser
 
 
-def _in_terminal(module: str, function: str, one_object: bool) -> Callable[[Any, Settings], int]:
+def _in_terminal(module: str, function: str) -> Callable[[Any, Settings], int]:
     def run(arguments: Any, settings: Settings) -> int:
-        with Terminal(arguments.log_json, one_object=one_object and arguments.json) as terminal:
+        with Terminal(arguments.log_json, one_object=getattr(arguments, "json", False)) as terminal:
             code = int(getattr(import_module(module), function)(arguments, settings, terminal))
             terminal.print_result()
         return code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from hubmerge.cli.flags import stream_options
@@ -24,17 +22,18 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     statistics = probe(prepared, hub, options, terminal)
     terminal.close()
     labels = statistics.agents
-    data = {
-        "schema": SCHEMA,
-        "identity": prepared.identity,
-        "epsilon": statistics.epsilon,
-        "agents": list(labels),
-        "total": summarize(statistics.total, labels),
-        "modules": {n: summarize(t, labels) for n, t in statistics.by_module().items()},
-        "layers": {str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
-        "tensors": {n: summarize(t, labels) for n, t in statistics.tensors.items()},
-    }
-    sys.stdout.write(json.dumps(data, indent=1) + "\n" if arguments.json else _text(data["total"]))
+    total = summarize(statistics.total, labels)
+    terminal.say(
+        _text(total),
+        schema=SCHEMA,
+        identity=prepared.identity,
+        epsilon=statistics.epsilon,
+        agents=list(labels),
+        total=total,
+        modules={n: summarize(t, labels) for n, t in statistics.by_module().items()},
+        layers={str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
+        tensors={n: summarize(t, labels) for n, t in statistics.tensors.items()},
+    )
     return 0
 
 
@@ -48,7 +47,8 @@ def _text(total: Any) -> str:
             f"{agent['shared'] / n:>8.2%} {rho:>7}"
         )
     lines.append("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))
-    lines.append(", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()))
+    shares = total["shares"]
+    lines.append(f"changed by several: signs conflict in {shares['conflict']:.2%}, agree in {shares['overlap']:.2%}")
     for pair in total["pairs"]:
         lines.append(
             f"{' / '.join(pair['agents'])}: Jaccard {pair['jaccard']:.3f}, cosine {pair['cosine']:.3f}, "

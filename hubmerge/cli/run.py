@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import add_visibility, stream_options
+from hubmerge.cli.flags import YAML_FILE, add_visibility, stream_options
 from hubmerge.errors import RecipeError, SettingsError
 from hubmerge.machine.extras import require
 from hubmerge.settings import Settings
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, nargs="?")
-    parser.add_argument("--to", required=True, metavar="REPO")
+    parser.add_argument("recipe", type=Path, nargs="?", help=YAML_FILE)
+    parser.add_argument("--to", required=True, metavar="REPO", help="owner/name on the Hub; of a sweep, REPO-<variant>")
     add_visibility(parser)
-    parser.add_argument("--license", help="license of the result, where the parents leave it open")
+    parser.add_argument("--license", help="the license of the result, where the parents leave it open")
     words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
     parser.add_argument("--newest", action="store_true", help=words)
     parser.add_argument("--evaluate", metavar="SUITE", help="measure the merge and its parents afterwards")

@@ -6,8 +6,6 @@ Apart from the package, so that building the command line's parser imports nothi
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,29 +18,30 @@ if TYPE_CHECKING:
     from hubmerge.cli.terminal import Terminal
     from hubmerge.recipe.calibration import CalibrationSpec
 
-_SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What is not given takes CalibrationSpec's default."""
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
-    parser.add_argument("--prompt", required=True, metavar="COLUMN")
-    parser.add_argument("--answer", required=True, metavar="COLUMN")
+    parser.add_argument("--prompt", required=True, metavar="COLUMN", help="the column of the questions")
+    parser.add_argument("--answer", required=True, metavar="COLUMN", help="the column of the answers")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
-    parser.add_argument("--split", help="of a Hub dataset (train)")
-    parser.add_argument("--revision", help="of a Hub dataset")
-    parser.add_argument("--max-pairs", type=int, help="pairs, chosen by the hash of their texts (128)")
-    parser.add_argument("--max-tokens", type=int, help="of one pair (1024)")
+    parser.add_argument("--split", help="the split of a Hub dataset (train)")
+    parser.add_argument("--revision", help="the revision of a Hub dataset")
+    parser.add_argument("--max-pairs", type=int, help="the most pairs, chosen by the hash of their texts (128)")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of one pair (1024)")
     parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
-    parser.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gradients")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="the dtype of the gradients"
+    )
+    words = "after how many pairs the sums are kept; default: 16"
+    parser.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS", help=words)
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
+    from hubmerge.engine.device import require_cuda
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import model_here
     from hubmerge.sensitivity.pairs import LOADERS, load_pairs
@@ -50,6 +49,8 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
     spec = _spec(arguments)
     require("eval", "a sensitivity", *LOADERS)
+    if arguments.device == "cuda":
+        require_cuda()
     hub = hub_of_user(settings)
     terminal.stage("fetch data")
     pairs = load_pairs(spec, hub)
@@ -69,17 +70,13 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         checkpoint_every=arguments.checkpoint_every,
     )
     terminal.close()
-    told = {
-        "file": str(file.path),
-        "tensors": len(file.tensors),
-        "pairs": file.metadata.pairs,
-        "data_digest": file.metadata.data_digest,
-    }
-    if arguments.json:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
-        return 0
-    sys.stdout.write(
-        f"{told['file']}: {told['tensors']} tensors from {told['pairs']} pairs, data {file.metadata.data_digest[:16]}\n"
+    path, tensors, pairs_read, digest = file.path, len(file.tensors), file.metadata.pairs, file.metadata.data_digest
+    terminal.say(
+        f"{path}: {tensors} tensors from {pairs_read} pairs, data {digest[:16]}\n",
+        file=str(path),
+        tensors=tensors,
+        pairs=pairs_read,
+        data_digest=digest,
     )
     return 0
 
@@ -88,13 +85,14 @@ def _spec(arguments: Any) -> CalibrationSpec:
     from pydantic import ValidationError
 
     from hubmerge.recipe.calibration import CalibrationSpec
+    from hubmerge.recipe.recipe import issue_words
 
-    given = {name: getattr(arguments, name) for name in _SPEC if getattr(arguments, name) is not None}
+    asked = {name: getattr(arguments, name) for name in CalibrationSpec.model_fields}
     try:
-        return CalibrationSpec.model_validate(given)
+        return CalibrationSpec.model_validate({name: value for name, value in asked.items() if value is not None})
     except ValidationError as error:
         problems = []
         for issue in error.errors(include_url=False):
             option = "--" + str(issue["loc"][0]).replace("_", "-")
-            problems.append(Problem(SensitivityError.code, issue["msg"], option, got=str(issue["input"])[:80]))
+            problems.append(Problem(SensitivityError.code, issue_words(issue), option, got=str(issue["input"])[:80]))
         raise SensitivityError("the calibration data is not well described", problems=problems) from None

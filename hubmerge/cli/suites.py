@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="SUITE", help="default: every suite")
     parser.add_argument("--pin", action="store_true", help="pin what is not pinned to the commit that main has now")
     parser.add_argument("--file", type=Path, help="another file of pins than the package's")
-    parser.add_argument("--json", action="store_true", help="the suites as one JSON object")
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:

@@ -75,7 +75,7 @@ def require_cuda() -> None:
         where="--device cuda",
         expected="a GPU, its driver and a torch that was built for CUDA",
         got=f"torch {torch.__version__}, which finds none",
-        next_step="Leave --device out, and the CPU merges.",
+        next_step="Leave --device out, and the CPU does the work.",
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from hubmerge.errors import DiskError
 
+_UNWRITABLE = "Choose a folder that you may write to; HUBMERGE_DATA names the one in place of `data`."
 _REMEDIES = {
     errno.ENOSPC: "Free some disk and resume.",
     errno.EDQUOT: "Free some of the quota and resume.",
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f) and resume.",
     errno.EMFILE: "Raise the limit on open files (ulimit -n) and resume.",
-    errno.EACCES: "Choose a folder that you may write to.",
-    errno.EPERM: "Choose a folder that you may write to.",
-    errno.EROFS: "Choose a folder on a disk that can be written.",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _UNWRITABLE),
     errno.EEXIST: "Choose another folder.",
     errno.ENOTDIR: "Choose another folder.",
     errno.ENAMETOOLONG: "Choose a shorter name.",

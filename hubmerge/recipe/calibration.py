@@ -60,12 +60,4 @@ class CalibrationRows:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, in the form of hubmerge.json."""
-        return {
-            "data": self.data,
-            "rows": self.digest,
-            "pairs": self.pairs,
-            "torch": self.torch,
-            "transformers": self.transformers,
-            "file": self.file,
-            "private": self.private,
-        }
+        return {"rows" if key == "digest" else key: value for key, value in vars(self).items() if key != "read"}

@@ -341,13 +341,16 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
     meant: set[str] = set()
     for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
         path, kind = issue["loc"], issue["type"]
-        plain = Problem(RecipeError.code, _words(issue), place(where, *path))
+        plain = Problem(RecipeError.code, issue_words(issue), place(where, *path))
         if kind == "extra_forbidden":
             known = _known_keys(path)
             elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
             step = f"Did you mean {elsewhere}?" if elsewhere in missing else did_you_mean(path[-1], missing)
             step = step or did_you_mean(path[-1], known)
             meant |= {name for name in missing if step == f"Did you mean {name}?"}
+            if path == ("sweep",):
+                meant.add("method")
+                step = "It makes this a sweep, for `hubmerge sweep` and `hubmerge run --sweep`."
             got = repr(issue["input"])[:120]
             yield replace(plain, expected=", ".join(known), got=got, next_step=step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
@@ -430,6 +433,6 @@ _WORDS = {
 }
 
 
-def _words(issue: Any) -> str:
+def issue_words(issue: Any) -> str:
     """pydantic's finding in words for somebody who does not know pydantic."""
     return _WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")

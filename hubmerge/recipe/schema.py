@@ -19,22 +19,22 @@ _MODEL = {
     "type": "string",
     "minLength": 1,
     "maxLength": 4096,
-    "description": "A Hub id with an optional revision (org/name@revision), or a folder (./folder), from this file on.",
+    "description": "A Hub id with an optional revision (org/name@revision), or a folder (./folder: beside this file).",
 }
 _SAID = {
     "base": "The model that every agent was trained from.",
-    "agents": "What is merged, in this order.",
-    "method": "How; `hubmerge methods` and docs/methods.md say more.",
-    "parameters": "Of the method.",
-    "dtype": "Of the result; default: as the base stores each tensor.",
-    "rounding": "Into 16 bits; default: the method's.",
-    "seed": "Of random drops and stochastic rounding.",
-    "calibration": "Question-answer pairs, for methods that weigh by sensitivity.",
-    "ignore": "Names of tensors that are not merged, as patterns.",
+    "agents": "The models that are merged, in this order.",
+    "method": "The merge method; `hubmerge methods` and docs/methods.md describe all of them.",
+    "parameters": "The method's parameters; those that are left out have their defaults.",
+    "dtype": "The dtype of the result; default: as the base stores each tensor.",
+    "rounding": "How the result is rounded to 16 bits; default: the method's.",
+    "seed": "The seed of random drops and of stochastic rounding.",
+    "calibration": "Questions with answers, for methods that weigh by sensitivity.",
+    "ignore": "Patterns of the names of tensors that are not merged, such as v_head.*",
     "model": _MODEL["description"],
     "tokenizer": "base, union (all tokens that the models have, the default), or a model of this recipe.",
     "weight": "A factor on the agent's update: one number, numbers over the layers, or rules.",
-    "sensitivity": "A file of `hubmerge sensitivity`, from this file on.",
+    "sensitivity": "A file that `hubmerge sensitivity` wrote; a relative path begins beside this file.",
 }
 
 
@@ -45,7 +45,7 @@ def recipe_schema() -> dict[str, Any]:
     calibration = CalibrationSpec.model_json_schema()
     agent |= {
         "model": _MODEL,
-        "parameters": {"type": "object", "description": "Its own, in place of the recipe's."},
+        "parameters": {"type": "object", "description": "The agent's own parameters, in place of the recipe's."},
         "calibration": _optional({"$ref": "#/$defs/calibration"}),
     }
     table = {"type": "object", "properties": agent, "required": ["model"], "additionalProperties": False}

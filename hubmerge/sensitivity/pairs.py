@@ -17,6 +17,7 @@ exist.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import heapq
 import json
@@ -26,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import FormatError, HubmergeError, Problem, SensitivityError, SourceNotFoundError
+from hubmerge.errors import DiskError, FormatError, HubmergeError, Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import is_hub_id
-from hubmerge.isolation.in_child import first_line
+from hubmerge.isolation.in_child import filled_the_disk, first_line
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
@@ -201,6 +202,9 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
         raise
     except Exception as error:  # a stranger's files: any error of the library means the same
         told = first_line(error).rstrip(".")
+        if filled_the_disk(error) or getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
+            step = "Free some disk, or set HF_HOME to a folder that you may write to."
+            raise DiskError("the dataset cannot be kept", where=spec.label, got=told, next_step=step) from error
         step = "Check its id, revision and split, and sign in if it is private."
         if told.startswith("Config name is missing"):
             told = "several configs, and none of them is the default"

@@ -102,11 +102,10 @@ def test_a_mistake_is_answered_with_what_where_and_what_to_do(
             assert problem["where"] or (problem["expected"] and problem["got"])
 
 
-def test_the_page_of_mistakes_is_made_of_what_is_said_and_they_are_at_least_forty() -> None:
+def test_the_page_of_mistakes_is_made_of_what_is_said() -> None:
     if WRITING:
         rows = [mistakes.row(mistake, _now[mistake.title]) for mistake in MISTAKES]
         PAGE.write_text(mistakes.HEAD + "".join(rows), encoding="utf-8")
-    assert len(MISTAKES) >= 40
     text = PAGE.read_text(encoding="utf-8")
     assert text.startswith(mistakes.HEAD)
     titles = [line.split(" | ")[0] for line in text.removeprefix(mistakes.HEAD).splitlines()]

@@ -208,12 +208,12 @@ def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
 def test_paths_are_written_as_the_file_that_holds_them_needs_them(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "recipes").mkdir()
-    assert main(["init", "base", str(here / "one"), "./two", "--out", "recipes/new.yaml"]) == 0
-    assert "hubmerge merge recipes/new.yaml" in capsys.readouterr().out
-    recipe = load_recipe(here / "recipes" / "new.yaml")
+    (here / "my recipes").mkdir()
+    assert main(["init", "base", str(here / "one"), "./two", "--out", "my recipes/new.yaml"]) == 0
+    assert "`hubmerge merge 'my recipes/new.yaml' --out" in capsys.readouterr().out, "a shell takes it"
+    recipe = load_recipe(here / "my recipes" / "new.yaml")
     assert [str(recipe.base), *(str(a.model) for a in recipe.agents)] == ["../base", str(here / "one"), "../two"]
-    assert main(["merge", "recipes/new.yaml", "--out", "out"]) == 0
+    assert main(["merge", "my recipes/new.yaml", "--out", "out"]) == 0
 
 
 def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path) -> None:

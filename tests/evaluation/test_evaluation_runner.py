@@ -394,11 +394,6 @@ def test_a_failed_run_says_why_and_exits_with_1(run: Any, tmp_path: Path, capsys
     assert list(details.iterdir()) == []
 
 
-def test_a_limit_below_one_is_wrong_usage() -> None:
-    with pytest.raises(SystemExit):
-        main(["evaluate", "zoo/base", "--suite", "zoo", "--limit", "0"])
-
-
 def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("site.ENABLE_USER_SITE", False)
     inherited, proxy = {"PATH": "/bin", "PYTHONPATH": "/lib", "LANG": "C"}, {"HTTPS_PROXY": "http://u:p@h"}

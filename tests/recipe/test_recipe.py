@@ -66,20 +66,6 @@ def test_every_method_survives_yaml_with_its_defaults_written_out(method: str):
     assert dict(first.parameters) == defaults
 
 
-def test_defaults_are_written_out():
-    assert (
-        recipe(method="ram_plus").to_dict()["parameters"].items() >= {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}.items()
-    )
-    assert recipe().to_dict()["seed"] == 0
-
-
-def test_agents_keep_their_order():
-    names = [f"org/agent-{i}" for i in (3, 1, 2, 0)]
-    first = recipe(agents=names)
-    assert [str(a.model) for a in first.agents] == names
-    assert [str(a.model) for a in from_yaml(first.to_yaml()).agents] == names
-
-
 def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         recipe().seed = 1  # type: ignore[misc]
@@ -157,12 +143,6 @@ def test_a_path_is_a_folder(folder: str):
     model = recipe(base=folder).base
     assert (model.id, model.revision, model.local) == (folder, None, True)
     assert str(model) == folder
-
-
-def test_what_a_name_means_does_not_depend_on_the_folders_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "org" / "base").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert not recipe().base.local
 
 
 @pytest.mark.parametrize("revision", ["main", "refs/pr/3", "v1.0", "a" * 40, "feature/x_y-z"])
@@ -343,10 +323,7 @@ def test_plain_data_survives_yaml(data: Any):
     assert load_plain_yaml(dump_plain_yaml({"data": data})) == {"data": data}
 
 
-def test_a_recipe_file_that_cannot_be_read_is_refused(tmp_path: Path):
-    for path in (tmp_path / "missing.yaml", tmp_path):
-        with pytest.raises(RecipeError, match="cannot be read"):
-            load_recipe(path)
+def test_a_recipe_file_in_another_encoding_is_refused(tmp_path: Path):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(b"base: \xff\xfe")
     with pytest.raises(RecipeError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from datasets_by_hand import publish
@@ -16,7 +18,7 @@ from huggingface_hub import HfApi
 from pydantic import ValidationError
 from sensitivity_helpers import PAIRS, llama, write_rows
 
-from hubmerge.errors import SensitivityError, SourceNotFoundError
+from hubmerge.errors import DiskError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity.pairs import Pair, digest, load_pairs, tokenize, tokenized_in
@@ -163,6 +165,17 @@ for changes in json.loads(sys.argv[3]):
         out.append(str(error))
 print(json.dumps(out))
 """
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOSPC])
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_dataset(monkeypatch, code: int):
+    import datasets
+
+    monkeypatch.setattr(
+        "hubmerge.sensitivity.pairs.load_split", Mock(side_effect=OSError(code, "no", "/home/me/.cache"))
+    )
+    with pytest.raises(DiskError, match="HF_HOME"):
+        load_pairs(spec("org/data"), Hub(datasets.config.HF_ENDPOINT))
 
 
 def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):

@@ -305,7 +305,7 @@ def test_arguments_that_make_no_sense_are_listed_together(tmp_path, capsys):
     told = capsys.readouterr().err
     assert told.count("E_SENSITIVITY") == 2
     assert "--answer" in told
-    assert "--max-pairs" in told
+    assert "this must be greater than or equal to 1 in --max-pairs" in told
 
 
 def test_importing_the_package_loads_neither_torch_nor_transformers():

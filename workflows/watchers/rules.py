@@ -86,7 +86,8 @@ def load_rule(path: Path) -> RuleHead:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_RULE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise RuleError("the rule cannot be read", where=str(path), got=str(error)) from None
+        got = error.strerror or str(error) if isinstance(error, OSError) else "another encoding"
+        raise RuleError("the rule cannot be read", where=str(path), expected="a file in UTF-8", got=got) from None
     return rule_from_yaml(text, path.name)
 
 
