@@ -296,7 +296,7 @@ class LayerDensities:
         return {str(depth): (self._changed[depth] / self._elements[depth]).tolist() for depth in sorted(self._changed)}
 
 
-_LAYER = re.compile(r"\.(?:layers?|h|blocks?)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 MODULES = ("embedding", "attention", "mlp", "norm", "other", "head")  # as a reader meets them in a model
 _MODULES = (
     ("norm", re.compile(r"(?:norm|ln_\w+|layernorm)\b", re.IGNORECASE)),
@@ -310,7 +310,7 @@ _MODULES = (
 
 def layer_of(name: str) -> int | None:
     """The depth of a tensor in the layer stack, None outside it."""
-    match = _LAYER.search(name)
+    match = LAYER.search(name)
     return int(match.group(1)) if match else None
 
 
