@@ -10,7 +10,7 @@ a thread is made once. ctypes calls without the interpreter's lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from functools import cache
@@ -24,6 +24,7 @@ from hubmerge.engine import definition
 from hubmerge.engine.compiled import UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
+from hubmerge.engine.memory import ROW
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.numerics.counter_rng import Key
@@ -33,7 +34,6 @@ from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
 
 PIECE = 16_384  # elements that a kernel in numpy takes at once
-KEY_BYTES = 4 * ((1 << 16) + 112) * 4  # of one agent's histogram of keys
 _COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could overflow
 _LINE = 64  # bytes of a cache line
 _KINDS = {"F32": 0, "BF16": 1, "F16": 2}
@@ -58,8 +58,7 @@ class _Ranking(Structure):
     """struct ranking"""
 
     _fields_ = (
-        ("first_agent", c_int64), ("agents", c_int64), ("keys", c_void_p), ("spans", c_void_p), ("wanted", c_void_p),
-        ("bound", c_uint64), ("is_private", c_int64),
+        ("agent", c_int64), ("keys", c_void_p), ("span", c_void_p), ("wanted", c_int64), ("bound", c_uint64),
     )  # fmt: skip
 
 
@@ -258,47 +257,31 @@ def _piece(chunk: ChunkInputs, first: int, end: int) -> ChunkInputs:
 
 
 def count_magnitudes(
-    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float, at_once: int = 1
+    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
 ) -> NDArray[np.int64]:
     """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
 
-    With one `wanted` key per row: of the lower halves of what has it; an even key has no such. `at_once`: agents whose
-    histograms lie beside each other in memory.
+    With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
     """
     drop, private = threshold.of == "dropped", threshold.of == "private"
     work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
-    keys = np.array(wanted, np.uint16)
     parts = []
-    drops = [0.0] if private else [threshold.drop_of(k) for k in range(work.agents)]
-    for some in _together(drops, at_once):
-        count = some.stop - some.start  # histograms
-        spans = np.tile(np.array([1 << 16, 0]), (count, 1))
+    for row in range(1 if private else work.agents):
+        if wanted and wanted[row] % 2 == 0:
+            continue
+        span = np.array([1 << 16, 0])
         ranking = _Ranking(
-            first_agent=some.start,
-            agents=work.agents if private else count,
-            keys=_address(_keys(count)),
-            spans=work.address(spans),
-            wanted=work.address(keys[some]) if wanted else None,
-            bound=_bound(drops[some.start]),
-            is_private=private,
+            agent=-1 if private else row,
+            keys=_address(_keys()),
+            span=_address(span),
+            wanted=wanted[row] if wanted else -1,
+            bound=_bound(threshold.drop_of(row)),
         )
-        if not (private and wanted and wanted[0] % 2 == 0):
-            library().rank(addressof(work.call), addressof(ranking))
-        ranking.agents = count
-        found = np.empty((int((spans[:, 1] + 2).sum()), 3), np.int64)
-        found = found[: library().take_keys(addressof(ranking), _address(found), len(found))]
-        found[:, 0] += some.start
-        parts.append(found)
-    return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
-
-
-def _together(drops: Sequence[float], at_once: int) -> Iterator[slice]:
-    """Agents that follow each other and are counted in one pass: at most so many, of one drop."""
-    first = 0
-    for k in range(1, len(drops) + 1):
-        if k == len(drops) or k - first == at_once or drops[k] != drops[first]:
-            yield slice(first, k)
-            first = k
+        library().rank(addressof(work.call), addressof(ranking))
+        found = np.empty((int(span[1]) + 2, 2), np.int64)
+        filled = library().take_keys(addressof(ranking), _address(found), len(found))
+        parts.append(np.insert(found[:filled], 0, row, axis=1))
+    return np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
 
 
 def _bound(p: float) -> int:
@@ -306,12 +289,12 @@ def _bound(p: float) -> int:
     return ceil(float(np.float32(p)) * 2**24)
 
 
-def _keys(rows: int) -> NDArray[np.uint8]:
-    """This thread's histograms of keys, all zero between two passes; made once, since fresh pages cost more than
+def _keys() -> NDArray[np.uint8]:
+    """This thread's histogram of keys, all zero between two passes; made once, since fresh pages cost more than
     counting."""
     kept: NDArray[np.uint8] | None = getattr(_thread, "keys", None)
-    if kept is None or kept.size < rows * KEY_BYTES:
-        kept = _thread.keys = np.zeros(rows * KEY_BYTES, np.uint8)
+    if kept is None:
+        kept = _thread.keys = np.zeros(ROW, np.uint8)
     return kept
 
 
