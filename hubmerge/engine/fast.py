@@ -10,7 +10,7 @@ a thread is made once. ctypes calls without the interpreter's lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from functools import cache
@@ -28,7 +28,7 @@ from hubmerge.engine.memory import ROW
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.numerics.counter_rng import Key
-from hubmerge.numerics.dtypes import STORAGE
+from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.buffers import empty
 from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
@@ -38,7 +38,6 @@ _COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could o
 _LINE = 64  # bytes of a cache line
 _KINDS = {"F32": 0, "BF16": 1, "F16": 2}
 _WORKSPACES = 4  # kept per thread; variants of a merge take turns at every chunk
-_thread = threading.local()  # .workspaces, .keys
 
 
 class _Call(Structure):
@@ -72,7 +71,7 @@ class _Pass:
             agents=self.agents,
             elements=self.elements,
             start=chunk.start,
-            rows=self.address(_addresses(self._contiguous(chunk.raws))),
+            rows=self._rows(chunk.raws),
             kinds=self.address(np.array([_KINDS[dtype] for dtype in chunk.dtypes])),
             kernel=-1,
             epsilon=epsilon,
@@ -82,7 +81,7 @@ class _Pass:
                 np.array([(k.first, k.second) for k in chunk.uniform_keys], np.uint64)
             )
         if chunk.sensitivities:
-            self.call.sensitivities = self.address(_addresses(self._contiguous(chunk.sensitivities)))
+            self.call.sensitivities = self._rows(chunk.sensitivities)
         self._workspace = _Workspace.of_thread(self.agents, extras)
         self.call.workspace = self._workspace.address
         k = self.agents
@@ -95,10 +94,11 @@ class _Pass:
         self._least[:] = 0xFFFFFFFF
         self._sums = self._result_sums = np.zeros((0, 0))
 
-    def _contiguous(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _rows(self, arrays: Sequence[NDArray[Any]]) -> int:
+        """Where it lies where their elements lie."""
         found = [np.ascontiguousarray(array) for array in arrays]
         self._kept.append(found)
-        return found
+        return self.address(np.array([_address(row) for row in found], np.uint64))
 
     def address(self, array: NDArray[Any]) -> int:
         """Where it lies, which it does as long as this object lives."""
@@ -121,15 +121,17 @@ class _Pass:
         self.call.per_agent, self.call.columns = self.address(per_agent), per_agent.shape[1] if per_agent.size else 0
         self.call.constants = self.address(np.array(rule.constants, np.float32))
 
-    def run(self, first: int, end: int) -> None:
-        library().work(addressof(self.call), first, end)
-
-    def run_all(self, piece: int = _COUNTED_AT_ONCE) -> Histogram:
-        """Works through the chunk; the histogram of what was counted."""
-        parts = []
-        for first in range(0, self.elements, piece):
-            self.run(first, min(self.elements, first + piece))
-            if self.call.sums:
+    def run(self, given: Callable[[int, int], Float32] | None = None) -> Histogram:
+        """Works through the chunk; the histogram of what was counted. `given`: the δ* of a piece of it that pass.c does
+        not compute."""
+        parts, at_once = [], _COUNTED_AT_ONCE if given is None else PIECE
+        for first in range(0, self.elements, at_once):
+            end = min(self.elements, first + at_once)
+            if given is not None:
+                piece = np.ascontiguousarray(given(first, end))
+                self.call.given = _address(piece)
+            library().work(addressof(self.call), first, end)
+            if self.call.sums and (end == self.elements or end % _COUNTED_AT_ONCE == 0):
                 parts.append(self.histogram())
         return parts[0] if len(parts) == 1 else Histogram.sum_of(parts)
 
@@ -180,14 +182,23 @@ class _Workspace:
 
     @classmethod
     def of_thread(cls, agents: int, extras: int) -> _Workspace:
-        kept: dict[tuple[int, int], _Workspace] | None = getattr(_thread, "workspaces", None)
-        if kept is None:
-            kept = _thread.workspaces = {}
+        kept = _thread.workspaces
         if (agents, extras) not in kept:
             if len(kept) == _WORKSPACES:
                 kept.clear()
             kept[agents, extras] = cls(agents, extras)
         return kept[agents, extras]
+
+
+class _OfThread(threading.local):
+    """What each thread makes once, since fresh pages cost more than counting."""
+
+    def __init__(self) -> None:
+        self.workspaces: dict[tuple[int, int], _Workspace] = {}
+        self.keys = np.zeros(ROW, np.uint8)  # a histogram, all zero between two passes
+
+
+_thread = _OfThread()
 
 
 @cache
@@ -209,13 +220,13 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """definition.probe_chunk."""
     work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
     work.count_inputs()
-    return work.inputs(work.run_all())
+    return work.inputs(work.run())
 
 
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """definition.count_overlaps."""
     work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
-    work.run_all()
+    work.run()
     return work.by_overlap
 
 
@@ -231,29 +242,17 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         work.call.kernel = -1
     if with_inputs:
         work.count_inputs()
-    histogram = work.run_all() if fused else _run_pieces(work, chunk, rule)
+    histogram = work.run(None if fused else lambda first, end: _given(chunk, rule, first, end))
     raw = out.view(STORAGE[dtype])
     return ChunkOutput(raw, work.inputs(histogram) if with_inputs else None, work.outputs())
 
 
-def _run_pieces(work: _Pass, chunk: ChunkInputs, rule: Rule) -> Histogram:
-    """`run_all` of a kernel that pass.c does not have."""
-    parts = []
-    for first in range(0, work.elements, PIECE):
-        end = min(work.elements, first + PIECE)
-        piece = _piece(chunk, first, end)
-        given = np.ascontiguousarray(definition.merged(piece, rule) if piece.given is None else piece.given)
-        work.call.given = _address(given)
-        work.run(first, end)
-        if work.call.sums and (end == work.elements or end % _COUNTED_AT_ONCE == 0):
-            parts.append(work.histogram())
-    return Histogram.sum_of(parts)
-
-
-def _piece(chunk: ChunkInputs, first: int, end: int) -> ChunkInputs:
+def _given(chunk: ChunkInputs, rule: Rule, first: int, end: int) -> Float32:
+    """δ* of elements of a chunk whose kernel pass.c does not have."""
+    if chunk.given is not None:
+        return chunk.given[first:end]
     raws, sensitivities = (tuple(row[first:end] for row in rows) for rows in (chunk.raws, chunk.sensitivities))
-    given = None if chunk.given is None else chunk.given[first:end]
-    return replace(chunk, raws=raws, sensitivities=sensitivities, given=given, start=chunk.start + first)
+    return definition.merged(replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first), rule)
 
 
 def count_magnitudes(
@@ -272,7 +271,7 @@ def count_magnitudes(
         span = np.array([1 << 16, 0])
         ranking = _Ranking(
             agent=-1 if private else row,
-            keys=_address(_keys()),
+            keys=_address(_thread.keys),
             span=_address(span),
             wanted=wanted[row] if wanted else -1,
             bound=_bound(threshold.drop_of(row)),
@@ -287,19 +286,6 @@ def count_magnitudes(
 def _bound(p: float) -> int:
     """The smallest k with k · 2⁻²⁴ ≥ p, p being rounded to float32 as a kernel's constants are."""
     return ceil(float(np.float32(p)) * 2**24)
-
-
-def _keys() -> NDArray[np.uint8]:
-    """This thread's histogram of keys, all zero between two passes; made once, since fresh pages cost more than
-    counting."""
-    kept: NDArray[np.uint8] | None = getattr(_thread, "keys", None)
-    if kept is None:
-        kept = _thread.keys = np.zeros(ROW, np.uint8)
-    return kept
-
-
-def _addresses(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
-    return np.array([_address(row) for row in rows], np.uint64)
 
 
 def _address(array: NDArray[Any]) -> int:
