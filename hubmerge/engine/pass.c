@@ -241,10 +241,10 @@ INLINE int64_t summed(ints counts) {
 /* Stored elements */
 
 INLINE floats from_half(uints half) {
-    uints bits = (half & 0x7FFF) << 13;
-    uints scaled = (uints)((floats)bits * 0x1p112f); /* subnormals become normal, exactly */
-    uints special = (uints)((half & 0x7C00) == 0x7C00);
-    return (floats)((special & (bits | 0x7F800000)) | (~special & scaled) | ((half & 0x8000) << 16));
+    uints bits = (half & 0x7FFF) << 13, special = (uints)(bits >= 0x0F800000), subnormal = (uints)(bits < 0x00800000);
+    /* exact, also in threads that take subnormal floats for 0 */
+    uints small = (uints)((floats)(bits | 0x38800000) - 0x1p-14f), normal = bits + 0x38000000 + (special & 0x38000000);
+    return (floats)((subnormal & small) | (~subnormal & normal) | ((half & 0x8000) << 16));
 }
 
 INLINE uints to_half(floats value) { /* to nearest, ties to even */

@@ -3,11 +3,13 @@ a chunk, and in what it counts of magnitudes."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import tally_of
@@ -152,6 +154,17 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
     chunk = definition.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
     assert_alike(chunk, rule_of("linear", chunk_of("linear", 2, 5000, "F32"), rounding), dtype)
+
+
+def test_small_values_of_float16_are_read_where_a_thread_takes_subnormal_floats_for_zero() -> None:
+    values = np.arange(1, 1024, dtype=np.uint16).view(np.float16)
+    chunk = definition.ChunkInputs((values, values[::-1]), ("F16",) * 2, 0)
+    flushed = torch.set_flush_denormal(True)
+    try:
+        assert_alike(chunk, rule("nearest", True), "F16")
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed or platform.machine() != "x86_64"
 
 
 # --- outputs and draws at every place of a chunk --------------------------------------------------------------------
