@@ -257,11 +257,8 @@ class Statistics:
         return self.grouped(layer_of)
 
     def layer_densities(self) -> dict[str, list[float]]:
-        """Depth ("0" …) → the share of the layer's elements that each agent changed; sums nothing else of them."""
-        densities = LayerDensities()
-        for name, tally in self.tensors.items():
-            densities.add(name, tally)
-        return densities.values()
+        """Depth ("0" …) → the share of the layer's elements that each agent changed."""
+        return {str(depth): list(tally.density) for depth, tally in self.by_layer().items() if tally.elements}
 
     def by_module(self) -> dict[str, Tally]:
         """attention, mlp, norm, embedding, head, other → tally."""
