@@ -41,7 +41,9 @@ class Library:
         machine = made.machine()
 
         def function(name: str, result: Any, *arguments: Any) -> Any:
-            found = next(getattr(made, f"{name}_{m}") for m in sorted(MACHINES, reverse=True) if m <= machine)
+            # an old compiler may not have known the newest machines
+            names = (f"{name}_{m}" for m in sorted(MACHINES, reverse=True) if m <= machine)
+            found = next(getattr(made, name) for name in names if hasattr(made, name))
             found.restype, found.argtypes = result, arguments
             return found
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.engine.counting import BLOCK, Counted, Read, activity, input_counts, overlaps_of, result_counts
+from hubmerge.errors import InternalError
 from hubmerge.methods.base import Each, Method, Scope
 from hubmerge.numerics.arrays import Array, concat, numbers, stack, where
 from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform_of
@@ -94,7 +95,7 @@ def merge(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: 
     base = values[0]
     delta = chunk.given
     if delta is None:
-        delta = rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants)
+        delta = _update(deltas, chunk, rule)
     # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
     exact = where(delta == 0, base, base + delta)
 
@@ -126,7 +127,26 @@ def decoded(chunk: ChunkInputs) -> tuple[Array, Array]:
 def whole_update(chunk: ChunkInputs, rule: Rule, each: Each) -> Array:
     """δ* [n], float32, of a chunk that is a whole tensor."""
     assert rule.whole is not None
-    return rule.whole(tuple(decoded(chunk)[1]), each)
+    deltas = decoded(chunk)[1]
+    return _checked(rule.whole(tuple(deltas), each), deltas[0], rule)
+
+
+def _update(deltas: Array, chunk: ChunkInputs, rule: Rule) -> Array:
+    """δ* [n] of the rule's kernel."""
+    return _checked(rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants), deltas[0], rule)
+
+
+def _checked(delta: Array, like: Array, rule: Rule) -> Array:
+    """δ* of a method, which may be somebody's own: pass.c reads it as so many float32."""
+    if (delta.dtype, delta.shape) != (like.dtype, like.shape):
+        raise InternalError(
+            "a method gives other arrays than it gets",
+            where=rule.kernel.__module__,
+            expected=f"{like.dtype} {list(like.shape)}",
+            got=f"{delta.dtype} {list(delta.shape)}",
+            next_step="Its constants are float32; a number of Python's or of numpy's float64 makes results longer.",
+        )
+    return delta
 
 
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:
@@ -171,8 +191,7 @@ def read_output(raw: Raw, counts: Counts, agents: int, *, with_inputs: bool) -> 
 def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
     """δ* of one chunk before it is rounded, in numpy."""
     with np.errstate(all="ignore"):
-        inputs = (*decoded(chunk)[1], *_extras(chunk, rule))
-        return np.asarray(rule.kernel(inputs, rule.per_agent, rule.constants))
+        return np.asarray(_update(decoded(chunk)[1], chunk, rule))
 
 
 def has_these_bits(merging: Callable[..., ChunkOutput], rule: Rule, agents: int, dtype: str) -> bool:

@@ -10,7 +10,7 @@ a thread is made once. ctypes calls without the interpreter's lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p
 from dataclasses import replace
 from functools import cache
@@ -24,21 +24,20 @@ from hubmerge.engine import definition
 from hubmerge.engine.compiled import UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
+from hubmerge.engine.memory import ROW
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.numerics.counter_rng import Key
-from hubmerge.numerics.dtypes import STORAGE
+from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.buffers import empty
 from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
 
 PIECE = 16_384  # elements that a kernel in numpy takes at once
-KEY_BYTES = 4 * ((1 << 16) + 112) * 4  # of one agent's histogram of keys
 _COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could overflow
 _LINE = 64  # bytes of a cache line
 _KINDS = {"F32": 0, "BF16": 1, "F16": 2}
 _WORKSPACES = 4  # kept per thread; variants of a merge take turns at every chunk
-_thread = threading.local()  # .workspaces, .keys
 
 
 class _Call(Structure):
@@ -58,8 +57,7 @@ class _Ranking(Structure):
     """struct ranking"""
 
     _fields_ = (
-        ("first_agent", c_int64), ("agents", c_int64), ("keys", c_void_p), ("spans", c_void_p), ("wanted", c_void_p),
-        ("bound", c_uint64), ("is_private", c_int64),
+        ("agent", c_int64), ("keys", c_void_p), ("span", c_void_p), ("wanted", c_int64), ("bound", c_uint64),
     )  # fmt: skip
 
 
@@ -73,7 +71,7 @@ class _Pass:
             agents=self.agents,
             elements=self.elements,
             start=chunk.start,
-            rows=self.address(_addresses(self._contiguous(chunk.raws))),
+            rows=self._rows(chunk.raws),
             kinds=self.address(np.array([_KINDS[dtype] for dtype in chunk.dtypes])),
             kernel=-1,
             epsilon=epsilon,
@@ -83,7 +81,7 @@ class _Pass:
                 np.array([(k.first, k.second) for k in chunk.uniform_keys], np.uint64)
             )
         if chunk.sensitivities:
-            self.call.sensitivities = self.address(_addresses(self._contiguous(chunk.sensitivities)))
+            self.call.sensitivities = self._rows(chunk.sensitivities)
         self._workspace = _Workspace.of_thread(self.agents, extras)
         self.call.workspace = self._workspace.address
         k = self.agents
@@ -96,10 +94,11 @@ class _Pass:
         self._least[:] = 0xFFFFFFFF
         self._sums = self._result_sums = np.zeros((0, 0))
 
-    def _contiguous(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _rows(self, arrays: Sequence[NDArray[Any]]) -> int:
+        """Where it lies where their elements lie."""
         found = [np.ascontiguousarray(array) for array in arrays]
         self._kept.append(found)
-        return found
+        return self.address(np.array([_address(row) for row in found], np.uint64))
 
     def address(self, array: NDArray[Any]) -> int:
         """Where it lies, which it does as long as this object lives."""
@@ -122,15 +121,17 @@ class _Pass:
         self.call.per_agent, self.call.columns = self.address(per_agent), per_agent.shape[1] if per_agent.size else 0
         self.call.constants = self.address(np.array(rule.constants, np.float32))
 
-    def run(self, first: int, end: int) -> None:
-        library().work(addressof(self.call), first, end)
-
-    def run_all(self, piece: int = _COUNTED_AT_ONCE) -> Histogram:
-        """Works through the chunk; the histogram of what was counted."""
-        parts = []
-        for first in range(0, self.elements, piece):
-            self.run(first, min(self.elements, first + piece))
-            if self.call.sums:
+    def run(self, given: Callable[[int, int], Float32] | None = None) -> Histogram:
+        """Works through the chunk; the histogram of what was counted. `given`: the δ* of a piece of it that pass.c does
+        not compute."""
+        parts, at_once = [], _COUNTED_AT_ONCE if given is None else PIECE
+        for first in range(0, self.elements, at_once):
+            end = min(self.elements, first + at_once)
+            if given is not None:
+                piece = np.ascontiguousarray(given(first, end))
+                self.call.given = _address(piece)
+            library().work(addressof(self.call), first, end)
+            if self.call.sums and (end == self.elements or end % _COUNTED_AT_ONCE == 0):
                 parts.append(self.histogram())
         return parts[0] if len(parts) == 1 else Histogram.sum_of(parts)
 
@@ -181,14 +182,23 @@ class _Workspace:
 
     @classmethod
     def of_thread(cls, agents: int, extras: int) -> _Workspace:
-        kept: dict[tuple[int, int], _Workspace] | None = getattr(_thread, "workspaces", None)
-        if kept is None:
-            kept = _thread.workspaces = {}
+        kept = _thread.workspaces
         if (agents, extras) not in kept:
             if len(kept) == _WORKSPACES:
                 kept.clear()
             kept[agents, extras] = cls(agents, extras)
         return kept[agents, extras]
+
+
+class _OfThread(threading.local):
+    """What each thread makes once, since fresh pages cost more than counting."""
+
+    def __init__(self) -> None:
+        self.workspaces: dict[tuple[int, int], _Workspace] = {}
+        self.keys = np.zeros(ROW, np.uint8)  # a histogram, all zero between two passes
+
+
+_thread = _OfThread()
 
 
 @cache
@@ -210,13 +220,13 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """definition.probe_chunk."""
     work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
     work.count_inputs()
-    return work.inputs(work.run_all())
+    return work.inputs(work.run())
 
 
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """definition.count_overlaps."""
     work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
-    work.run_all()
+    work.run()
     return work.by_overlap
 
 
@@ -232,91 +242,50 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         work.call.kernel = -1
     if with_inputs:
         work.count_inputs()
-    histogram = work.run_all() if fused else _run_pieces(work, chunk, rule)
+    histogram = work.run(None if fused else lambda first, end: _given(chunk, rule, first, end))
     raw = out.view(STORAGE[dtype])
     return ChunkOutput(raw, work.inputs(histogram) if with_inputs else None, work.outputs())
 
 
-def _run_pieces(work: _Pass, chunk: ChunkInputs, rule: Rule) -> Histogram:
-    """`run_all` of a kernel that pass.c does not have."""
-    parts = []
-    for first in range(0, work.elements, PIECE):
-        end = min(work.elements, first + PIECE)
-        piece = _piece(chunk, first, end)
-        given = np.ascontiguousarray(definition.merged(piece, rule) if piece.given is None else piece.given)
-        work.call.given = _address(given)
-        work.run(first, end)
-        if work.call.sums and (end == work.elements or end % _COUNTED_AT_ONCE == 0):
-            parts.append(work.histogram())
-    return Histogram.sum_of(parts)
-
-
-def _piece(chunk: ChunkInputs, first: int, end: int) -> ChunkInputs:
+def _given(chunk: ChunkInputs, rule: Rule, first: int, end: int) -> Float32:
+    """δ* of elements of a chunk whose kernel pass.c does not have."""
+    if chunk.given is not None:
+        return chunk.given[first:end]
     raws, sensitivities = (tuple(row[first:end] for row in rows) for rows in (chunk.raws, chunk.sensitivities))
-    given = None if chunk.given is None else chunk.given[first:end]
-    return replace(chunk, raws=raws, sensitivities=sensitivities, given=given, start=chunk.start + first)
+    return definition.merged(replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first), rule)
 
 
 def count_magnitudes(
-    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float, at_once: int = 1
+    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
 ) -> NDArray[np.int64]:
     """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
 
-    With one `wanted` key per row: of the lower halves of what has it; an even key has no such. `at_once`: agents whose
-    histograms lie beside each other in memory.
+    With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
     """
     drop, private = threshold.of == "dropped", threshold.of == "private"
     work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
-    keys = np.array(wanted, np.uint16)
     parts = []
-    drops = [0.0] if private else [threshold.drop_of(k) for k in range(work.agents)]
-    for some in _together(drops, at_once):
-        count = some.stop - some.start  # histograms
-        spans = np.tile(np.array([1 << 16, 0]), (count, 1))
+    for row in range(1 if private else work.agents):
+        if wanted and wanted[row] % 2 == 0:
+            continue
+        span = np.array([1 << 16, 0])
         ranking = _Ranking(
-            first_agent=some.start,
-            agents=work.agents if private else count,
-            keys=_address(_keys(count)),
-            spans=work.address(spans),
-            wanted=work.address(keys[some]) if wanted else None,
-            bound=_bound(drops[some.start]),
-            is_private=private,
+            agent=-1 if private else row,
+            keys=_address(_thread.keys),
+            span=_address(span),
+            wanted=wanted[row] if wanted else -1,
+            bound=_bound(threshold.drop_of(row)),
         )
-        if not (private and wanted and wanted[0] % 2 == 0):
-            library().rank(addressof(work.call), addressof(ranking))
-        ranking.agents = count
-        found = np.empty((int((spans[:, 1] + 2).sum()), 3), np.int64)
-        found = found[: library().take_keys(addressof(ranking), _address(found), len(found))]
-        found[:, 0] += some.start
-        parts.append(found)
-    return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
-
-
-def _together(drops: Sequence[float], at_once: int) -> Iterator[slice]:
-    """Agents that follow each other and are counted in one pass: at most so many, of one drop."""
-    first = 0
-    for k in range(1, len(drops) + 1):
-        if k == len(drops) or k - first == at_once or drops[k] != drops[first]:
-            yield slice(first, k)
-            first = k
+        library().rank(addressof(work.call), addressof(ranking))
+        found = np.empty((int(span[1]) + 2, 2), np.int64)
+        filled = library().take_keys(addressof(ranking), _address(found), len(found))
+        parts.append(np.insert(found[:filled], 0, row, axis=1))
+    return np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
 
 
 def _bound(p: float) -> int:
     """The smallest k with k · 2⁻²⁴ ≥ p, p being rounded to float32 as a kernel's constants are."""
     return ceil(float(np.float32(p)) * 2**24)
-
-
-def _keys(rows: int) -> NDArray[np.uint8]:
-    """This thread's histograms of keys, all zero between two passes; made once, since fresh pages cost more than
-    counting."""
-    kept: NDArray[np.uint8] | None = getattr(_thread, "keys", None)
-    if kept is None or kept.size < rows * KEY_BYTES:
-        kept = _thread.keys = np.zeros(rows * KEY_BYTES, np.uint8)
-    return kept
-
-
-def _addresses(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
-    return np.array([_address(row) for row in rows], np.uint64)
 
 
 def _address(array: NDArray[Any]) -> int:

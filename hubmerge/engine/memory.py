@@ -33,7 +33,7 @@ LARGEST_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 256 * 1024  # elements
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
 THREAD, THREAD_PER_AGENT = 4_000_000, 400_000  # counters of a thread, and what the allocator keeps for it
-ROW = 4 * 65_648 * 4  # one agent's histograms of keys (pass.c); a thread counts one agent after the other
+ROW = 4 * 65_648 * 4  # one agent's histogram of keys, COPIES times (pass.c); a thread counts one agent after the other
 
 HOST_THREADS = 8  # that feed a device; more only contend for the interpreter
 LANES = 3  # chunks on a device at once: one is copied in, one computed, one copied out

@@ -57,6 +57,7 @@ typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t uints __attribute__((vector_size(4 * WIDTH)));
 typedef uint64_t longs __attribute__((vector_size(4 * WIDTH))); /* half as many */
 typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+typedef uint32_t half_words __attribute__((may_alias)); /* of bits that are read as uint64_t */
 
 /* One chunk and what is to be done with it; fast.py has the same fields. */
 struct call {
@@ -240,10 +241,10 @@ INLINE int64_t summed(ints counts) {
 /* Stored elements */
 
 INLINE floats from_half(uints half) {
-    uints bits = (half & 0x7FFF) << 13;
-    uints scaled = (uints)((floats)bits * 0x1p112f); /* subnormals become normal, exactly */
-    uints special = (uints)((half & 0x7C00) == 0x7C00);
-    return (floats)((special & (bits | 0x7F800000)) | (~special & scaled) | ((half & 0x8000) << 16));
+    uints bits = (half & 0x7FFF) << 13, special = (uints)(bits >= 0x0F800000), subnormal = (uints)(bits < 0x00800000);
+    /* exact, also in threads that take subnormal floats for 0 */
+    uints small = (uints)((floats)(bits | 0x38800000) - 0x1p-14f), normal = bits + 0x38000000 + (special & 0x38000000);
+    return (floats)((subnormal & small) | (~subnormal & normal) | ((half & 0x8000) << 16));
 }
 
 INLINE uints to_half(floats value) { /* to nearest, ties to even */
@@ -332,9 +333,11 @@ static void draw_uniform(uint64_t first, uint64_t second, uint64_t index, int64_
 
 /* Packing what is not zero; up to 32 elements behind what is returned are written, too. */
 
-#if WIDTH == 8
+#if defined __x86_64__
 /* By which of eight elements are zero: the bytes of the others, in their order. */
-static uint8_t ORDERS[256][16] __attribute__((aligned(16)));
+extern uint8_t ORDERS[256][16] __attribute__((aligned(16)));
+#if MACHINE == 1 /* it runs when the library is loaded, on whatever processor */
+uint8_t ORDERS[256][16];
 __attribute__((constructor)) static void fill_orders(void) {
     for (int zeros = 0; zeros < 256; zeros++)
         for (int element = 0, at = 0; element < 8; element++)
@@ -343,6 +346,9 @@ __attribute__((constructor)) static void fill_orders(void) {
                 ORDERS[zeros][at++] = (uint8_t)(2 * element + 1);
             }
 }
+#endif
+#endif
+#if WIDTH == 8
 INLINE int filled(__m128i eight, __m128i *order) { /* how many of eight are not zero */
     __m128i is_zero = _mm_cmpeq_epi16(eight, _mm_setzero_si128());
     int zeros = _mm_movemask_epi8(_mm_packs_epi16(is_zero, _mm_setzero_si128()));
@@ -455,12 +461,12 @@ INLINE void differences_of(
     ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
     const void *base_row = rows[0], *agent_rows[3];
     float *bases = work->base, *deltas[3];
-    uint32_t *active[3], *rising[3]; /* little-endian */
+    half_words *active[3], *rising[3]; /* little-endian */
     for (int k = 0; k < together; k++) {
         agent_rows[k] = rows[1 + first + k];
         deltas[k] = work->inputs + (first + k) * SPACED;
-        active[k] = (uint32_t *)(work->active + (first + k) * WORDS);
-        rising[k] = (uint32_t *)(work->rising + (first + k) * WORDS);
+        active[k] = (half_words *)(work->active + (first + k) * WORDS);
+        rising[k] = (half_words *)(work->rising + (first + k) * WORDS);
     }
     for (int64_t line = place; line < place + n; line += 32) {
         prefetch(base_row, kind, line);
@@ -1176,12 +1182,11 @@ int64_t ENTRY(take)(const struct call *call, int64_t *out, int64_t room) {
 /* Counting the keys of magnitudes for a threshold: selection.py */
 
 struct ranking {
-    int64_t first_agent, agents; /* of the call's, whose histograms lie in keys[agents or 1][COPIES][KEYS] */
-    uint32_t *keys;
-    int64_t *spans;        /* [agents][2]: the smallest and the largest bin, 0 left out */
-    const uint16_t *wanted; /* per agent of these, or NULL: lower halves of what has this key are counted */
-    uint64_t bound;        /* of a random drop: draws below bound · 2^-24 are dropped */
-    int64_t is_private;    /* magnitudes where one agent alone is active; in one row */
+    int64_t agent;  /* whose magnitudes are counted; -1: all agents', where one alone is active */
+    uint32_t *keys; /* the histogram: [COPIES][KEYS] */
+    int64_t *span;  /* [2]: the smallest and the largest bin, 0 left out */
+    int64_t wanted; /* lower halves of what has this key are counted; -1: the keys themselves */
+    uint64_t bound; /* of a random drop: draws below bound · 2^-24 are dropped */
 };
 
 /* Keys of agent - base, or lower halves of what has the key `wanted`; 0 where there is nothing to count. */
@@ -1212,24 +1217,24 @@ static int64_t surviving(uint16_t *packed, const uint16_t *places, int64_t n, ui
 }
 
 /* Counts one agent's values of a block, which lie in work->patterns. */
-static void count_values(const struct work *work, const struct call *call, const struct ranking *ranking, int64_t agent,
-                         int64_t row, int64_t start, int64_t n, int64_t padded) {
-    uint32_t *keys = ranking->keys + row * COPIES * KEYS;
+static void count_values(const struct work *work, const struct call *call, const struct ranking *ranking, int64_t start,
+                         int64_t n, int64_t padded) {
     uint16_t *packed = work->packed;
     int64_t found = pack(work->patterns, padded, packed, call->uniform_keys ? work->places : NULL);
     if (call->uniform_keys) {
-        const uint64_t *key = call->uniform_keys + 2 * agent;
+        const uint64_t *key = call->uniform_keys + 2 * ranking->agent;
         found = surviving(packed, work->places, found, key[0], key[1], (uint64_t)(call->start + start), ranking->bound,
                           work->patterns);
         packed = work->patterns;
     }
-    count_halves(packed, found, keys, KEYS, ranking->spans + 2 * row);
-    if (!ranking->wanted && !ranking->is_private) keys[0] += (uint32_t)(n - found);
+    count_halves(packed, found, ranking->keys, KEYS, ranking->span);
+    if (ranking->wanted < 0 && ranking->agent >= 0) ranking->keys[0] += (uint32_t)(n - found);
 }
 
 void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
     static const float zeros[BLOCK];
-    int64_t agents = call->agents;
+    int64_t agents = call->agents, is_private = ranking->agent < 0;
+    int64_t first = is_private ? 0 : ranking->agent, end = is_private ? agents : first + 1;
     struct work work;
     laid_out(&work, call->workspace, agents, 0);
     for (int64_t start = 0; start < call->elements; start += BLOCK) {
@@ -1237,44 +1242,37 @@ void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
         const void *rows[agents + 1];
         struct found found[agents];
         block_rows(&work, call, start, n, rows, NULL);
-        int64_t kind = FLOAT32, differs = ranking->is_private;
+        int64_t kind = FLOAT32, differs = is_private;
         for (int64_t k = 1; k <= agents; k++) differs |= call->kinds[k] != call->kinds[0];
         if (differs)
             differences(&work, call, rows, 0, padded, found);
         else
             kind = call->kinds[0];
-        if (ranking->is_private) find_once(&work, agents, padded);
-        for (int64_t k = ranking->first_agent; k < ranking->first_agent + ranking->agents; k++) {
-            int64_t row = ranking->is_private ? 0 : k - ranking->first_agent;
-            const uint16_t *wanted = ranking->wanted ? ranking->wanted + row : NULL;
-            if (wanted && *wanted % 2 == 0) continue; /* an even key is one value's */
+        if (is_private) find_once(&work, agents, padded);
+        for (int64_t k = first; k < end; k++) {
             float *own = work.inputs + k * SPACED;
-            if (ranking->is_private) mark_alone(&work, k, 0, padded);
-            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH)
+            if (is_private) mark_alone(&work, k, 0, padded);
+            for (int64_t i = 0; is_private && i < padded; i += WIDTH)
                 store(own + i, kept(mask_at(work.alone, i), load(own + i)));
             const void *base = differs ? zeros : rows[0], *agent = differs ? own : rows[k + 1];
-#define KEY_VALUES(kind)                                                                \
-    if (wanted) key_values(base, agent, kind, 1, padded, *wanted, work.patterns);       \
-    else key_values(base, agent, kind, 0, padded, 0, work.patterns)
+#define KEY_VALUES(kind)                                                                                       \
+    if (ranking->wanted < 0) key_values(base, agent, kind, 0, padded, 0, work.patterns);                       \
+    else key_values(base, agent, kind, 1, padded, (uint16_t)ranking->wanted, work.patterns)
             BY_KIND(kind, KEY_VALUES)
-            count_values(&work, call, ranking, k, row, start, n, padded);
+            count_values(&work, call, ranking, start, n, padded);
         }
     }
 }
 
-/* Rows, bins and counts of what is not empty into out[room][3]; leaves the histograms empty. */
+/* Bins and counts of what is not empty into out[room][2]; leaves the histogram empty. */
 int64_t ENTRY(take_keys)(const struct ranking *ranking, int64_t *out, int64_t room) {
-    int64_t filled = 0;
-    for (int64_t row = 0; row < ranking->agents; row++) {
-        uint32_t *keys = ranking->keys + row * COPIES * KEYS;
-        int64_t low = ranking->spans[2 * row], high = ranking->spans[2 * row + 1];
-        for (int64_t bin = 0; bin <= high; bin = bin == 0 && low > 0 ? low : bin + 1) {
-            uint32_t *at = keys + bin, count = at[0] + at[KEYS] + at[2 * KEYS] + at[3 * KEYS];
-            at[0] = at[KEYS] = at[2 * KEYS] = at[3 * KEYS] = 0;
-            if (count == 0) continue;
-            if (filled < room) out[3 * filled] = row, out[3 * filled + 1] = bin, out[3 * filled + 2] = count;
-            filled++;
-        }
+    int64_t filled = 0, low = ranking->span[0], high = ranking->span[1];
+    for (int64_t bin = 0; bin <= high; bin = bin == 0 && low > 0 ? low : bin + 1) {
+        uint32_t *at = ranking->keys + bin, count = at[0] + at[KEYS] + at[2 * KEYS] + at[3 * KEYS];
+        at[0] = at[KEYS] = at[2 * KEYS] = at[3 * KEYS] = 0;
+        if (count == 0) continue;
+        if (filled < room) out[2 * filled] = bin, out[2 * filled + 1] = count;
+        filled++;
     }
     return filled;
 }

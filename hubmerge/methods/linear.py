@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
+from hubmerge.methods.task_arithmetic import NO_WEIGHT
 
 
 class LinearParameters(Parameters):
@@ -35,9 +36,9 @@ class Linear(Method):
         return ("base_weight",)
 
     def check(self, parameters: LinearParameters, weights: Sequence[float]) -> str | None:
-        if (total := sum(weights) + (parameters.base_weight or 0.0)) > 0:
+        if (total := sum(weights) + (parameters.base_weight or 0.0)) >= NO_WEIGHT:
             return None
-        if total == 0:
+        if total > -NO_WEIGHT:  # 0.1 + 0.2 - 0.3 is not 0
             return "the weights add up to 0, so their mean does not exist"
         return f"the weights add up to {total:g}, so that their mean turns every update round"
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from sys import float_info
 from typing import Any, cast
 
+from hubmerge.statistics.statistics import LAYER
+
 Value = float | tuple[float, ...]
 
 MAX_RULES = 256
@@ -58,7 +60,6 @@ SCHEMA: tuple[dict[str, Any], ...] = (  # JSON schemas of what is not one number
         },
     },
 )
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 _BEFORE_LAYERS = re.compile(r"embed|(?:^|\.)(?:wte|wpe)\.", re.IGNORECASE)
 _FORMS = "a number, a list of numbers over the layers, or a list of {filter, layers, value}"
 
@@ -94,7 +95,7 @@ def places_of(names: Iterable[str]) -> dict[str, Place]:
     found: dict[str, tuple[str, int] | None] = {}
     depths: dict[str, int] = {}
     for name in names:
-        match = _LAYER.search(name)
+        match = LAYER.search(name)
         found[name] = None
         if match is not None:
             stack, layer = name[: match.start(1)], int(match[1])
@@ -219,9 +220,8 @@ def _interpolated(value: Value, place: Place, layers: tuple[int, int]) -> float:
     way = (place.layer - first) / (end - first - 1) if end - first > 1 else 1.0
     scaled = way * (len(value) - 1)
     before = int(scaled)
-    after = min(before + 1, len(value) - 1)
-    share = scaled - before
-    return (1 - share) * value[before] + share * value[after]
+    share, low, high = scaled - before, value[before], value[min(before + 1, len(value) - 1)]
+    return sorted((low, (1 - share) * low + share * high, high))[1]  # rounding may leave what lies between
 
 
 def unmatched(setting: Setting, places: Mapping[str, Place]) -> list[str]:

@@ -79,7 +79,8 @@ def _descended(updates: Sequence[Array], parameters: WudiParameters, each: Each)
     rows, columns = updates[0].shape
     blocks = [slice(first, min(rows, first + BLOCK)) for first in range(0, rows, BLOCK)]
     squares = [sum(float((cast(d[block], "float64") ** 2).sum()) for block in blocks) for d in updates]
-    halves = [square / 2 for square in squares]  # so that no gradient need be doubled
+    # so that no gradient need be doubled; of a smaller update float32 has no squares at all
+    halves = [max(square / 2, 1e-37) for square in squares]
     if not is_numpy(updates[0]):
         blocks = [slice(0, rows)]
     if columns <= rows:

@@ -67,12 +67,9 @@ def is_finite(x: Array) -> Array:
     return np.isfinite(x) if is_numpy(x) else sys.modules["torch"].isfinite(x)
 
 
-def added_at(total: Array, places: Array, what: Array) -> Array:
+def added_at(total: Array, places: Array, what: Array) -> None:
     """`total` [n] plus what[i] at places[i], in place."""
-    if is_numpy(total):
-        np.add.at(total, places, what)
-        return total
-    return total.scatter_add_(0, places, what)
+    np.add.at(total, places, what) if is_numpy(total) else total.scatter_add_(0, places, what)
 
 
 def shifted(x: Array, bits: int) -> Array:

@@ -257,11 +257,8 @@ class Statistics:
         return self.grouped(layer_of)
 
     def layer_densities(self) -> dict[str, list[float]]:
-        """Depth ("0" …) → the share of the layer's elements that each agent changed; sums nothing else of them."""
-        densities = LayerDensities()
-        for name, tally in self.tensors.items():
-            densities.add(name, tally)
-        return densities.values()
+        """Depth ("0" …) → the share of the layer's elements that each agent changed."""
+        return {str(depth): list(tally.density) for depth, tally in self.by_layer().items() if tally.elements}
 
     def by_module(self) -> dict[str, Tally]:
         """attention, mlp, norm, embedding, head, other → tally."""
@@ -296,7 +293,7 @@ class LayerDensities:
         return {str(depth): (self._changed[depth] / self._elements[depth]).tolist() for depth in sorted(self._changed)}
 
 
-_LAYER = re.compile(r"\.(?:layers?|h|blocks?)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 MODULES = ("embedding", "attention", "mlp", "norm", "other", "head")  # as a reader meets them in a model
 _MODULES = (
     ("norm", re.compile(r"(?:norm|ln_\w+|layernorm)\b", re.IGNORECASE)),
@@ -310,7 +307,7 @@ _MODULES = (
 
 def layer_of(name: str) -> int | None:
     """The depth of a tensor in the layer stack, None outside it."""
-    match = _LAYER.search(name)
+    match = LAYER.search(name)
     return int(match.group(1)) if match else None
 
 

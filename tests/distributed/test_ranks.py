@@ -110,11 +110,11 @@ def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothi
 
 
 def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path: Path) -> None:
-    for name in ("inputs", "inputs-1", "inputs-2", "inputs-3"):
+    for name in ("inputs", "inputs-1", "inputs-2", "inputs-7", "inputs-old", "inputs-7-old"):
         (tmp_path / name).mkdir()
     found = together(2, lambda ranks: own_cache(tmp_path / "inputs", ranks).name)
     assert found == ["inputs", "inputs-1"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-1", "inputs-7-old", "inputs-old"]
 
 
 def test_processes_that_resolved_other_commits_refuse() -> None:

@@ -199,8 +199,6 @@ def test_grouping_by_layer_and_module_loses_nothing() -> None:
     statistics = Statistics(("a", "b", "c"), 1e-5, dict.fromkeys(names, tally))
     assert sum(t.elements for t in statistics.by_module().values()) == statistics.total.elements == 2000
     assert list(statistics.by_layer()) == [0, 1]
-    by_layer = {str(depth): list(t.density) for depth, t in statistics.by_layer().items()}
-    assert statistics.layer_densities() == by_layer
     assert set(statistics.by_module()) == {"embedding", "mlp", "attention", "norm"}
     assert summarize(statistics.total, statistics.agents)["agents"][0]["changed"] == 4 * int(tally.changed[0])
 

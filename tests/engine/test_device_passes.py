@@ -16,12 +16,12 @@ from test_fast import chunk_of, rule_of
 from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
-from hubmerge.engine.counting import BLOCK, block_sums
+from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
 from hubmerge.engine.memory import device_bytes
 from hubmerge.methods import registry
-from hubmerge.numerics.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
+from hubmerge.numerics.counter_rng import Key, draws, make_key
 from hubmerge.numerics.dtypes import STORAGE, encode
 
 
@@ -41,7 +41,7 @@ def test_every_method_gives_the_bits_of_the_definition(
     engine: Engine, method: str, rounding: str, stored: str, output: str
 ) -> None:
     for n in (1, 2 * BLOCK + 65):
-        chunk = chunk_of(method, 3, n, stored, start=7 * BLOCK)
+        chunk = chunk_of(method, 3, n, stored, start=2**40)
         compare(engine, chunk, rule_of(method, chunk, rounding), output)
 
 
@@ -76,15 +76,6 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
         assert found.result.tally.nonfinite == 3
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(1, 200))
-@settings(max_examples=100, deadline=None)
-def test_draws_are_those_of_the_counter(first: int, second: int, start: int, count: int) -> None:
-    key = Key(first, second)
-    elements = torch.arange(start, start + count)
-    assert draws_of(elements, key).numpy().tobytes() == draws(key, start, count).tobytes()
-    assert uniform_of(elements, key).numpy().tobytes() == uniform(key, start, count).tobytes()
-
-
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=64), st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
@@ -95,16 +86,6 @@ def test_every_float_is_rounded_alike(dtype: str, rounding: str, values: list[fl
     found = encode(torch.from_numpy(array.copy()), dtype, rounding, torch.from_numpy(random.view(np.int64).copy()))
     wanted = encode(array, dtype, rounding, random)
     assert found.view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
-
-
-@given(st.integers(1, 3), st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
-def test_sums_have_the_order_of_the_definition(blocks: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    wide = np.ldexp(rng.standard_normal((2, blocks * BLOCK)), rng.integers(-40, 40, (2, blocks * BLOCK)))
-    values = wide.astype(np.float32)
-    found = block_sums(torch.from_numpy(values.copy())).numpy()
-    assert found.tobytes() == np.stack([block_sums(v) for v in values]).tobytes()
 
 
 def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:

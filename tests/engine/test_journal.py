@@ -18,9 +18,7 @@ from stream_helpers import bytes_of, family_plan, plan_of, run
 
 from hubmerge.engine import journal as journal_module
 from hubmerge.engine import sink
-from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.resume import own_cache
 from hubmerge.engine.sink import WORK, FinishedShard, ShardWriter
 from hubmerge.engine.threads import Follower
 from hubmerge.errors import CancelledError, SourceChangedError, TargetExistsError
@@ -269,10 +267,3 @@ def interrupted(writing: ShardWriter) -> None:
     with writing:
         writing.write(b"some")
         raise KeyboardInterrupt
-
-
-def test_of_the_caches_beside_its_own_a_merge_removes_those_of_ranks_that_are_gone(tmp_path: Path) -> None:
-    for name in ("inputs", "inputs-1", "inputs-7", "inputs-old", "inputs-7-old"):
-        (tmp_path / name).mkdir()
-    assert own_cache(tmp_path / "inputs", Ranks()) == tmp_path / "inputs"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-7-old", "inputs-old"]

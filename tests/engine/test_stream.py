@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 from builders import f32, tensor, write_model
 from stream_helpers import (
     CONFIG,
-    SIZES,
     StopAfter,
     bytes_of,
     family_plan,
@@ -30,7 +28,6 @@ from stream_helpers import (
     write_family,
 )
 
-from hubmerge.engine.sink import WORK
 from hubmerge.errors import HubmergeError, NonFiniteError
 from hubmerge.methods import registry
 
@@ -275,15 +272,3 @@ def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
     run(plan, tmp_path / "killed")
     assert bytes_of(tmp_path / "killed", plan) == bytes_of(tmp_path / "whole", plan)
-
-
-def test_the_journal_holds_plain_json_lines(tmp_path: Path) -> None:
-    plan = family_plan(tmp_path, "ram_plus")
-    run(plan, tmp_path / "out")
-    lines = (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()
-    events = [json.loads(line)["event"] for line in lines]
-    assert [event for event in events if event != "probed"] == ["plan", "probe", "thresholds", "shard"]
-
-
-def test_sizes_cover_scalar_empty_and_63_elements() -> None:
-    assert {(), (0, 4), (63,)} <= set(SIZES.values())

@@ -147,7 +147,7 @@ def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any
         ("linear", [{"layers": [0, 3], "value": 1.0}], {}, "no rule decides for some tensors"),
         ("linear", [{"filter": "mlp", "value": 1.0}], {}, "no rule decides for some tensors"),
         ("linear", [{"layers": [0, 5], "value": 1.0}], {}, "the model has 4 layers, so none up to 5"),
-        ("linear", [0.0, -2.0], {}, "the weights add up to 0"),
+        ("linear", [0.0, -2.0 + 1e-12], {}, "the weights add up to 0"),
         ("task_arithmetic", 1.0, {"lambda": [{"filter": "q_proj", "value": 1.0}]}, "no rule decides for some tensors"),
     ],
 )
@@ -203,6 +203,12 @@ def test_layers_are_found_by_name_and_what_lies_outside_takes_the_first_number(f
     assert [at((2.0, 5.0, 8.0), place) for place in (before, first, last, after)] == [2.0, 2.0, 8.0, 2.0]
     halves = parse([{"layers": [0, 2], "value": 1}, {"layers": [2, 4], "value": [3, 4]}])
     assert [at(halves, place) for place in (before, first, last, after)] == [1.0, 1.0, 4.0, 3.0]
+
+
+def test_no_layer_gets_more_or_less_than_the_numbers_that_it_lies_between() -> None:
+    for layers in range(2, 40):
+        for place in places_of(f"h.{i}.w" for i in range(layers)).values():
+            assert at((10.0, 10.0, 0.0), place) <= 10.0  # the largest that λ may be
 
 
 def test_every_stack_of_layers_has_its_own_beginning_and_end() -> None:

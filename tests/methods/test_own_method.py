@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,10 @@ from builders import f32, random_base, read_model, sparse_agent, write_model
 
 import hubmerge
 from hubmerge import methods
+from hubmerge.engine import definition, fast
+from hubmerge.errors import InternalError
+from hubmerge.methods.base import one_by_one
+from hubmerge.numerics.counter_rng import make_key
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "methods"
 
@@ -41,6 +48,20 @@ def test_a_method_in_one_file_merges_at_once_and_says_the_same_of_every_element(
             largest = max(abs(u) for u in found)
             equal = [u for u in found if abs(u) == largest]
             assert got == np.float32(old + np.float32(sum(equal)) / np.float32(len(equal)))
+
+
+@pytest.mark.parametrize("merge", [definition.merge_chunk, fast.merge_chunk, None], ids=["definition", "fast", "whole"])
+@pytest.mark.parametrize("slip", [lambda d: d * np.float64(2), lambda d: d[:1]], ids=["float64", "shorter"])
+def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, slip: Any) -> None:
+    chunk = definition.ChunkInputs((np.zeros(5000, np.float32), np.ones(5000, np.float32)), ("F32",) * 2, 0)
+    rule = definition.Rule(lambda inputs, *_: slip(inputs[0]), (), ((),), (), 1e-5, "nearest", both_roundings=False)
+    act = partial(merge or fast.merge_chunk, chunk, rule, "F32", make_key(0, "x"), with_inputs=False)
+    if merge is None:
+        act = partial(
+            definition.whole_update, chunk, replace(rule, whole=lambda deltas, _: slip(deltas[0])), one_by_one
+        )
+    with pytest.raises(InternalError, match=r"gives other arrays than it gets .* expected float32 \[5000\]"):
+        act()
 
 
 @pytest.mark.usefixtures("own_file")

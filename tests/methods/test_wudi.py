@@ -37,6 +37,12 @@ def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
     assert np.abs(WUDI.merge_whole(deltas, scope_of(1, 1, 1, steps=50, lr=1e-4)) - expected).max() < 1e-3 * moved
 
 
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+def test_an_update_whose_squares_are_too_small_for_float32_is_merged_beside_another(shape: tuple[int, int]) -> None:
+    tiny, usual = np.full(shape, 1e-26, dtype=F), np.full(shape, 1e-3, dtype=F)
+    np.testing.assert_allclose(WUDI.merge_whole([tiny, usual], scope_of(1, 1, steps=3)), usual, rtol=1e-2)
+
+
 @pytest.mark.parametrize("shape", [(600, 40), (600, 700), (1, 8)])
 def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)

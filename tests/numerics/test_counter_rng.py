@@ -59,19 +59,6 @@ def test_identities_that_join_alike_have_other_keys():
     assert len(set(keys)) == len(keys)
 
 
-def test_neighbouring_keys_and_indices_draw_nothing_alike():
-    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(32)]
-    blocks = [draws(make_key(seed, "rounding", name), 0, 2000) for seed in (0, 1) for name in names]
-    together = np.concatenate(blocks)
-    assert np.unique(together).size == together.size  # by chance with probability 5e-10
-
-
-def test_no_sequence_is_a_shift_of_another():
-    a = set(draws(make_key(0, "w"), 0, 50_000).tolist())
-    b = set(draws(make_key(0, "v"), 25_000, 50_000).tolist())
-    assert not a & b
-
-
 def test_every_bit_is_set_half_of_the_time_and_neighbours_are_independent():
     count = 200_000
     values = draws(make_key(0, "w"), 0, count)

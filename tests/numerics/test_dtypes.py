@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hubmerge.numerics.counter_rng import draws, make_key
@@ -148,17 +145,3 @@ def test_what_float16_cannot_hold_becomes_infinite_instead_of_its_largest_value(
     for start in range(20):
         out = decode(encode(values, "F16", rounding, draws(KEY, 8 * start, 8)), "F16")
         assert out.tolist() == [65504, 65504, np.inf, np.inf, np.inf, -65504, -np.inf, -np.inf]
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**20), st.lists(st.integers(1, 99), min_size=1, max_size=4), st.sampled_from(["BF16", "F16"]))
-def test_the_result_is_the_same_for_any_chunking(start: int, cuts: list[int], dtype: str):
-    count = 100
-    values = np.random.default_rng(4).normal(0, 0.02, count).astype(np.float32)
-    whole = bits(encode(values, dtype, "stochastic", draws(KEY, start, count)))
-    edges = sorted({0, count, *cuts})
-    parts = [
-        bits(encode(values[a:b], dtype, "stochastic", draws(KEY, start + a, b - a)))
-        for a, b in itertools.pairwise(edges)
-    ]
-    assert np.concatenate(parts).tobytes() == whole.tobytes()

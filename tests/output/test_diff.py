@@ -293,6 +293,7 @@ def test_a_model_that_transformers_saved_in_shards_and_in_another_dtype(tmp_path
         ("model.decoder.layers.7.fc1.weight", "mlp", 7),
         ("transformer.h.0.ln_1.weight", "norm", 0),
         ("transformer.wte.weight", "embedding", None),
+        ("h.3.attn.c_attn.weight", "attention", 3),  # as GPT-2 and embedding models are stored
         ("gpt_neox.layers.0.attention.dense.weight", "attention", 0),
         ("embed_out.weight", "head", None),
         ("backbone.layers.4.mixer.in_proj.weight", "other", 4),
