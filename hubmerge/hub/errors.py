@@ -228,6 +228,9 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error.__cause__, errors.BadRequestError):  # to the client's question about a card
+            got, step = " ".join(_message(error).split())[:200], "Correct the header of README.md."
+            raise RefusedError("the Hub does not take the card", where=where, got=got, next_step=step) from None
         # the client reads the answer without checking it (HTML for JSON, a missing field), but for refusals in a list
         refused = "LFS batch API returned errors" in str(error)
         what = "the Hub does not take a file" if refused else "the Hub's answer makes no sense"

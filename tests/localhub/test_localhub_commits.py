@@ -55,6 +55,16 @@ def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) ->
     assert len(ada.list_repo_commits(repo)) == 2
 
 
+def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
+    ada.upload_file(path_or_fileobj=b"old", path_in_repo="a", repo_id=repo)
+    post_commit(ada, repo, header(), {"key": "deletedFile", "value": {"path": "a"}}, regular("a/b"))
+    assert "a/b" in ada.list_repo_files(repo)
+    said = header(summary="title\n\nwith a body")
+    post_commit(ada, repo, said, regular("c"), {"key": "deletedFolder", "value": {"path": "a/"}})
+    assert sorted(ada.list_repo_files(repo)) == [".gitattributes", "c"]
+    assert ada.list_repo_commits(repo)[0].message == "with a body"
+
+
 @pytest.mark.parametrize(
     "path",
     # each would leave the repo, or the folder that it is unpacked to, on one platform or another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -24,6 +25,23 @@ def filled(ada: HfApi, repo: str) -> str:
     """A repo with FILES."""
     commit_files(ada, repo, FILES)
     return repo
+
+
+def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
+    sha = ada.model_info(filled).sha
+    for path, etag, size in (
+        ("w.bin", hashlib.sha256(BYTES).hexdigest(), 10240),
+        ("dir/sub/a.txt", hashlib.sha1(b"blob 4\0text").hexdigest(), 4),
+        ("empty", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391", 0),
+    ):
+        answer = get_session().head(f"{ada.endpoint}/{filled}/resolve/main/{path}")
+        assert answer.status_code == 200
+        assert answer.headers["etag"] == f'"{etag}"'
+        assert int(answer.headers["content-length"]) == size
+        assert answer.headers["x-repo-commit"] == sha
+        assert answer.content == b""
+    missing = get_session().head(f"{ada.endpoint}/{filled}/resolve/main/missing")
+    assert (missing.status_code, missing.headers["x-repo-commit"]) == (404, sha)
 
 
 @pytest.mark.parametrize(
