@@ -39,7 +39,7 @@ from hubmerge.errors import (
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CLIENT_LOGGER = "huggingface_hub.utils._http"
 _REFUSALS = frozenset((400, 402, 403, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
-_NO_ROOM = re.compile(r"storage limit|quota", re.IGNORECASE)  # the account's, which the Hub tells with 403
+_NO_ROOM = re.compile(r"storage (?:limit|pattern)|quota", re.IGNORECASE)  # the account's, which the Hub tells with 403
 # an object storage's answers (400 or 403) to an upload that took too long; a new signed address helps
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")

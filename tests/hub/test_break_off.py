@@ -213,6 +213,7 @@ def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: Scr
         (401, "Invalid credentials in Authorization header", LoginError),
         (403, "You don't have write access", PermissionDeniedError),
         (403, "Private repository storage limit reached, please upgrade your plan", RefusedError),
+        (403, "Your storage patterns tripped our internal systems!", RefusedError),
     ],
 )
 def test_what_the_hub_refuses_to_xet_is_told_in_its_words_and_is_no_trouble_of_the_connection(
