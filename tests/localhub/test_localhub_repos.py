@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import DiscussionComment, DiscussionWithDetails, HfApi
 from huggingface_hub.errors import (
-    GatedRepoError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -101,22 +100,6 @@ def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody
         assert status_of(api.delete_repo, repo) == status_of(api.super_squash_history, repo) == code
     info = ada.model_info(repo)
     assert (info.sha, info.private) == (head, False)
-
-
-def test_the_files_of_a_gated_repo_wait_for_acceptance(
-    ada: HfApi, bob: HfApi, nobody: HfApi, repo: str, tmp_path
-) -> None:
-    ada.upload_file(path_or_fileobj=b"weights", path_in_repo="a.txt", repo_id=repo)
-    ada.update_repo_settings(repo, gated="manual")
-    assert bob.model_info(repo).gated == "manual"  # what it is, everyone may know
-    for number, api in enumerate((bob, nobody)):
-        with pytest.raises(GatedRepoError):
-            api.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / str(number))
-    with pytest.raises(GatedRepoError):
-        bob.auth_check(repo)
-    ada.grant_access(repo, "bob")
-    assert Path(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted")).read_bytes() == b"weights"
-    assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
 
 
 def test_who_asks_again_is_told_what_holds(ada: HfApi, bob: HfApi, repo: str) -> None:
