@@ -1,4 +1,4 @@
-"""Reading: downloads with ranges and cache headers, trees, snapshots, the file system and datasets."""
+"""Reading: the headers of downloads, trees, long histories and the headers of weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from raw_requests import commit_files
 from localhub.process import LocalHubProcess
 
 BYTES = bytes(range(256)) * 40
-
-
 FILES = {"w.bin": BYTES, "dir/sub/a.txt": b"text", "dir/b c%é.txt": b"odd", "empty": b""}
 
 
