@@ -119,10 +119,6 @@ class FaultRule(_Value):
         return path
 
 
-class Rules(_Value):
-    rules: tuple[FaultRule, ...]
-
-
 class SeenRequest(_Value):
     """A request that matched a rule."""
 

@@ -36,7 +36,6 @@ from localhub.fault_rules import (
     LostAnswer,
     Observe,
     Reset,
-    Rules,
     RuleState,
     RuleStates,
     StaleHead,
@@ -119,16 +118,14 @@ class Faults:
             if len(body) > _MAX_BODY_BYTES:
                 return JSONResponse({"error": f"The body is larger than {_MAX_BODY_BYTES} bytes"}, 413)
         try:
-            replaced = request.method == "PUT"
-            rules = Rules.model_validate_json(body).rules if replaced else (FaultRule.model_validate_json(body),)
+            rule = FaultRule.model_validate_json(body)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)
             return JSONResponse({"error": "Not a rule", "problems": problems}, 400)
-        if len(kept := [] if replaced else self._rules) + len(rules) > _MAX_RULES:
+        if len(self._rules) == _MAX_RULES:
             return JSONResponse({"error": f"There may be {_MAX_RULES} rules"}, 400)
-        added = [RuleState(id=next(self._numbers), rule=rule) for rule in rules]
-        self._rules = [*kept, *added]
-        return JSONResponse({"ids": [state.id for state in added]} if replaced else {"id": added[0].id})
+        self._rules = [*self._rules, RuleState(id=next(self._numbers), rule=rule)]
+        return JSONResponse({"id": self._rules[-1].id})
 
     # --- the faults --------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 
 from localhub.access import Repo
 from localhub.http_errors import entry_not_found
-from localhub.protocol import Call, Json, Router, list_of
+from localhub.protocol import Call, Json, Router
 from localhub.store import lfs_pointer
 from localhub.tree import Entry, Tree, folders
 
@@ -134,14 +134,8 @@ def _tree(call: Call, folder: str) -> Response:
 def paths_info(call: Call) -> list[Json]:
     """The same entries for named paths; what does not exist is left out."""
     repo = call.readable()
-    if call.request.headers.get("content-type", "").startswith("application/json"):
-        body = call.json()
-        wanted = [str(path) for path in list_of(body, "paths")]
-        expand = bool(body.get("expand"))
-    else:
-        form = call.form()
-        wanted = form.get("paths", [])
-        expand = form.get("expand", ["false"])[-1].lower() == "true"
+    form = call.form()
+    wanted, expand = form.get("paths", []), form.get("expand", ["false"])[-1].lower() == "true"
     tree = call.hub.trees.at(repo.id, call.hub.trees.resolve(repo.id, call.parts["rev"]))
     known = {*tree, *folders(tree)}
     return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand, with_xet=True)

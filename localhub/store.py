@@ -2,8 +2,8 @@
 
 docs/localhub.md lists the files. One is written to DATA/tmp, hashed on the way, and renamed to its digest; only then
 does a transaction name it. A process killed at any point therefore leaves either the old head or the new one, and at
-worst a blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
-lose the last commits.
+worst a blob that nothing names. A blob is fsynced before it gets its name, the database is not at every commit: a
+killed process loses nothing, a machine that loses power may lose the last commits and keeps no blob that is cut short.
 
 Writers are serialised by one lock and `BEGIN IMMEDIATE`, so check-then-update (a parent commit, a unique
 name) is one step. Readers have a connection per thread and see the last committed state.
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS repos (
     id INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, ns TEXT NOT NULL, name TEXT NOT NULL,
     key TEXT NOT NULL UNIQUE, visibility TEXT NOT NULL, gated TEXT NOT NULL DEFAULT '',
     creator TEXT NOT NULL, app TEXT, created_at TEXT NOT NULL, modified_at TEXT NOT NULL,
-    sdk TEXT, hardware TEXT, sleep_s INTEGER, paused INTEGER NOT NULL DEFAULT 0,
+    sdk TEXT, paused INTEGER NOT NULL DEFAULT 0,
     downloads INTEGER NOT NULL DEFAULT 0, storage INTEGER NOT NULL DEFAULT 0,
     card TEXT NOT NULL DEFAULT '{}', config TEXT NOT NULL DEFAULT '{}',
     safetensors TEXT NOT NULL DEFAULT 'null', pipeline_tag TEXT, library TEXT);
@@ -283,4 +283,6 @@ class Store:
     @staticmethod
     def _adopt(temporary: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, target)

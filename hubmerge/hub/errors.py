@@ -38,7 +38,8 @@ from hubmerge.errors import (
 
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CLIENT_LOGGER = "huggingface_hub.utils._http"
-_REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
+_REFUSALS = frozenset((400, 402, 403, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
+_NO_ROOM = re.compile(r"storage (?:limit|pattern)|quota", re.IGNORECASE)  # the account's, which the Hub tells with 403
 # an object storage's answers (400 or 403) to an upload that took too long; a new signed address helps
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
@@ -221,18 +222,19 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
             raise  # a local file, not the network
         raise _unreachable(error, where) from None
     except RuntimeError as error:
-        # the client wraps whatever stops an upload; hubmerge's own have no such cause
-        if isinstance(error.__cause__, HubmergeError):
-            raise error.__cause__ from None
-        if not isinstance(error.__cause__, httpx2.HTTPError | OSError):
+        # the client wraps whatever stops an upload; hubmerge's own have no cause
+        if error.__cause__ is None:
             raise
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        # the client reads the answer without checking it: HTML for JSON, a missing field
-        raise HubUnavailableError(
-            "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
-        ) from None
+        if isinstance(error.__cause__, errors.BadRequestError):  # to the client's question about a card
+            got, step = " ".join(_message(error).split())[:200], "Correct the header of README.md."
+            raise RefusedError("the Hub does not take the card", where=where, got=got, next_step=step) from None
+        # the client reads the answer without checking it (HTML for JSON, a missing field), but for refusals in a list
+        refused = "LFS batch API returned errors" in str(error)
+        what = "the Hub does not take a file" if refused else "the Hub's answer makes no sense"
+        raise HubUnavailableError(what, where=where, got=f"{type(error).__name__}: {_reason(error)}") from None
 
 
 def is_outage(error: BaseException | None) -> bool:
@@ -273,7 +275,7 @@ def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
         return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
     if status == 403 and _WITHOUT_GATED.search(_message(error)):
         return _gated(error, where)
-    if status == 403 and not too_late:
+    if status == 403 and not too_late and not _NO_ROOM.search(_message(error)):
         return PermissionDeniedError(
             "the token may not do this" if writing else "access is denied",
             where=where,
@@ -313,7 +315,7 @@ def _unreachable(error: Exception, where: str) -> TransientHubError:
 
 def _reason(error: Exception) -> str:
     """The first line of the server's or client's message, without the queries of URLs, which can hold signatures."""
-    return _without_queries(_message(error).split("\n")[0])[:200]
+    return _without_queries(_message(error).replace(":\n", ": ").split("\n")[0])[:200]
 
 
 def _message(error: Exception) -> str:

@@ -109,7 +109,7 @@ class HubWriting:
             operation.upload_info.sha256 = bytes.fromhex(sha256)
 
         def upload() -> Any:
-            with translated(repo_id, writing=True), self._may_break_off(operation, path, sent):
+            with translated(repo_id, writing=True), self._may_break_off(repo_id, operation, path, sent):
                 self._api.preupload_lfs_files(
                     repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
                 )
@@ -119,16 +119,17 @@ class HubWriting:
         return self.patience.repeat(upload, TooLateError)
 
     @contextmanager
-    def _may_break_off(self, operation: Any, path: Path, sent: Callable[[int], None] | None) -> Iterator[None]:
-        if self.patience.stopped is None and sent is None:
-            yield
-            return
+    def _may_break_off(
+        self, repo_id: str, operation: Any, path: Path, sent: Callable[[int], None] | None
+    ) -> Iterator[None]:
         self.patience.check()
         if _goes_to_xet():
             try:
                 yield
-            except RuntimeError:
+            except (RuntimeError, OSError) as error:
                 self.patience.check()
+                if "/xet-write-token/" in str(error):
+                    self._ask_for_xet_token(repo_id)
                 raise
             return
 
@@ -143,6 +144,13 @@ class HubWriting:
                 yield
             finally:
                 operation.path_or_fileobj = str(path)
+
+    def _ask_for_xet_token(self, repo_id: str) -> None:
+        """Raise the Hub's refusal of a token for Xet with its words, of which hf_xet tells the status alone."""
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+        url = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/xet-write-token/main"
+        hf_raise_for_status(get_session().get(url, headers=self._api._build_hf_headers()))
 
     def is_uploaded(self, operation: Any) -> bool:
         """Whether the commit needs only the digest of a preuploaded file."""

@@ -22,12 +22,12 @@ import pytest
 from huggingface_hub import HfApi, constants
 from line import OUT_SHARD_BYTES, Killed, Line, threads_left
 from processes import ROOT, Beside, as_ada, until
-from scripted_hub import Answer, Request, ScriptedHub
+from scripted_hub import Answer, Request, ScriptedHub, error
 
-from hubmerge.errors import CancelledError, HubUnavailableError
+from hubmerge.errors import CancelledError, HubmergeError, HubUnavailableError, LoginError, PermissionDeniedError
 from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import Patience
+from hubmerge.hub.errors import Patience, RefusedError
 from hubmerge.hub.transfer import BreakableFile
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
@@ -154,41 +154,77 @@ def test_other_users_of_the_same_hub_are_not_broken_off(line: Line) -> None:
             request()
 
 
+def sent_to_xet(request: Request) -> Answer | None:
+    """The answer that sends a file to Xet."""
+    if "/preupload/" not in request.path:
+        return None
+    path = json.loads(request.body)["files"][0]["path"]
+    answer = {"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]}
+    return Answer(body=json.dumps(answer).encode())
+
+
 @pytest.fixture
-def stalled() -> Iterator[ScriptedHub]:
-    """A Hub that sends every large file to a Xet storage which never answers."""
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(2_000_000))
+    return path
+
+
+@pytest.fixture
+def xet() -> Iterator[ScriptedHub]:
+    with ScriptedHub({}) as server, patch.object(constants, "HF_HUB_DISABLE_XET", True):
+        yield server
+
+
+def hub_with_xet(server: ScriptedHub) -> Hub:
+    """Its client uses Xet, as that of the public Hub does, once a test has the fixture `xet`."""
+    hub = Hub(server.endpoint, "hf_token").breakable()
+    hub.connect()
+    constants.HF_HUB_DISABLE_XET = False
+    return hub
+
+
+def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: ScriptedHub, weights: Path) -> None:
     over = threading.Event()
 
     def bend(request: Request) -> Answer:
-        if "/preupload/" in request.path:
-            path = json.loads(request.body)["files"][0]["path"]
-            answer = {"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]}
-            return Answer(body=json.dumps(answer).encode())
-        if "/xet-write-token/" not in request.path:
+        if "/xet-write-token/" not in request.path and "/preupload/" not in request.path:
             over.wait()
-        token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": str(int(time.time()) + 3600)}
-        return Answer(body=b"{}", headers={f"X-Xet-{name}": value for name, value in token.items()})
+        token = {"Cas-Url": xet.endpoint, "Access-Token": "t", "Token-Expiration": str(int(time.time()) + 3600)}
+        headers = {f"X-Xet-{name}": value for name, value in token.items()}
+        return sent_to_xet(request) or Answer(body=b"{}", headers=headers)
 
-    with ScriptedHub({}) as server:
-        server.bend = bend
-        yield server
-        over.set()
-
-
-def test_an_upload_to_xet_is_broken_off(stalled: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = Hub(stalled.endpoint, "hf_token").breakable()
-    hub.connect()
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(2_000_000))
-    uploading = Beside(lambda: hub.preupload("ada/x", path, path.name, sha256="0" * 64))
-    until(lambda: stalled.paths("/xet-write-token/"))
+    xet.bend = bend
+    hub = hub_with_xet(xet)
+    uploading = Beside(lambda: hub.preupload("ada/x", weights, weights.name, sha256="0" * 64))
+    until(lambda: xet.paths("/xet-write-token/"))
     for _ in range(100):
         hub.break_off()
         uploading.join(0.2)
         if not uploading.is_alive():
             break
+    over.set()
     assert isinstance(uploading.ended_with(), CancelledError)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "refusal"),
+    [
+        (401, "Invalid credentials in Authorization header", LoginError),
+        (403, "You don't have write access", PermissionDeniedError),
+        (403, "Private repository storage limit reached, please upgrade your plan", RefusedError),
+        (403, "Your storage patterns tripped our internal systems!", RefusedError),
+    ],
+)
+def test_what_the_hub_refuses_to_xet_is_told_in_its_words_and_is_no_trouble_of_the_connection(
+    xet: ScriptedHub, weights: Path, status: int, words: str, refusal: type[HubmergeError]
+) -> None:
+    xet.bend = lambda request: sent_to_xet(request) or error(status, message=words)
+    with pytest.raises(refusal) as caught:
+        hub_with_xet(xet).preupload("ada/x", weights, weights.name, sha256="0" * 64)
+    assert status == 401 or words in str(caught.value)
+    assert not caught.value.retryable
+    assert "onnection" not in str(caught.value)
 
 
 STALL_AT = 50_000

@@ -299,6 +299,25 @@ def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body
             ask()
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"error": {"code": 507, "message": "out of storage"}}, "does not take a file .* `out of storage"),
+        ({"actions": {"upload": {"href": "", "header": {"chunk_size": "x"}}}}, "makes no sense .* `chunk_size`"),
+    ],
+)
+def test_a_file_that_the_hub_does_not_take_is_told_with_its_reason(
+    server: ScriptedHub, hub: Hub, folder: Path, said: dict[str, Any], told: str
+):
+    """Both come from the client as errors of its own."""
+    path = folder / "model.safetensors"
+    mode = {"path": path.name, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}
+    body = json.dumps({"files": [mode], "objects": [{"oid": weights(server).sha256, "size": 1, **said}]}).encode()
+    server.bend = lambda request: Answer(body=body)
+    with pytest.raises(HubUnavailableError, match=told):
+        hub.preupload("org/model", path, path.name)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
     server: ScriptedHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -251,9 +251,11 @@ def gated(ada: HfApi, bob: HfApi, fresh: Callable[[], str]) -> str:
 
 
 def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
-    gated: str, bob: HfApi, signed_in: SignedIn, tmp_path: Path
+    gated: str, bob: HfApi, nobody: HfApi, signed_in: SignedIn, tmp_path: Path
 ) -> None:
     assert fetched(bob, gated, tmp_path) == 200
+    with pytest.raises(GatedRepoError, match="Please log in"):
+        nobody.hf_hub_download(gated, "file.txt", local_dir=tmp_path / "nobody")
     assert fetched(signed_in("gated-repos", "bob"), gated, tmp_path) == 200
     for scopes in ("", "contribute-repos", "read-repos", "read-repos contribute-repos write-repos manage-repos"):
         with pytest.raises(GatedRepoError, match="does not include gated") as refused:

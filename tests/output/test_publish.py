@@ -17,7 +17,7 @@ from stream_helpers import Watching
 
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.errors import CorruptError, PermissionDeniedError, RecipeError, SourceNotFoundError, TargetExistsError
-from hubmerge.hub.errors import BranchMovedError, TransientHubError
+from hubmerge.hub.errors import BranchMovedError, RefusedError, TransientHubError
 from hubmerge.output import upload
 from hubmerge.output.publish import MAX_MANIFEST_BYTES, Published, Target, TargetState
 from hubmerge.output.upload import ShardUploader
@@ -38,15 +38,9 @@ def fail(error: BaseException) -> Callable[[], None]:
 
 
 def test_everything_goes_up_in_one_commit(job: Publication):
-    noting = Watching()
-    done = job.publish(observer=noting)
+    done = job.publish()
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
     assert job.is_whole_in_one_commit()
-    first, whole, told = job.stated[0].size, sum(s.size for s in job.stated), noting.told
-    assert told[-1] == ("commit", 0, 0)
-    assert {("publish", first, whole), ("publish", whole, whole)} <= set(told)
-    sent = [news[1] for news in told if news[0] == "publish"]
-    assert sent == sorted(sent), "the bytes sent only grow"
     assert not job.api.model_info(job.name).private
 
 
@@ -95,6 +89,13 @@ def test_foreign_content_that_arrives_meanwhile_is_not_touched(job: Publication)
         job.publish()
     assert job.hub.commits == 1
     assert job.there() == {".gitattributes", "model.txt"}
+
+
+def test_a_card_that_the_hub_does_not_take_is_refused_once_with_the_reason(job: Publication):
+    job.files["README.md"] = b"---\nlicense: my-own\n---\n"
+    with pytest.raises(RefusedError, match=r'Invalid metadata in README\.md.* "license" must be one of'):
+        job.publish()
+    assert (job.hub.commits, job.hub.pauses) == (1, [])
 
 
 @pytest.mark.parametrize(
