@@ -200,7 +200,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         _skills(row) if row.parents and row.domains else None,
         fold("Each domain beside every parent", parents) if parents else None,
         fold("Each task and its data", table(heads, tasks)) if tasks else None,
-        fold("How it was measured", el("ul", *measured, cls="hm-measured hm-dim")),
+        fold("How it was measured", el("ul", *measured, cls="hm-ran hm-dim")),
     )
 
 
