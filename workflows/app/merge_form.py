@@ -19,15 +19,19 @@ from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from workflows.app.calibration_form import (
+from workflows.app.forms import (
     EVERYONE,
     CalibrationForm,
     build_calibration,
+    component_of,
+    fields_of,
     fill_calibration,
     given,
+    holds,
+    parameters_of,
     uses_calibration,
+    values_of,
 )
-from workflows.app.forms import component_of, fields_of, holds, parameters_of, values_of
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box

@@ -21,8 +21,8 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app import merge_script as script
-from workflows.app.calibration_form import turn
 from workflows.app.format import el, job_href, join, link
+from workflows.app.forms import turn
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, code_box, html
 from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes

@@ -22,9 +22,8 @@ from starlette.routing import BaseRoute, Route
 
 from hubmerge.hub.names import is_hub_id
 from workflows.app.format import el, join, link
-from workflows.app.frame import PAGES, Page, bar
+from workflows.app.frame import FIRST_CSS, PAGES, PLAIN_CSS, TITLE, Page, bar
 from workflows.app.guard import App, Message, Receive, Scope, Send
-from workflows.app.style import FIRST_CSS, PLAIN_CSS, TITLE
 
 _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}

@@ -17,7 +17,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el, job_href, join, link, repo_link, when
-from workflows.app.frame import AT_ONCE, QUIET, code_box, html
+from workflows.app.frame import AT_ONCE, QUIET, WATCHERS_CSS, code_box, html
 from workflows.app.home_page import example_models
 from workflows.app.job_page import badge
 from workflows.app.lanes import ASKING, Lanes
@@ -25,7 +25,6 @@ from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import facts_grid, fold, header, notice, problems_panel, snippet, table
 from workflows.app.service import Service, Trial, Visitor, WatcherEvent, WatcherSource, WatcherView
 from workflows.app.session import for_visitor, signed_in, visitor_of
-from workflows.app.style import WATCHERS_CSS
 from workflows.app.submission import names_in
 from workflows.app.watcher_form import (
     BEST,

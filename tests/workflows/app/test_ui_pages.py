@@ -11,7 +11,7 @@ from pages_session import TARGET_NAME, Pages, shown, untouched
 from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
-from workflows.app.web_words import in_the_form
+from workflows.app.panels import in_the_form
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64

@@ -18,15 +18,14 @@ from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text, when
+from workflows.app.frame import CSS
 from workflows.app.job_page import job_panel
 from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
-from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
+from workflows.app.panels import _OF_A_TERMINAL, license_panel, method_panel, on_the_web, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring, Visitor
-from workflows.app.style import CSS
-from workflows.app.web_words import _OF_A_TERMINAL, on_the_web
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
