@@ -30,8 +30,10 @@ from workflows.app.format import (
     link,
     model_href,
     moment,
+    number,
     number_of,
     percent_text,
+    table_of,
     time_text,
     when,
 )
@@ -211,7 +213,7 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
         return _recorded(view, view.result)
-    if view.kind == "diff" and view.models and view.state == "done":
+    if view.kind == "diff" and len(view.models) == 2 and view.state == "done":
         return notice("good", "Compared", el("p", link(diff_href(*view.models), "What the training changed")))
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
@@ -296,12 +298,11 @@ def _run_facts(run: object) -> Markup | None:
 
 def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
     """The scores by domain, and where they stand now."""
-    scores = result.get("scores")
-    known = [(k, v) for k, v in scores.items() if isinstance(v, int | float)] if isinstance(scores, Mapping) else []
+    known = [(k, score) for k, v in table_of(result, "scores").items() if (score := number(v)) is not None]
     return notice(
         "good",
         "Recorded",
-        facts_grid((str(domain), percent_text(float(value))) for domain, value in known) if known else None,
+        facts_grid((str(domain), percent_text(value)) for domain, value in known) if known else None,
         el("p", link(model_href(view.target), "The model's page, with these scores")),
     )
 

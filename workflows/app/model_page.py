@@ -25,7 +25,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
-from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link
+from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link, table_of, tables_of
 from workflows.app.frame import LOADING, QUIET, html
 from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.lanes import ASKING, Lanes
@@ -192,11 +192,8 @@ def _head(model: Published, endpoint: str) -> Markup:
 
 def parents_of(report: Mapping[str, Any]) -> list[ParentFacts]:
     """The parents that a stranger's report names, as far as they are well-formed models of the Hub."""
-    stated = report.get("parents")
     found = []
-    for parent in stated[:33] if isinstance(stated, list) else ():
-        if not isinstance(parent, Mapping):
-            continue
+    for parent in tables_of(report, "parents")[:33]:
         role, name, sha, weight = (parent.get(key) for key in ("role", "id", "sha", "weight"))
         if role in ("base", "agent") and isinstance(name, str) and is_hub_id(name) and isinstance(sha, str):
             known = weight if isinstance(weight, float) and abs(weight) < 1e6 else 1.0
@@ -214,26 +211,21 @@ def _lineage(model: Published, board: Board) -> Markup | None:
 
 def changed_tab(report: Mapping[str, Any]) -> Markup:
     """What each agent changed, where they meet, and how much of each layer."""
-    statistics = _mapping(report.get("statistics"))
-    total = _mapping(statistics.get("total"))
+    statistics = table_of(report, "statistics")
+    total = table_of(statistics, "total")
     if not number_of(total, "elements"):
         told = "It is told for merges that were made here: their hubmerge.json holds what was counted."
         return notice("info", "What changed is not known", el("p", told))
-    layers = _layers(_mapping(statistics.get("layers")))
+    layers = _layers(table_of(statistics, "layers"))
     return join(section("What the agents changed", *statistics_parts(total)), layers)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _layers(layers: Mapping[str, Any]) -> Markup | None:
     """The shares of each layer that each agent changed, as a stranger's report states them."""
     agents: dict[str, dict[str, float]] = {}
     for depth in list(layers)[:MOST_LAYERS]:
-        rows = _mapping(layers[depth]).get("agents")
-        for row in rows[:MOST_AGENTS] if isinstance(rows, list) else ():
-            if isinstance(row, Mapping) and (share := number_of(row, "density")) is not None and 0 <= share <= 1:
+        for row in tables_of(layers[depth], "agents")[:MOST_AGENTS]:
+            if (share := number_of(row, "density")) is not None and 0 <= share <= 1:
                 agents.setdefault(str(row.get("agent", "")), {})[depth] = share
     figure = layers_figure(agents)
     return section("Changed, layer by layer", figure) if figure else None
