@@ -42,7 +42,16 @@ from workflows.app.model_panels import (
     verdict_panel,
     ways_on,
 )
-from workflows.app.panels import facts_grid, left_out_panel, notice, problems_panel, section, snippet, tabs
+from workflows.app.panels import (
+    access_offer,
+    facts_grid,
+    left_out_panel,
+    notice,
+    problems_panel,
+    section,
+    snippet,
+    tabs,
+)
 from workflows.app.service import BoardSource, Published, Service, Visitor
 from workflows.app.session import for_visitor
 
@@ -112,7 +121,7 @@ def _shown(
         except HubmergeError as error:
             own = error
     if row is None and not isinstance(own, Published):
-        return _alone(_missing(failure or own, model, sha, service.endpoint))
+        return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
     links = tab_links(model, sha, tab)
     if row is not None:
         head = join(verdict_panel(row), model_head(row, service.endpoint), ways_on(row.model, _base_of(row)))
@@ -128,14 +137,18 @@ def _published(service: Service, model: str, sha: str | None, visitor: Visitor |
     return service.published(model, sha if sha and _SHA.fullmatch(sha) else None, visitor)
 
 
-def _missing(error: HubmergeError | None, model: str, sha: str | None, endpoint: str) -> Markup:
+def _missing(
+    error: HubmergeError | None, model: str, sha: str | None, endpoint: str, visitor: Visitor | None
+) -> Markup:
     if error is not None and error.retryable:
         return problems_panel(error, "This model cannot be shown now")
     hub = el("p", "On the Hub: ", repo_link(endpoint, model)) if is_hub_id(model) else None
     commit = f"no commit {sha[:12]} of it, " if sha else ""
-    told = f"There is no such model on the Hub, {commit}or you may not read it. If it is private and yours, sign in."
+    told = f"There is no such model on the Hub, {commit}or you may not read it."
+    told += " If it is private and yours, sign in." if visitor is None else ""
     name = el("div", el("h1", model), cls="hm-title")
-    return join(name, notice("info", "This model cannot be shown", el("p", told), hub))
+    offer = access_offer(error, visitor, endpoint, f"/{model_href(model, sha or '')}") if error is not None else None
+    return join(name, notice("info", "This model cannot be shown", el("p", told), hub), offer)
 
 
 def _tab(

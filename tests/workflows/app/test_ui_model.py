@@ -107,6 +107,9 @@ def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_o
     hidden, none = (shown(service, name, "card") for name in ("ada/secret", "ada/nobody"))
     assert hidden.replace("secret", "nobody") == none
     assert "This model cannot be shown" in none
+    asked = shown(service, "ada/nobody", "card", visitor=ADA)  # who is signed in needs a sign-in that reads more
+    assert ("sign in." in none, "sign in." in asked) == (True, False)
+    assert 'href="/login/huggingface?_target_url=%2Fmodel%3Fmodel%3Dada%2Fnobody&amp;with=read-repos"' in asked
 
 
 def test_a_scored_model_whose_files_are_away_keeps_its_scores(service: FakeService) -> None:
