@@ -50,6 +50,8 @@ ADDRESSES = {
     "job-evaluation": f"job?id={SCORED}",
     "missing": "no/such/page",
 }
+READY = """() => document.querySelector("h1") && !document.querySelector("#inspect[disabled]")
+  && !/(Loading|Checking) …|Loading\\.\\.\\./.test(document.body.innerText)"""
 
 
 def jobs() -> list[JobView]:

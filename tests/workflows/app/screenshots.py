@@ -25,7 +25,7 @@ sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
 from huggingface_hub import CommitOperationAdd, HfApi  # noqa: E402
 from pages_session import browser_cookie  # noqa: E402
-from pages_site import ADDRESSES, whole_site  # noqa: E402
+from pages_site import ADDRESSES, READY, whole_site  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from report_helpers import report  # noqa: E402
 
@@ -64,11 +64,12 @@ def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int],
         for name, address in addresses.items():
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")
+            page.wait_for_function(READY)
             page.wait_for_timeout(SETTLED_MS)
+            page.wait_for_function(READY)  # what follows from the address
             if name.endswith("-open"):
                 page.evaluate(UNFOLD)
                 page.wait_for_function("[...document.images].every((image) => image.complete)")
-            page.wait_for_function("!/(Loading|Checking) …/.test(document.body.innerText)")
             if "merge?" in address:
                 page.locator(".hm-verdict-good, .hm-verdict-bad").first.wait_for()
                 page.wait_for_timeout(SETTLED_MS)

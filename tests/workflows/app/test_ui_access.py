@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from pages_site import ADDRESSES, whole_site
+from pages_site import ADDRESSES, READY, whole_site
 
 from workflows.app.frame import PAGES
 
@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PHONE = 360
 MOST = 0.05  # of a page's height and width, that may move
 SETTLED_MS = 3_000  # everything that a page asks for when it opens is there, many times over
-READY = """() => document.querySelector("h1") && !document.querySelector("#inspect[disabled]")
-  && !/(Loading|Checking) …|Loading\\.\\.\\./.test(document.body.innerText)"""
 MOVED = """() => new Promise((told) => {
   let moved = 0;
   const add = (list) => list.getEntries().forEach((e) => { if (!e.hadRecentInput) moved += e.value; });
