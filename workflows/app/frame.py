@@ -157,7 +157,9 @@ def theme() -> Any:
         input_placeholder_color_dark="*neutral_400",
         link_text_color="*secondary_700",
         link_text_color_dark="*secondary_400",
-        # 3 : 1 against the card, so that what is not chosen is seen
+        # 3 : 1 against the card, so that what is not chosen, and what has the keyboard, is seen
+        input_border_color_focus="*secondary_700",
+        input_border_color_focus_dark="*secondary_400",
         checkbox_border_color="*neutral_500",
         checkbox_border_color_dark="*neutral_400",
         button_primary_background_fill="*primary_700",

@@ -33,6 +33,10 @@ _NO_LEADERBOARD = "Nothing is evaluated here, so there is no leaderboard."
 # gradio's own, which name gradio, and a manifest that is not served
 _FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<link rel="manifest"[^>]*>')
 
+# gradio opens the list of a box anew for every key, Tab included, so that it would lie over what follows for ever
+_LEAVE_BY_TAB = """addEventListener("keydown", (event) => {
+  if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation(); }, true);"""
+
 
 class Site:
     """Wraps an ASGI app with the pages `pages`. `host`: the name under which a Space is known, else the request's."""
@@ -114,6 +118,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB)),  # noqa: S704  (a constant)
             _early(scope) if page.path == "leaderboard" else None,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")
