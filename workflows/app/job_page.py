@@ -181,8 +181,9 @@ def badge(state: str) -> Markup:
 
 def job_header(view: JobView) -> Markup:
     facts = [("Started by", view.user), *_subject(view), ("Submitted", when(view.created))]
-    if view.started and view.state != "queued" and (elapsed := _elapsed(view)) is not None:
-        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
+    if view.state != "queued" and (begun := moment(view.started)):
+        seconds = ((moment(view.finished) or datetime.now(UTC)) - begun).total_seconds()
+        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(seconds)))
     if view.attempt > 1:
         facts.append(("Attempt", str(view.attempt)))
     if view.signed_in_until and view.state not in TERMINAL:
@@ -197,11 +198,6 @@ def _subject(view: JobView) -> list[tuple[str, str]]:
     if view.kind == "diff":
         return [("What", "Comparison"), visibility]
     return [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
-
-
-def _elapsed(view: JobView) -> float | None:
-    start, end = moment(view.started), moment(view.finished) or datetime.now(UTC)
-    return (end - start).total_seconds() if start else None
 
 
 def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:

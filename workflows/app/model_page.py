@@ -9,7 +9,7 @@ renderer, which keeps raw HTML as text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from shlex import quote as shell
 from typing import Any
 from urllib.parse import quote
@@ -116,25 +116,22 @@ def _shown(
     own: Published | HubmergeError | None = None
     if tab != "scores" or row is None:
         newest = tab == "card" and row is not None and not row.superseded  # its scores came with a later commit
+        at = None if newest else row.sha if row else sha
         try:
-            own = _published(service, model, None if newest else row.sha if row else sha, visitor)
+            if is_hub_id(model):
+                own = service.published(model, at if at and _SHA.fullmatch(at) else None, visitor)
         except HubmergeError as error:
             own = error
     if row is None and not isinstance(own, Published):
         return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
     links = tab_links(model, sha, tab)
     if row is not None:
-        head = join(verdict_panel(row), model_head(row, service.endpoint), ways_on(row.model, _base_of(row)))
+        ways = ways_on(row.model, _base_of(row.facts.parents))
+        head = join(verdict_panel(row), model_head(row, service.endpoint), ways)
     else:
         assert isinstance(own, Published)
         head = _head(own, service.endpoint)
     return [head, gr.update(value=join(links, _tab(tab, found, board, own, service.endpoint, failure)), visible=True)]
-
-
-def _published(service: Service, model: str, sha: str | None, visitor: Visitor | None) -> Published | None:
-    if not is_hub_id(model):
-        return None
-    return service.published(model, sha if sha and _SHA.fullmatch(sha) else None, visitor)
 
 
 def _missing(
@@ -185,8 +182,8 @@ def _tab(
     return join(wrong or unscored_tab(own), _lineage(own, board))
 
 
-def _base_of(row: Row) -> str | None:
-    return next((p.id for p in row.facts.parents if p.role == "base"), None)
+def _base_of(parents: Iterable[ParentFacts]) -> str | None:
+    return next((p.id for p in parents if p.role == "base"), None)
 
 
 def _head(model: Published, endpoint: str) -> Markup:
@@ -194,12 +191,11 @@ def _head(model: Published, endpoint: str) -> Markup:
     parents = parents_of(model.report)
     kind = el("span", "Merge" if parents else "Model", cls=f"hm-badge hm-{'busy' if parents else 'dim'}")
     facts = [("Commit", el("code", model.sha[:12])), ("License", model.license or "not stated")]
-    base = next((p.id for p in parents if p.role == "base"), None)
     return join(
         el("div", el("h1", model.id), kind, cls="hm-title"),
         facts_grid(facts),
         el("p", "On the Hub: ", repo_link(endpoint, model.id, model.sha)),
-        ways_on(model.id, base),
+        ways_on(model.id, _base_of(parents)),
     )
 
 

@@ -88,6 +88,7 @@ def tab_to(page: Any, selector: str) -> None:
     raise AssertionError(f"Tab never reaches {selector}")
 
 
+@pytest.mark.quick
 def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
     page.wait_for_function("window.hm?.opened")
@@ -112,9 +113,11 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     tab_to(page, "#start")
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
-    [(request, _)] = pages.service.requests
+    shown(page, "#job", "ada/by-keys")
+    [(request, visitor)] = pages.service.requests
     assert [request.recipe["base"], *request.recipe["agents"]] == [BASE, MATH, TOOL]
-    assert request.target == "ada/by-keys"
+    assert (request.target, request.private) == ("ada/by-keys", False)  # no parent is closed
+    assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
 
 
 def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(
