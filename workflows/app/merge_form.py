@@ -126,7 +126,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         )
         offered = gr.JSON(value=[], visible=False)
         weighted = gr.JSON(value=[], visible=False)
-        with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row(elem_classes="hm-weights"):
+        with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row():
             weights = tuple(
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)

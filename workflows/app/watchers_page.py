@@ -117,7 +117,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     empty = el("p", "Choose a base to begin, or ", el("a", "open an example", href=example), ".", cls="hm-empty")
     with gr.Column(elem_classes="hm-wizard", elem_id="wizard"):
         html(about)
-        with gr.Row(elem_classes="hm-columns"):
+        with gr.Row():
             with gr.Column(scale=3, min_width=320):
                 inputs = build_form(service, lanes)
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
@@ -359,4 +359,4 @@ def trial_panel(trial: Trial, endpoint: str) -> Markup:
     left_out = _left_out(trial.left_out, endpoint, "Would leave out") or el(
         "p", "No model that it looked at is left out.", cls="hm-dim"
     )
-    return el("div", about, told, problem, left_out, cls="hm-trial")
+    return join(about, told, problem, left_out)
