@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
+from workflows.app.format import list_of, number_of, table_of
 from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
 from workflows.jobs.store import Store
@@ -34,7 +35,7 @@ class Trail:
         newest = self._store.events(job.id, 1, statistics=True) if in_full else ()
         counted = newest[-1].data.get("values") if newest else None
         sealed = self._store.sealed_token(job.id) if own else None
-        warnings = dict.fromkeys(job.payload.get("warnings", []))
+        warnings = dict.fromkeys(map(str, list_of(job.payload, "warnings")))
         warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
         ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
         evaluations, scoring_s = self._evaluations(job, in_full=in_full)
@@ -47,7 +48,7 @@ class Trail:
             stage=job.stage,
             target=str(job.payload.get("target") or job.payload.get("model", "")),
             private=bool(job.payload.get("private")),
-            recipe=job.payload.get("recipe", {}),
+            recipe=dict(table_of(job.payload, "recipe")),
             attempt=job.attempt,
             queue_position=None if ahead is None else ahead + 1,
             progress=job.progress,
@@ -68,7 +69,7 @@ class Trail:
             evaluations=evaluations,
             ticket=job.ticket,
             after_s=times.after.get(job.stage) if job.state is State.RUNNING else None,
-            predicted_s=_number(job.payload.get("predicted_s")),
+            predicted_s=number_of(job.payload, "predicted_s"),
             scoring_s=scoring_s,
         )
 
@@ -87,7 +88,7 @@ class Trail:
         if job.kind != "merge" or job.state is not State.DONE or not job.result:
             return (), None
         pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
-        pins += pinned_models(job.payload.get("recipe") or {})
+        pins += pinned_models(table_of(job.payload, "recipe"))
         found: dict[tuple[str, str], Job] = {}
         for evaluation in self._store.evaluations_of({(model, sha) for _, model, sha in pins}):
             found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
@@ -141,10 +142,6 @@ def _line(event: JobEvent) -> LogLine:
         text=str(reason or ""),
         attempt=attempt if isinstance(attempt, int) else None,
     )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class StageTimes(NamedTuple):

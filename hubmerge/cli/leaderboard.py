@@ -72,7 +72,7 @@ def _suite_text(suite: SuiteBoard) -> str:
     rows = [_cells(row, suite) for row in suite.rows]
     widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
-    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, ± half of the 95% interval"
+    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, with the 95% interval"
     return "\n".join((title, *lines, ""))
 
 
@@ -100,4 +100,5 @@ def _printable(text: str) -> str:
 def _percent(estimate: Estimate | None) -> str:
     if estimate is None:
         return "-"
-    return f"{100 * estimate.value:.1f} ± {50 * (estimate.high - estimate.low):.1f}"
+    value, low, high = (f"{100 * share:.1f}" for share in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"

@@ -119,7 +119,7 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     assert leaderboard(folder) == 0
     text = capsys.readouterr().out
     assert "org/merge@eeeeeee" in text
-    assert "61.0 ± " in text
+    assert "61.0 (55.5 to 66.1)" in text
     assert "2 of 2 skills: 115% of the gain in math, 84% in code" in text
     assert leaderboard(folder, "--suite", "trio", "--csv") == 0
     assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"

@@ -25,6 +25,7 @@ from hubmerge.output.plan_words import plan_summary
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.forms import MAX_NUMBER
 from workflows.app.lanes import ASKING, Lanes
+from workflows.app.panels import on_the_web
 from workflows.app.service import (
     BoardSource,
     Comparison,
@@ -46,7 +47,6 @@ from workflows.app.submission import (
     submission,
     sweep_requests,
 )
-from workflows.app.web_words import on_the_web
 
 SEARCH_AT_MOST = 20
 _TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}

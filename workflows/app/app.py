@@ -33,7 +33,7 @@ from workflows.app.api import add_api
 from workflows.app.diff_page import diff_page
 from workflows.app.docs_page import docs_page
 from workflows.app.evaluate_page import evaluate_page
-from workflows.app.frame import PAGES, Page, top
+from workflows.app.frame import CSS, PAGES, TITLE, Page, theme, top
 from workflows.app.guard import Guard
 from workflows.app.home_page import home_page
 from workflows.app.job_page import job_page
@@ -46,7 +46,6 @@ from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
 from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client
 from workflows.app.site import Site, site_routes
-from workflows.app.style import CSS, TITLE, theme
 from workflows.app.watchers_page import watchers_page
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
     points = _points(suite, domain)
     if not points:
         return el("p", "No merge with a known density has a score here yet.", cls="hm-dim hm-empty")
-    across = _across([p.density for p in points])
+    across, named_densities = _axis([p.density for p in points])
     low = max(0.0, math.floor(10 * min(p.score.low for p in points)) / 10)
     high = min(1.0, math.ceil(10 * max(p.score.high for p in points)) / 10)
     high = high if high > low else low + 0.1
@@ -52,7 +52,7 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
     counts = Counter(_method(p) for p in points)
     named = sorted(sorted(counts, key=lambda m: (-counts[m], m))[:_HUES])
     hues = {method: k for k, method in enumerate(named)}
-    parts = [*_grid(low, high, down), *_ticks(points, across)]
+    parts = [*_grid(low, high, down), *_ticks(named_densities, across)]
     whiskers = len(points) <= LISTED  # more would hide the points
     parts += [_mark(p, across, down, hues.get(_method(p), _HUES), whiskers=whiskers) for p in points]
     svg = el(
@@ -97,14 +97,16 @@ def _points(suite: SuiteBoard, domain: str | None) -> list[_Point]:
     return found[:MAX_POINTS]
 
 
-def _across(densities: Sequence[float]) -> Callable[[float], float]:
-    """Density → x."""
+def _axis(densities: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:
+    """Density → x, and the densities that the axis names."""
     low, high = min(densities), max(densities)
     scale: Callable[[float], float] = math.log if high / low > _LOG_FROM else float
+    back: Callable[[float], float] = math.exp if scale is math.log else float
     first, last = scale(low), scale(high)
+    named = [back(first + (last - first) * k / 4) for k in range(5)] if high > low else [low]
     pad = 0.06 * (last - first) or (0.1 * abs(last) or 1.0)
-    first, last = first - pad, last + pad
-    return lambda density: LEFT + (WIDTH - LEFT - RIGHT) * (scale(density) - first) / (last - first)
+    begin, width = first - pad, last - first + 2 * pad
+    return lambda density: LEFT + (WIDTH - LEFT - RIGHT) * (scale(density) - begin) / width, named
 
 
 def _grid(low: float, high: float, down: Callable[[float], float]) -> list[Markup]:
@@ -122,13 +124,7 @@ def _grid(low: float, high: float, down: Callable[[float], float]) -> list[Marku
     return [*lines, title]
 
 
-def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[Markup]:
-    low, high = min(p.density for p in points), max(p.density for p in points)
-    count = 4 if high > low else 0
-    log = count and high / low > _LOG_FROM
-    values = (
-        [low * (high / low) ** (k / 4) if log else low + (high - low) * k / 4 for k in range(5)] if count else [low]
-    )
+def _ticks(values: Sequence[float], across: Callable[[float], float]) -> list[Markup]:
     y = f"{HEIGHT - BOTTOM + 26}"  # clear of the lowest score's number, also in the large letters of a phone
     marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle hm-below") for v in values]
     center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"

@@ -146,12 +146,12 @@ def _estimate(key: str, title: str, of: Callable[[Row], Estimate | None], *, sig
     def value(row: Row) -> float | None:
         return None if (estimate := of(row)) is None else estimate.value
 
-    def text(row: Row) -> str:
-        """71.2 ±3.1: percent, and half of the interval's width."""
+    def text(row: Row) -> object:
+        """71.2 above 68.0 to 74.1, since an interval seldom has its score in the middle."""
         if (estimate := of(row)) is None:
             return NOTHING
-        shown = f"{100 * estimate.value:+.1f}" if sign else f"{100 * estimate.value:.1f}"
-        return f"{shown.replace('-', '−')} ±{50 * (estimate.high - estimate.low):.1f}"
+        score, low, high = _percents(estimate, sign=sign)
+        return el("span", score, el("small", f" {low} to {high}"))
 
     return Column(key, title, value, text)
 
@@ -172,9 +172,14 @@ def interval_text(estimate: Estimate | None, *, sign: bool = False) -> str:
     """71.2 (68.0 to 74.1)."""
     if estimate is None:
         return NOTHING
+    value, low, high = _percents(estimate, sign=sign)
+    return f"{value} ({low} to {high})"
+
+
+def _percents(estimate: Estimate, *, sign: bool) -> tuple[str, str, str]:
     form = "{:+.1f}" if sign else "{:.1f}"
     value, low, high = (form.format(100 * v).replace("-", "−") for v in (estimate.value, estimate.low, estimate.high))
-    return f"{value} ({low} to {high})"
+    return value, low, high
 
 
 def skills_text(row: Row) -> str:

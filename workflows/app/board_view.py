@@ -35,7 +35,7 @@ MAX_REFUSED = 50  # shown; the JSON has all
 _FORM = "board-form"
 _ORDER = {"scores": "", "skills": "best", "merges": ""}  # that a view begins with
 _GUIDE = (
-    ("Score", "percent of the prompts answered right; ± is half of Wilson's 95% interval."),
+    ("Score", "percent of the prompts answered right, with its 95% interval (Wilson's) beside or below it."),
     ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
     (
         "Skills kept",

@@ -150,6 +150,12 @@ def number_of(values: Any, key: str) -> float | None:
     return number(values.get(key)) if isinstance(values, Mapping) else None
 
 
+def table_of(values: Any, key: str) -> Mapping[str, Any]:
+    """The object under `key` of untyped data; empty where there is none."""
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def list_of(values: Any, key: str) -> list[Any]:
     """The list under `key` of untyped data; empty where there is none."""
     found = values.get(key) if isinstance(values, Mapping) else None

@@ -1,9 +1,13 @@
-"""What all pages share: which there are, the bar that leads to them, the sign-in beside it, and their parts."""
+"""What all pages share: which there are, the bar that leads to them, the sign-in, their parts and their looks.
+
+Theme and CSS (static/): system fonts, nothing fetched from elsewhere, light and dark, phone first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -13,13 +17,23 @@ from hubmerge.settings import Settings
 from workflows.app.format import el
 from workflows.app.service import Visitor
 from workflows.app.session import for_visitor
-from workflows.app.style import TITLE
 
 PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}  # of events, none of which is an endpoint
 QUIET: Mapping[str, Any] = {**PRIVATE, "show_progress": "hidden"}
 AT_ONCE: Mapping[str, Any] = {**QUIET, "queue": False}  # for what asks no Hub
 LOADING = el("p", "Loading …", cls="hm-dim")
+TITLE = "hubmerge"
 PURPOSE = "Combine RL-trained agents into one model that keeps their skills"
+
+
+def _read(*names: str) -> str:
+    return "".join((Path(__file__).parent / "static" / f"{name}.css").read_text("utf-8") for name in names)
+
+
+FIRST_CSS = _read("first", "bar")
+PLAIN_CSS = _read("plain", "bar")
+CSS = _read("pages")
+WATCHERS_CSS = _read("watchers")  # gradio nests these rules in the element of the component that has them
 
 
 @dataclass(frozen=True)
@@ -123,3 +137,43 @@ def code_box(value: str = "", *, lines: int = 3, **more: Any) -> Any:
     """Code to copy or to write. gr.Code would bring an editor of 130 KB, compressed, for colours too pale to read."""
     looks: dict[str, Any] = {"lines": lines, "max_lines": max(lines, 24), "elem_classes": "hm-code"}
     return gr.Textbox(value, buttons=["copy"], **looks, **{"interactive": False, **more})
+
+
+def theme() -> Any:
+    """gradio's default theme in the project's colours; fonts are the system's own."""
+    return gr.themes.Default(
+        primary_hue=gr.themes.colors.teal,
+        secondary_hue=gr.themes.colors.teal,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+    ).set(
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+        # gradio's own are too pale to be read on white: 2.6 : 1 and 3.7 : 1
+        body_text_color_subdued="*neutral_500",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
+        link_text_color="*secondary_700",
+        link_text_color_dark="*secondary_400",
+        # 3 : 1 against the card, so that what is not chosen, and what has the keyboard, is seen
+        input_border_color_focus="*secondary_700",
+        input_border_color_focus_dark="*secondary_400",
+        checkbox_border_color="*neutral_500",
+        checkbox_border_color_dark="*neutral_400",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_text_color="white",
+        # gradio's own red is too pale on its pink
+        button_cancel_background_fill="#fee2e2",
+        button_cancel_background_fill_hover="#fecaca",
+        button_cancel_background_fill_dark="#7f1d1d",
+        button_cancel_background_fill_hover_dark="#991b1b",
+        button_cancel_text_color="#991b1b",
+        button_cancel_text_color_hover="#991b1b",
+        button_cancel_text_color_dark="#fecaca",
+        button_cancel_text_color_hover_dark="#fecaca",
+    )

@@ -30,8 +30,10 @@ from workflows.app.format import (
     link,
     model_href,
     moment,
+    number,
     number_of,
     percent_text,
+    table_of,
     time_text,
     when,
 )
@@ -179,8 +181,9 @@ def badge(state: str) -> Markup:
 
 def job_header(view: JobView) -> Markup:
     facts = [("Started by", view.user), *_subject(view), ("Submitted", when(view.created))]
-    if view.started and view.state != "queued" and (elapsed := _elapsed(view)) is not None:
-        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
+    if view.state != "queued" and (begun := moment(view.started)):
+        seconds = ((moment(view.finished) or datetime.now(UTC)) - begun).total_seconds()
+        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(seconds)))
     if view.attempt > 1:
         facts.append(("Attempt", str(view.attempt)))
     if view.signed_in_until and view.state not in TERMINAL:
@@ -197,11 +200,6 @@ def _subject(view: JobView) -> list[tuple[str, str]]:
     return [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
 
 
-def _elapsed(view: JobView) -> float | None:
-    start, end = moment(view.started), moment(view.finished) or datetime.now(UTC)
-    return (end - start).total_seconds() if start else None
-
-
 def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:
     """How the job ended: the repo with its verdict, or the reason why there is none; or that it cannot begin."""
     again = _again(view)
@@ -211,7 +209,7 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
         return _recorded(view, view.result)
-    if view.kind == "diff" and view.models and view.state == "done":
+    if view.kind == "diff" and len(view.models) == 2 and view.state == "done":
         return notice("good", "Compared", el("p", link(diff_href(*view.models), "What the training changed")))
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
@@ -296,12 +294,11 @@ def _run_facts(run: object) -> Markup | None:
 
 def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
     """The scores by domain, and where they stand now."""
-    scores = result.get("scores")
-    known = [(k, v) for k, v in scores.items() if isinstance(v, int | float)] if isinstance(scores, Mapping) else []
+    known = [(k, score) for k, v in table_of(result, "scores").items() if (score := number(v)) is not None]
     return notice(
         "good",
         "Recorded",
-        facts_grid((str(domain), percent_text(float(value))) for domain, value in known) if known else None,
+        facts_grid((str(domain), percent_text(value)) for domain, value in known) if known else None,
         el("p", link(model_href(view.target), "The model's page, with these scores")),
     )
 

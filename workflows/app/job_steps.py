@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from hubmerge.methods import registry
 from hubmerge.text.markdown import short_count
-from workflows.app.format import bytes_text, duration_text, el, moment, number_of, percent_text
+from workflows.app.format import bytes_text, duration_text, el, moment, number, number_of, percent_text, table_of
 from workflows.app.panels import fold, notice, table
 from workflows.app.service import JobView, LogLine, Scoring
 
@@ -116,7 +116,7 @@ def _probes(recipe: Mapping[str, Any]) -> bool:
     if method is None:
         return False
     try:
-        parameters = method.typical(recipe.get("parameters") or {})
+        parameters = method.typical(table_of(recipe, "parameters"))
     except ValueError:  # of a version with other parameters
         return False
     return method.overlap_scope(parameters) == "model"
@@ -232,8 +232,8 @@ def _left(view: JobView, now: datetime) -> float | None:
     done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
     if not speed or done is None or total is None:
         return None
-    left = (total - done) / speed - ((now - said).total_seconds() if said else 0.0)
-    return left if left >= 0 else None
+    left = number((total - done) / speed - ((now - said).total_seconds() if said else 0.0))
+    return left if left is not None and left >= 0 else None
 
 
 def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:

@@ -75,7 +75,7 @@ def _listing(
     except HubmergeError:
         is_more = False
     address = f"activity?show={'all' if everybody else 'mine'}&before={shown[-1].ticket}"
-    older = el("p", link(address, "Older ones"), cls="hm-older") if is_more else None
+    older = el("p", link(address, "Older ones")) if is_more else None
     rows = ((v.id, published_row(v, board)) for v in shown)
     kept = {job: row.skills.text for job, row in rows if row and row.skills and row.skills.skills}
     shown = [settled(v) if v.id in kept else v for v in shown]

@@ -24,13 +24,12 @@ from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.text.wording import did_you_mean
 from workflows.app.forms import fields_of
+from workflows.app.merge_form import DTYPES, ROUNDINGS, SIMPLE, read_more, without
 from workflows.app.submission import names_in
 
 TEXTS = ("link", "YAML", "Python", "command line")
 MAX_ADDRESS_CHARACTERS = 6000  # with more, some server or browser on the way refuses
-_DTYPES, _ROUNDINGS = ("bfloat16", "float16", "float32"), ("nearest", "stochastic")
 _OWN = ("base", "agent", "weight", "method", "dtype", "rounding", "seed", "ignore", "name", "more", "also", "vary")
-_SIMPLE = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore")
 
 
 def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
@@ -57,7 +56,7 @@ def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
     left = {"model", "weight"} if plain else {"model"}
     own = {str(a["model"]): {k: v for k, v in a.items() if k not in left} for a in agents}
     more = {
-        **{key: value for key, value in recipe.items() if key not in _SIMPLE},
+        **without(recipe, SIMPLE),
         **({"parameters": parameters} if parameters else {}),
         **({"agents": told} if (told := {model: settings for model, settings in own.items() if settings}) else {}),
     }
@@ -101,7 +100,7 @@ def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[
             wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
         else:
             recipe["agents"] = [{"model": m, "weight": w} for m, w in zip(recipe["agents"], numbers, strict=True)]
-    for key, known in (("dtype", _DTYPES), ("rounding", _ROUNDINGS)):
+    for key, known in (("dtype", DTYPES[1:]), ("rounding", ROUNDINGS[1:])):
         if value := _first(query, key):
             if value in known:
                 recipe[key] = value
@@ -116,8 +115,11 @@ def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[
         recipe["ignore"] = ignore
     parameters = _parameters(query, methods.get(method), wrong)
     try:
-        more = _more(_first(query, "more"))
-    except ValueError:
+        more = read_more(_first(query, "more"), SIMPLE)
+        for table in (more, *more.get("agents", {}).values()):
+            if "calibration" in table:
+                CalibrationSpec.model_validate(table["calibration"])
+    except (RecipeError, ValueError):
         wrong("more", "it cannot be read", "YAML of what has no name of its own in an address")
     else:
         parameters |= more.pop("parameters", {})
@@ -149,21 +151,6 @@ def _parameters(query: Any, method: Any, wrong: Any) -> dict[str, Any]:
         else:
             found[key] = value
     return found
-
-
-def _more(text: str) -> dict[str, Any]:
-    """What an address says without names of its own; ValueError where a form could not hold it."""
-    more = load_plain_yaml(text) if text else {}
-    if not isinstance(more, dict) or more.keys() & set(_SIMPLE) - {"agents", "parameters"}:
-        raise ValueError
-    own = more.get("agents", {})
-    tables = [own, more.get("parameters", {}), *(own.values() if isinstance(own, dict) else ())]
-    if not all(isinstance(table, dict) for table in tables):
-        raise ValueError
-    for table in (more, *own.values()):
-        if "calibration" in table:
-            CalibrationSpec.model_validate(table["calibration"])
-    return more
 
 
 def _with_settings(agents: list[Any], own: Mapping[str, dict[str, Any]]) -> list[Any]:

@@ -19,15 +19,19 @@ from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from workflows.app.calibration_form import (
+from workflows.app.forms import (
     EVERYONE,
     CalibrationForm,
     build_calibration,
+    component_of,
+    fields_of,
     fill_calibration,
     given,
+    holds,
+    parameters_of,
     uses_calibration,
+    values_of,
 )
-from workflows.app.forms import component_of, fields_of, holds, parameters_of, values_of
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
@@ -35,6 +39,7 @@ from workflows.app.search import model_box
 DEFAULT_METHOD = "ram_plus"
 DTYPES = (("as in the base", ""), "bfloat16", "float16", "float32")
 ROUNDINGS = (("by the method", ""), "nearest", "stochastic")
+SIMPLE = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore")  # what has its own fields
 OTHER = "other"
 # the first line is the title
 PICKED: Mapping[str, str] = {
@@ -121,7 +126,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         )
         offered = gr.JSON(value=[], visible=False)
         weighted = gr.JSON(value=[], visible=False)
-        with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row(elem_classes="hm-weights"):
+        with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row():
             weights = tuple(
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)
@@ -212,7 +217,9 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     if EVERYONE in specs:
         recipe["calibration"] = specs[EVERYONE]
     recipe |= {} if seed is None else {"seed": seed}
-    beyond = _read_more(more, recipe)
+    beyond = read_more(more, recipe)
+    if strangers := [str(name) for name in beyond.get("agents", {}) if name not in agents]:
+        raise _no_more("no agent of the form", ", ".join(agents), ", ".join(strangers))
     if own_parameters := beyond.pop("parameters", {}):
         recipe["parameters"] = {**parameters, **own_parameters}
     own = beyond.pop("agents", {})
@@ -227,27 +234,23 @@ def _agent(name: str, weight: Any, own: Mapping[str, Any]) -> Any:
     return agent if len(agent) > 1 else name
 
 
-def _read_more(text: Any, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the box of YAML adds to the fields."""
-    if not str(text or "").strip():
-        return {}
-    if len(str(text)) > MAX_RECIPE_BYTES:
+def read_more(text: Any, taken: Container[str]) -> dict[str, Any]:
+    """The settings that YAML adds to the fields, none of which is `taken`, except `parameters` and `agents`."""
+    if len(str(text or "")) > MAX_RECIPE_BYTES:
         raise _no_more("too long for a recipe", f"at most {MAX_RECIPE_BYTES:,} characters", f"{len(str(text)):,}")
     try:
-        more = load_plain_yaml(str(text))
+        more = load_plain_yaml(str(text)) if str(text or "").strip() else {}
     except ValueError as error:
         raise _no_more("no YAML", "key: value", str(error)) from None
     if not isinstance(more, dict):
         raise _no_more("no mapping", "key: value", type(more).__name__)
-    if twice := sorted((more.keys() & recipe.keys()) - {"parameters", "agents"}):
+    if twice := sorted(key for key in more if key in taken and key not in ("parameters", "agents")):
         raise _no_more("the form has a field for it", "what has no field", ", ".join(twice))
     parameters, own = more.get("parameters", {}), more.get("agents", {})
     if not isinstance(parameters, dict):
         raise _no_more("parameters is no mapping", "parameters: {name: value}", type(parameters).__name__)
     if not isinstance(own, dict) or not all(isinstance(settings, dict) for settings in own.values()):
         raise _no_more("agents is no mapping of mappings", "agents: {org/name: {weight: …}}", str(own))
-    if strangers := [str(name) for name in own if name not in recipe["agents"]]:
-        raise _no_more("no agent of the form", ", ".join(recipe["agents"]), ", ".join(strangers))
     return more
 
 
@@ -310,16 +313,13 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     updates.append(gr.update(value=seed if held else None))
     updates.append(gr.update(value=", ".join(map(str, ignore)) if isinstance(ignore, list | tuple) else ""))
     more = {
-        **without(recipe, _OF_FIELDS),
+        **without(recipe, (*SIMPLE, "calibration")),
         **({} if held else {"seed": seed}),
         **({"parameters": beyond} if beyond else {}),
         **({"agents": left} if (left := {name: s for name, s in own.items() if s}) else {}),
     }
     updates.append(dump_plain_yaml(more) if more else "")
     return [*updates, *fill_calibration(recipe.get("calibration"), data), names]
-
-
-_OF_FIELDS = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore", "calibration")
 
 
 def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml
 from workflows.app import merge_script as script
-from workflows.app.calibration_form import turn
 from workflows.app.format import el, job_href, join, link
+from workflows.app.forms import turn
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, code_box, html
 from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
@@ -54,7 +54,7 @@ _NOTHING = len(fill({}))
 
 def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> None:
     """Build the page in the current Blocks context. `sign_in`: visitors can."""
-    with gr.Row(elem_classes="hm-columns hm-merge"):
+    with gr.Row(elem_classes="hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
             form = build_form(service.suites)
             sweep = build_sweep(form.method.value)
@@ -71,7 +71,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
             said, why = (html(name=name) for name in ("said", "why"))
             accept = gr.Button("", variant="secondary", size="sm", visible=False, elem_id="accept")
             look = build_look()
-            outcome = html(EMPTY, "outcome", elem_classes="hm-card hm-outcome")
+            outcome = html(EMPTY, "outcome", card=True)
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]

@@ -9,7 +9,7 @@ renderer, which keeps raw HTML as text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from shlex import quote as shell
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +25,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
-from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link
+from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link, table_of, tables_of
 from workflows.app.frame import LOADING, QUIET, html
 from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.lanes import ASKING, Lanes
@@ -42,7 +42,16 @@ from workflows.app.model_panels import (
     verdict_panel,
     ways_on,
 )
-from workflows.app.panels import facts_grid, left_out_panel, notice, problems_panel, section, snippet, tabs
+from workflows.app.panels import (
+    access_offer,
+    facts_grid,
+    left_out_panel,
+    notice,
+    problems_panel,
+    section,
+    snippet,
+    tabs,
+)
 from workflows.app.service import BoardSource, Published, Service, Visitor
 from workflows.app.session import for_visitor
 
@@ -107,35 +116,36 @@ def _shown(
     own: Published | HubmergeError | None = None
     if tab != "scores" or row is None:
         newest = tab == "card" and row is not None and not row.superseded  # its scores came with a later commit
+        at = None if newest else row.sha if row else sha
         try:
-            own = _published(service, model, None if newest else row.sha if row else sha, visitor)
+            if is_hub_id(model):
+                own = service.published(model, at if at and _SHA.fullmatch(at) else None, visitor)
         except HubmergeError as error:
             own = error
     if row is None and not isinstance(own, Published):
-        return _alone(_missing(failure or own, model, sha, service.endpoint))
+        return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
     links = tab_links(model, sha, tab)
     if row is not None:
-        head = join(verdict_panel(row), model_head(row, service.endpoint), ways_on(row.model, _base_of(row)))
+        ways = ways_on(row.model, _base_of(row.facts.parents))
+        head = join(verdict_panel(row), model_head(row, service.endpoint), ways)
     else:
         assert isinstance(own, Published)
         head = _head(own, service.endpoint)
     return [head, gr.update(value=join(links, _tab(tab, found, board, own, service.endpoint, failure)), visible=True)]
 
 
-def _published(service: Service, model: str, sha: str | None, visitor: Visitor | None) -> Published | None:
-    if not is_hub_id(model):
-        return None
-    return service.published(model, sha if sha and _SHA.fullmatch(sha) else None, visitor)
-
-
-def _missing(error: HubmergeError | None, model: str, sha: str | None, endpoint: str) -> Markup:
+def _missing(
+    error: HubmergeError | None, model: str, sha: str | None, endpoint: str, visitor: Visitor | None
+) -> Markup:
     if error is not None and error.retryable:
         return problems_panel(error, "This model cannot be shown now")
     hub = el("p", "On the Hub: ", repo_link(endpoint, model)) if is_hub_id(model) else None
     commit = f"no commit {sha[:12]} of it, " if sha else ""
-    told = f"There is no such model on the Hub, {commit}or you may not read it. If it is private and yours, sign in."
+    told = f"There is no such model on the Hub, {commit}or you may not read it."
+    told += " If it is private and yours, sign in." if visitor is None else ""
     name = el("div", el("h1", model), cls="hm-title")
-    return join(name, notice("info", "This model cannot be shown", el("p", told), hub))
+    offer = access_offer(error, visitor, endpoint, f"/{model_href(model, sha or '')}") if error is not None else None
+    return join(name, notice("info", "This model cannot be shown", el("p", told), hub), offer)
 
 
 def _tab(
@@ -172,8 +182,8 @@ def _tab(
     return join(wrong or unscored_tab(own), _lineage(own, board))
 
 
-def _base_of(row: Row) -> str | None:
-    return next((p.id for p in row.facts.parents if p.role == "base"), None)
+def _base_of(parents: Iterable[ParentFacts]) -> str | None:
+    return next((p.id for p in parents if p.role == "base"), None)
 
 
 def _head(model: Published, endpoint: str) -> Markup:
@@ -181,22 +191,18 @@ def _head(model: Published, endpoint: str) -> Markup:
     parents = parents_of(model.report)
     kind = el("span", "Merge" if parents else "Model", cls=f"hm-badge hm-{'busy' if parents else 'dim'}")
     facts = [("Commit", el("code", model.sha[:12])), ("License", model.license or "not stated")]
-    base = next((p.id for p in parents if p.role == "base"), None)
     return join(
         el("div", el("h1", model.id), kind, cls="hm-title"),
         facts_grid(facts),
         el("p", "On the Hub: ", repo_link(endpoint, model.id, model.sha)),
-        ways_on(model.id, base),
+        ways_on(model.id, _base_of(parents)),
     )
 
 
 def parents_of(report: Mapping[str, Any]) -> list[ParentFacts]:
     """The parents that a stranger's report names, as far as they are well-formed models of the Hub."""
-    stated = report.get("parents")
     found = []
-    for parent in stated[:33] if isinstance(stated, list) else ():
-        if not isinstance(parent, Mapping):
-            continue
+    for parent in tables_of(report, "parents")[:33]:
         role, name, sha, weight = (parent.get(key) for key in ("role", "id", "sha", "weight"))
         if role in ("base", "agent") and isinstance(name, str) and is_hub_id(name) and isinstance(sha, str):
             known = weight if isinstance(weight, float) and abs(weight) < 1e6 else 1.0
@@ -214,26 +220,21 @@ def _lineage(model: Published, board: Board) -> Markup | None:
 
 def changed_tab(report: Mapping[str, Any]) -> Markup:
     """What each agent changed, where they meet, and how much of each layer."""
-    statistics = _mapping(report.get("statistics"))
-    total = _mapping(statistics.get("total"))
+    statistics = table_of(report, "statistics")
+    total = table_of(statistics, "total")
     if not number_of(total, "elements"):
         told = "It is told for merges that were made here: their hubmerge.json holds what was counted."
         return notice("info", "What changed is not known", el("p", told))
-    layers = _layers(_mapping(statistics.get("layers")))
+    layers = _layers(table_of(statistics, "layers"))
     return join(section("What the agents changed", *statistics_parts(total)), layers)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _layers(layers: Mapping[str, Any]) -> Markup | None:
     """The shares of each layer that each agent changed, as a stranger's report states them."""
     agents: dict[str, dict[str, float]] = {}
     for depth in list(layers)[:MOST_LAYERS]:
-        rows = _mapping(layers[depth]).get("agents")
-        for row in rows[:MOST_AGENTS] if isinstance(rows, list) else ():
-            if isinstance(row, Mapping) and (share := number_of(row, "density")) is not None and 0 <= share <= 1:
+        for row in tables_of(layers[depth], "agents")[:MOST_AGENTS]:
+            if (share := number_of(row, "density")) is not None and 0 <= share <= 1:
                 agents.setdefault(str(row.get("agent", "")), {})[depth] = share
     figure = layers_figure(agents)
     return section("Changed, layer by layer", figure) if figure else None

@@ -78,7 +78,7 @@ def scores_picture(row: Row) -> Markup | None:
         lines = [_line("This merge", "merge", line.score)]
         lines += [_line(p.id, "agent", p.domains.get(line.domain)) for p in agents]
         lines += [_line(p.id, "base", p.domains.get(line.domain)) for p in bases]
-        groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
+        groups.append(el("div", el("h3", domain_title(line.domain)), el("ul", *lines, cls="hm-dots")))
     told = "Dots are scores, from 0 to 100%; bars are their 95% intervals. The base comes last."
     caption = el("figcaption", told, cls="hm-dim")
     return section("Beside its parents", el("figure", *groups, caption, cls="hm-picture"))
@@ -200,7 +200,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         _skills(row) if row.parents and row.domains else None,
         fold("Each domain beside every parent", parents) if parents else None,
         fold("Each task and its data", table(heads, tasks)) if tasks else None,
-        fold("How it was measured", el("ul", *measured, cls="hm-measured hm-dim")),
+        fold("How it was measured", el("ul", *measured, cls="hm-ran hm-dim")),
     )
 
 

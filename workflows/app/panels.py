@@ -22,9 +22,23 @@ from hubmerge.sources.base import Model
 from workflows.app.format import bytes_text, el, join, link, repo_link
 from workflows.app.service import Visitor
 from workflows.app.signin import GATED, PRIVATE, sign_in_link
-from workflows.app.web_words import in_the_form, on_the_web
 
 ARXIV = "https://arxiv.org/abs/"
+# errors are made for every surface: a step that names an option, a command or a variable is of no use to a visitor
+_OF_A_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|`(?:hubmerge|hf) |\b(?:HF|HUBMERGE)_[A-Z]")
+_IGNORED = re.compile(r"\b(put|with) this line in(?:to)? the recipe: ignore: \[([^\]]*)\]")
+_SENTENCE = re.compile(r"(?<=[.;])\s+")
+_PUT = (
+    ("state a license", "Read the parents' terms and choose a license."),
+    ("hubmerge init", "Choose a base and agents."),
+    ("Publish with --private", "Make it private, or public if all of them may be known."),
+    ("Sign in", "Sign in."),
+    ("Whoever keeps this app", "Whoever keeps this app gives it a token of the Hub with write access."),
+    ("Check the connection", "Try again in a minute; if it stays, the Hub is away."),
+    ("Take a part: --split", "Take a part of the split, such as train[:10000]."),
+    ("--ignore", "Compare it with the model that it was trained from."),
+    ("Lower --max-tokens", "Lower the number of tokens."),
+)
 
 
 def header(title: str, subtitle: str) -> Markup:
@@ -88,6 +102,27 @@ def _problem(problem: Mapping[str, Any], of_form: bool) -> Markup:
         el("p", step, cls="hm-next") if step else None,
         el("code", text.get("code", ""), cls="hm-code"),
     )
+
+
+def on_the_web(step: str) -> str:
+    """`step` without sentences for a terminal; empty where nothing is left."""
+    if not _OF_A_TERMINAL.search(step):
+        return step
+    for known, words in _PUT:
+        if known in step:
+            return words
+    return " ".join(part for part in _SENTENCE.split(step) if not _OF_A_TERMINAL.search(part))
+
+
+def in_the_form(step: str) -> str:
+    """`step` for the merge page's form, which has a field for a line of the recipe."""
+    return _IGNORED.sub(_into_the_field, step)
+
+
+def _into_the_field(line: re.Match[str]) -> str:
+    verb = "write" if line[1] == "put" else "by writing"
+    names = line[2].replace('"', "")
+    return f"{verb} {names} into Ignore, under Advanced"
 
 
 def method_panel(method: Method) -> Markup:

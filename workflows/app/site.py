@@ -22,9 +22,8 @@ from starlette.routing import BaseRoute, Route
 
 from hubmerge.hub.names import is_hub_id
 from workflows.app.format import el, join, link
-from workflows.app.frame import PAGES, Page, bar
+from workflows.app.frame import FIRST_CSS, PAGES, PLAIN_CSS, TITLE, Page, bar
 from workflows.app.guard import App, Message, Receive, Scope, Send
-from workflows.app.style import FIRST_CSS, PLAIN_CSS, TITLE
 
 _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}
@@ -33,6 +32,10 @@ _API = ("/gradio_api/", "/config", "/webhook")
 _NO_LEADERBOARD = "Nothing is evaluated here, so there is no leaderboard."
 # gradio's own, which name gradio, and a manifest that is not served
 _FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<link rel="manifest"[^>]*>')
+
+# gradio opens the list of a box anew for every key, Tab included, so that it would lie over what follows for ever
+_LEAVE_BY_TAB = """addEventListener("keydown", (event) => {
+  if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation(); }, true);"""
 
 
 class Site:
@@ -115,6 +118,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB)),  # noqa: S704  (a constant)
             _early(scope) if page.path == "leaderboard" else None,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

@@ -24,7 +24,7 @@ from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from workflows.app.format import el
+from workflows.app.format import el, table_of
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
@@ -158,7 +158,7 @@ def _with_more(rule: dict[str, Any], text: Any) -> dict[str, Any]:
 
 def fill(rule: Mapping[str, Any]) -> list[Any]:
     """The values of the form for a rule's data, which may lack anything."""
-    said, chosen = _said(rule), _table(rule.get("join"))
+    said, chosen = _said(rule), table_of(rule, "join")
     which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
     base, names = str(said["base"] or ""), [str(name) for name in said["agent"]][:MAX_AGENTS]
     return [
@@ -179,10 +179,10 @@ def fill(rule: Mapping[str, Any]) -> list[Any]:
 
 def _said(rule: Mapping[str, Any]) -> dict[str, Any]:
     """What a rule's data says, by the names of an address; `more`: what has no field of its own."""
-    agents, recipe, chosen = (_table(rule.get(key)) for key in ("agents", "recipe", "join"))
+    agents, recipe, chosen = (table_of(rule, key) for key in ("agents", "recipe", "join"))
     more = {key: value for key, value in rule.items() if key not in _OWN}
     for key, known in _FIELDS.items():
-        if left := {k: v for k, v in _table(rule.get(key)).items() if k not in known}:
+        if left := {k: v for k, v in table_of(rule, key).items() if k not in known}:
             more[key] = left
     return {
         "base": rule.get("base"),
@@ -195,10 +195,6 @@ def _said(rule: Mapping[str, Any]) -> dict[str, Any]:
         "private": "yes" if rule.get("private") is True else "",
         "more": more,
     }
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:

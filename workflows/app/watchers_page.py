@@ -17,7 +17,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el, job_href, join, link, repo_link, when
-from workflows.app.frame import AT_ONCE, QUIET, code_box, html
+from workflows.app.frame import AT_ONCE, QUIET, WATCHERS_CSS, code_box, html
 from workflows.app.home_page import example_models
 from workflows.app.job_page import badge
 from workflows.app.lanes import ASKING, Lanes
@@ -25,7 +25,6 @@ from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import facts_grid, fold, header, notice, problems_panel, snippet, table
 from workflows.app.service import Service, Trial, Visitor, WatcherEvent, WatcherSource, WatcherView
 from workflows.app.session import for_visitor, signed_in, visitor_of
-from workflows.app.style import WATCHERS_CSS
 from workflows.app.submission import names_in
 from workflows.app.watcher_form import (
     BEST,
@@ -118,7 +117,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     empty = el("p", "Choose a base to begin, or ", el("a", "open an example", href=example), ".", cls="hm-empty")
     with gr.Column(elem_classes="hm-wizard", elem_id="wizard"):
         html(about)
-        with gr.Row(elem_classes="hm-columns"):
+        with gr.Row():
             with gr.Column(scale=3, min_width=320):
                 inputs = build_form(service, lanes)
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
@@ -360,4 +359,4 @@ def trial_panel(trial: Trial, endpoint: str) -> Markup:
     left_out = _left_out(trial.left_out, endpoint, "Would leave out") or el(
         "p", "No model that it looked at is left out.", cls="hm-dim"
     )
-    return el("div", about, told, problem, left_out, cls="hm-trial")
+    return join(about, told, problem, left_out)

@@ -179,8 +179,9 @@ def got_further(mark: dict[str, Any], before: dict[str, Any] | None) -> bool:
 
 def pinned_models(recipe: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(base or agent, id, commit) of the models on the Hub that a merge job's recipe names, the base first."""
-    agents = recipe.get("agents", [])
+    agents = recipe.get("agents")
     names = [("base", recipe.get("base"))]
-    names += [("agent", a.get("model") if isinstance(a, dict) else a) for a in agents]
+    if isinstance(agents, list | tuple):  # else the record is damaged
+        names += [("agent", a.get("model") if isinstance(a, dict) else a) for a in agents]
     found = ((role, *str(name).partition("@")[::2]) for role, name in names)
     return [(role, model, sha) for role, model, sha in found if is_hub_id(model) and SHA.fullmatch(sha)]

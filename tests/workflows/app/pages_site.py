@@ -50,6 +50,8 @@ ADDRESSES = {
     "job-evaluation": f"job?id={SCORED}",
     "missing": "no/such/page",
 }
+READY = """() => document.querySelector("h1") && !document.querySelector("#inspect[disabled]")
+  && !/(Loading|Checking) …|Loading\\.\\.\\./.test(document.body.innerText)"""
 
 
 def jobs() -> list[JobView]:
@@ -60,7 +62,8 @@ def jobs() -> list[JobView]:
         return (now - timedelta(seconds=seconds)).isoformat()
 
     ended: dict[str, Any] = {"queue_position": None, "started": at(4000), "finished": at(3900), "created": at(4100)}
-    error = {"code": "E_SHAPE", "what": "a tensor has another shape", "where": "model.norm.weight", "got": "[128]"}
+    what = "a tensor has another shape than the base has there"
+    error = {"code": "E_SHAPE", "what": what, "where": "model.norm.weight", "got": "[128]"}
     log = (LogLine(at(80), "submitted"), LogLine(at(75), "claimed"), LogLine(at(20), "stage", "merge"))
     runs = {
         "state": "running",

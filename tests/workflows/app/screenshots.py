@@ -25,7 +25,7 @@ sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
 from huggingface_hub import CommitOperationAdd, HfApi  # noqa: E402
 from pages_session import browser_cookie  # noqa: E402
-from pages_site import ADDRESSES, whole_site  # noqa: E402
+from pages_site import ADDRESSES, READY, whole_site  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from report_helpers import report  # noqa: E402
 
@@ -58,16 +58,18 @@ def hub_card() -> Iterator[str]:
 def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int], out: Path) -> None:
     """OUT/NAME-WIDTH-SCHEME.png of every address."""
     for width in widths:
-        context = browser.new_context(viewport={"width": width, "height": 900})
+        # a page that forbids evaluation, as the Hub's does, could not be waited for
+        context = browser.new_context(viewport={"width": width, "height": 900}, bypass_csp=True)
         context.add_cookies([browser_cookie("ada")])
         for name, address in addresses.items():
             page = context.new_page()
             page.goto(address, wait_until="domcontentloaded")
+            page.wait_for_function(READY)
             page.wait_for_timeout(SETTLED_MS)
+            page.wait_for_function(READY)  # what follows from the address
             if name.endswith("-open"):
                 page.evaluate(UNFOLD)
                 page.wait_for_function("[...document.images].every((image) => image.complete)")
-            page.wait_for_function("!/(Loading|Checking) …/.test(document.body.innerText)")
             if "merge?" in address:
                 page.locator(".hm-verdict-good, .hm-verdict-bad").first.wait_for()
                 page.wait_for_timeout(SETTLED_MS)

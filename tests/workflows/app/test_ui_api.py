@@ -96,12 +96,6 @@ def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Clie
     assert client("bob").predict(api_name="/my_jobs") == []
 
 
-def test_a_target_of_somebody_else_is_refused(client: Callable[..., Client], pages: Pages) -> None:
-    assert "E_PERMISSION" in refusal(start, client("bob"), target="ada/merged")
-    assert "E_RECIPE" in refusal(start, client("bob"), target="bob/../ada")
-    assert pages.service.requests == []
-
-
 @pytest.mark.parametrize(("action", "old", "new"), [("cancel", "queued", "cancelled"), ("retry", "failed", "queued")])
 def test_only_the_owner_cancels_a_job_or_tries_it_again(
     client: Callable[..., Client], pages: Pages, action: str, old: str, new: str

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gradio_client import Client
-from gradio_client.exceptions import AppError
-from pages_fake import CATALOGUE, HOSTILE, comparison_id
+from pages_fake import CATALOGUE, HOSTILE
 from pages_session import Pages, shown, untouched
 
 from hubmerge.engine.progress import Unobserved
@@ -167,26 +164,6 @@ def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_d
     panel = diff_panel(same)
     assert "Nothing changed" in panel
     assert "<img" not in panel
-
-
-def test_programs_inspect_start_and_follow_a_comparison(
-    client: Callable[..., Client], pages: Pages, zoo_diff: Diff
-) -> None:
-    found = client().predict(BASE, AGENT, api_name="/inspect_diff")
-    assert (found["job"], found["parameters"]) == (None, 512 * 64 + 64)
-    assert found["base"].startswith(f"{BASE}@")
-    with pytest.raises(AppError, match="E_LOGIN"):
-        client().predict(BASE, AGENT, api_name="/start_diff")
-    assert pages.service.store == {}
-    started = client("ada").predict(BASE, AGENT, api_name="/start_diff")["job"]
-    assert (started["state"], started["user"], started["kind"]) == ("queued", "ada", "diff")
-    assert started["id"] == comparison_id(pages.service.comparison(BASE, AGENT, None).plan)
-    job_of(pages, state="done", result=zoo_diff.to_json())
-    status = client().predict(started["id"], api_name="/job_status")
-    assert Diff.from_json(status["result"]) == zoo_diff
-    for wrong, code in (("./data", "E_RECIPE"), ("/etc", "E_RECIPE"), ("other/wide-agent", "E_INCOMPATIBLE")):
-        with pytest.raises(AppError, match=code):
-            client("ada").predict(BASE, wrong, api_name="/start_diff")
 
 
 def test_names_in_an_address_are_cut() -> None:

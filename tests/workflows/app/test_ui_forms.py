@@ -17,8 +17,16 @@ from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from workflows.app.app import in_loop
-from workflows.app.calibration_form import EVERYONE, given, turn
-from workflows.app.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
+from workflows.app.forms import (
+    EVERYONE,
+    component_of,
+    fields_of,
+    given,
+    parameters_of,
+    plain_markdown,
+    turn,
+    values_of,
+)
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.submission import checked_recipe
 

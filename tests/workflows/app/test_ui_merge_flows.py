@@ -72,14 +72,23 @@ def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
     page.wait_for_url("**/job?id=*")
 
 
+# an outline, or the border of a field of gradio's
+_SEEN = """() => { const on = document.activeElement, frames = [on, on.closest(".wrap")].filter(Boolean);
+  return getComputedStyle(on).outlineStyle !== "none" || on === document.body
+    || frames.some((frame) => getComputedStyle(frame).borderTopColor === "rgb(15, 118, 110)"); }"""
+
+
 def tab_to(page: Any, selector: str) -> None:
+    """Tab until the element has the keyboard, which is seen wherever it stands."""
     for _ in range(120):
+        page.wait_for_function(_SEEN)
         if page.evaluate("(where) => !!document.activeElement.closest(where)", selector):
             return
         page.keyboard.press("Tab")
     raise AssertionError(f"Tab never reaches {selector}")
 
 
+@pytest.mark.quick
 def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge", "ada")
     page.wait_for_function("window.hm?.opened")
@@ -95,6 +104,8 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
         page.keyboard.press("Enter")
         page.wait_for_function(f"document.querySelectorAll('#agents .token').length === {count}")
     tab_to(page, "#target-name")
+    page.wait_for_timeout(300)
+    assert page.locator("[role=listbox]").count() == 0  # no list of a box that was left lies over the form
     page.keyboard.press("Control+A")
     page.keyboard.type("by-keys")
     shown(page, "#verdict", "These models fit")
@@ -102,9 +113,11 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     tab_to(page, "#start")
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
-    [(request, _)] = pages.service.requests
+    shown(page, "#job", "ada/by-keys")
+    [(request, visitor)] = pages.service.requests
     assert [request.recipe["base"], *request.recipe["agents"]] == [BASE, MATH, TOOL]
-    assert request.target == "ada/by-keys"
+    assert (request.target, request.private) == ("ada/by-keys", False)  # no parent is closed
+    assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
 
 
 def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(
@@ -289,8 +302,9 @@ def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, o
 
 
 def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada")
+    page = open_page(f"{pages.url}{FILLED}", "ada", width=1024)
     shown(page, "#verdict", "These models fit")
+    assert page.locator(".hm-side").evaluate("side => side.scrollHeight <= side.clientHeight")  # all goes with the page
     page.get_by_role("button", name="How it works").click()
     page.get_by_role("button", name="Advanced").click()
     page.locator("#more").scroll_into_view_if_needed()

@@ -23,7 +23,7 @@ from hubmerge.output.scores import DomainLine, Estimate, Skill, SkillsKept, verd
 from workflows.app.board_table import task_title
 from workflows.app.job_page import _shown as job_shown
 from workflows.app.jobs_page import _listing as activity
-from workflows.app.model_page import _asked, _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
+from workflows.app.model_page import TABS, _asked, _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
 from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
 from workflows.app.service import Published, Scoring, Visitor
 
@@ -107,6 +107,9 @@ def test_a_private_model_is_shown_to_who_may_read_it_and_not_told_from_none_to_o
     hidden, none = (shown(service, name, "card") for name in ("ada/secret", "ada/nobody"))
     assert hidden.replace("secret", "nobody") == none
     assert "This model cannot be shown" in none
+    asked = shown(service, "ada/nobody", "card", visitor=ADA)  # who is signed in needs a sign-in that reads more
+    assert ("sign in." in none, "sign in." in asked) == (True, False)
+    assert 'href="/login/huggingface?_target_url=%2Fmodel%3Fmodel%3Dada%2Fnobody&amp;with=read-repos"' in asked
 
 
 def test_a_scored_model_whose_files_are_away_keeps_its_scores(service: FakeService) -> None:
@@ -150,6 +153,12 @@ def test_what_changed_draws_a_bar_for_every_layer_of_every_agent() -> None:
     assert page.count('<i style="height:') == 2 * len(data["statistics"]["layers"])
     assert "20.0%" in page
     assert "What changed is not known" in str(changed_tab({}))
+
+
+@pytest.mark.parametrize("model", ["org/odd", "org/broken", "org/leaky", HOSTILE[:60]])
+def test_a_stranger_s_text_on_the_board_stays_text(model: str, service: FakeService) -> None:
+    page = "".join(shown(service, model, tab, FakeBoard(full_board())) for tab in TABS)
+    assert ("&lt;img src=x" in page, "<img src=x" in page) == (True, False)
 
 
 HOSTILES = (

@@ -11,7 +11,7 @@ from pages_session import TARGET_NAME, Pages, shown, untouched
 from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
-from workflows.app.web_words import in_the_form
+from workflows.app.panels import in_the_form
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -36,28 +36,6 @@ def choose_models(page: Any, *agents: str) -> None:
     for agent in agents:
         choose(page, "agents", agent, agent)
     page.keyboard.press("Escape")
-
-
-@pytest.mark.quick
-def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge", "ada")
-    page.wait_for_function("window.hm?.opened")
-    choose_models(page, "math-agent", "tool-agent")
-    page.locator("#inspect").click()
-    shown(page, "#verdict", "These models fit")
-    shown(page, "#outcome", "Size of the result")
-    page.get_by_text("All that the headers say").click()
-    shown(page, "#outcome", "Qwen2ForCausalLM")
-    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
-    page.locator("#start").click()
-    page.wait_for_url("**/job?id=*")
-    shown(page, "#job", "ada/base-ram-plus")
-    [(request, visitor)] = pages.service.requests
-    assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
-    assert recipe_from_dict(request.recipe) == recipe_from_dict(
-        {"base": CATALOGUE[0], "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "ram_plus"}
-    )
-    assert request.private is False  # no parent is closed
 
 
 def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_with_none(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_helpers import NOWHERE, claim, new_job, service_of
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem, RecipeError
@@ -18,15 +19,15 @@ from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text, when
+from workflows.app.frame import CSS
 from workflows.app.job_page import job_panel
 from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
-from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
+from workflows.app.panels import _OF_A_TERMINAL, license_panel, method_panel, on_the_web, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring, Visitor
-from workflows.app.style import CSS
-from workflows.app.web_words import _OF_A_TERMINAL, on_the_web
+from workflows.jobs.store import Store
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
@@ -171,6 +172,37 @@ def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
 @pytest.mark.parametrize("values", [{}, {"elements": 5}, {"elements": 5, "agents": [{}], "shares": {"private": "x"}}])
 def test_statistics_that_are_half_there_do_no_harm(values: dict[str, object]) -> None:
     job_panel(job_view(state="running", statistics=values, progress={"done": "x", "total": None}), "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "value", [None, 3, 10**400, float("inf"), [3, None, [1]], {"x": [1]}], ids=lambda v: str(v)[:9]
+)
+def test_a_job_s_page_and_line_show_whatever_its_record_holds(store: Store, value: Any) -> None:
+    """The store takes any JSON as what a job is about and what came of it."""
+    service, ann = service_of(NOWHERE, store, suite="zoo"), Visitor("ann", "t", ("ann",))
+    recipe = {"base": f"zoo/base@{'b' * 40}", "agents": ["zoo/a"], "method": "ram_plus", "parameters": {"r": 0.1}}
+    whole = {"recipe": recipe, "target": "ann/x", "warnings": [], "predicted_s": 9.0, "suite": "zoo", "license": "mit"}
+    ended = {"repo": "ann/x", "commit": "a" * 40, "run": {"seconds": 3.0, "fetch": {}}}
+    records: list[tuple[str, Any, Any]] = [("merge", {**whole, key: value}, ended) for key in whole]
+    records += [("merge", {**whole, "recipe": {**recipe, key: value}}, ended) for key in recipe]
+    records += [("merge", whole, {**ended, key: value}) for key in ended]
+    records += [("merge", whole, {**ended, "run": {"seconds": value, "fetch": value}})]
+    records += [("evaluate", {"model": value, "suite": value}, {"scores": told}) for told in (value, {"math": value})]
+    records += [("diff", {"base": value}, {"x": value})]
+    for number, (kind, payload, result) in enumerate(records):
+        job = new_job(str(number), kind=kind, payload=payload)
+        store.submit(job)
+        for state in ("queued", "running", "done"):
+            if state == "running":
+                fence = claim(store).fence
+                progress = {"done": 1, "total": value or 1e300, "per_second": 1e-300, "unit": "B"}
+                store.set_progress(job.id, fence, "merge", progress)
+            elif state == "done":
+                store.finish(job.id, fence, result)
+            view = service.job(job.id, ann)
+            assert "data-state=" in job_list([view])
+            assert "hm-stages" in job_panel(view, HUB)[0]
 
 
 def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:

@@ -218,7 +218,9 @@ def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
         ("start_merge", {"recipe": RECIPE, "target": f"ada/{'x' * 97}"}, "expected at most 96 letters"),
         ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
         ("model_facts", {"name": ""}, "no model of the Hub is named"),
+        ("start_merge", {"recipe": RECIPE, "target": "ada/../bob"}, "no repo can have this name"),
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
+        ("start_diff", {"base": CATALOGUE[0], "agent": "./data"}, "no model of the Hub is named in agent"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(

@@ -139,20 +139,6 @@ def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, op
         assert "also=ram&vary=density:0.2,0.5" in page.url
 
 
-@pytest.mark.browser
-def test_a_form_outlives_a_sign_in_that_begins_before_it_is_filled(local_hub: LocalHubProcess, open_page: Any) -> None:
-    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
-        page = open_page(f"{running.url}/")
-        page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
-        page.goto(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
-        page.get_by_role("button", name="Sign in to the local Hub").click()
-        page.get_by_role("button", name="Ada (local)").wait_for()
-        page.unroute("**/gradio_api/run/**")
-        page.get_by_role("button", name="Ada (local)").click()
-        page.locator("#start:not([disabled])").wait_for()
-        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
     local_hub: LocalHubProcess, more: int
