@@ -97,8 +97,8 @@ def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
 
 def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Store) -> None:
     job = claimed(store)
-    store.append_events(job.id, job.fence, [("statistics", {"values": {"n": n}}) for n in range(1500)])
-    assert [event.data["values"]["n"] for event in store.events(job.id, 2)] == [1498, 1499]
+    store.append_events(job.id, job.fence, [("warning", {"message": str(n)}) for n in range(1500)])
+    assert [event.data["message"] for event in store.events(job.id, 2)] == ["1498", "1499"]
 
 
 def test_a_cancellation_ends_a_waiting_job_at_once_and_a_running_one_by_its_worker(

@@ -327,7 +327,9 @@ def test_a_flood_of_events_is_capped_and_that_is_said(tmp_path: Path, live: Stor
     job = run_one(tmp_path, live, "floods")
     assert job.state is State.DONE
     story = live.events(job.id, limit=10_000)
-    assert len(story) == 1004  # submitted, claimed, 1000 of the child's, the note, done
+    assert len(story) == 1005  # submitted, claimed, 1000 of the child's, the newest statistics, the note, done
+    [newest] = live.events(job.id, statistics=True)
+    assert newest.data == {"values": {"elements": 1499}}
     assert story[2].data["message"] == "an event of more than 1048576 bytes was dropped"
     assert story[-2].data["message"] == "4002 events, too many or too long, were left out"
     assert job.progress["done"] == 5000
