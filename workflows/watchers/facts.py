@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, printable
+from hubmerge.errors import (
+    GatedError,
+    HubmergeError,
+    HubUnavailableError,
+    IncompatibleError,
+    LoginError,
+    PermissionDeniedError,
+    SourceChangedError,
+    SourceNotFoundError,
+    printable,
+)
 from hubmerge.hub.client import Hub, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
@@ -26,6 +36,10 @@ from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
 OWN_TAG = "hubmerge"
+# refusals that a model's owner or another token ends without a commit
+OF_ACCESS = frozenset(
+    kind.code for kind in (GatedError, LoginError, PermissionDeniedError, SourceChangedError, SourceNotFoundError)
+)
 _ADAPTER_CONFIG = "adapter_config.json"
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 _MOST_TAGS = 200

@@ -17,7 +17,7 @@ from workflows.jobs.schema import JOBS, MODELS, PAUSES, SETS, SKIPS, TURNS
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
-from workflows.watchers.facts import Facts, OwnMerge
+from workflows.watchers.facts import OF_ACCESS, Facts, OwnMerge
 
 KEPT_SKIPS = 3000  # per rule; more than one search lists
 
@@ -183,9 +183,13 @@ class Ledger:
         return iso(self._store.clock.now())
 
     @property
+    def today(self) -> str:
+        return self._now[:10]
+
+    @property
     def _today(self) -> ColumnElement[bool]:
         """The sets of this day, UTC; not those of a clock that was ahead."""
-        return SETS.c.time.startswith(self._now[:10])
+        return SETS.c.time.startswith(self.today)
 
     def _used(self, connection: Connection, rule: str) -> int:
         mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), self._today)
@@ -222,11 +226,13 @@ def _is_paused(connection: Connection, rule: str) -> bool:
 
 
 def _may_go_on(job: Job) -> bool:
-    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full."""
-    return job.state is State.FAILED and job.error is not None and job.error.retryable
+    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full, the token had been
+    revoked, a model was hidden for a while."""
+    error = job.error
+    return job.state is State.FAILED and error is not None and (error.retryable or error.code in OF_ACCESS)
 
 
 def _given_up(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """`_may_go_on` in SQL."""
-    failed = select(JOBS.c.id).where(JOBS.c.state == State.FAILED, JOBS.c.error["retryable"].as_boolean())
-    return job_id.in_(failed)
+    passes = or_(JOBS.c.error["retryable"].as_boolean(), JOBS.c.error["code"].as_string().in_(OF_ACCESS))
+    return job_id.in_(select(JOBS.c.id).where(JOBS.c.state == State.FAILED, passes))

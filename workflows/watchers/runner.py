@@ -175,6 +175,7 @@ class Watchers:
             own_merges=self._ledger.own_merges(),
             history=self._ledger.history(rule.name),
             budget_left=rule.budget - self._ledger.used(rule.name),
+            today=self._ledger.today,
             known=self._ledger.known(rule.name),
             remember=partial(self._ledger.remember, rule.name),
             scores=partial(self._scores, request=request, private=rule.private),

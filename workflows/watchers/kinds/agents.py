@@ -23,7 +23,7 @@ from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
-from workflows.watchers.facts import Facts, fitted, read_facts
+from workflows.watchers.facts import OF_ACCESS, Facts, fitted, read_facts
 from workflows.watchers.rule import AgentRule
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ class AgentsWatcher(Watcher):
         for name in names:
             found = listed.get(name)
             key, remembered = context.known.get(name, ("", {}))
-            if found is not None and found.sha and name not in context.hinted and key == _key(rule, base, found):
+            present = _key(rule, base, found, remembered.get("code"), context) if found and found.sha else None
+            if key == present and name not in context.hinted:
                 facts = Facts.model_validate(remembered)
             else:
                 if budget == 0:
@@ -98,6 +99,8 @@ class AgentsWatcher(Watcher):
                     return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened)
+            if name in rule.join.fixed:  # by its old name, or in another case
+                facts = facts.model_copy(update={"id": name})
             if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
@@ -134,7 +137,7 @@ class AgentsWatcher(Watcher):
                 return self._unreadable(place, found, error)
         self._failures.pop(place, None)
         if found is not None:  # whatever else a delivery or the rule names is read again anyway
-            context.remember(name, _key(rule, base, facts), facts)
+            context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
 
     def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
@@ -164,11 +167,11 @@ def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
             yield name
 
 
-def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
-    """The key of remembered facts: everything that they depend on."""
-    return (
-        f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
-    )
+def _key(rule: AgentRule, base: Facts, found: Candidate | Facts, code: str | None, context: WatchContext) -> str:
+    """The key of remembered facts: everything that they depend on. A refusal of access is remembered for a day."""
+    state = f"{found.sha} {int(found.private)}{int(found.gated)}"
+    day = context.today if code in OF_ACCESS else ""
+    return f"{_READ} {state} {base.sha} {digest(rule.model_dump(mode='json'))}{day}"
 
 
 def decide(
@@ -238,7 +241,7 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
         reason = "own_output", "a merge of ours"
     elif facts.flag:
         reason = "flagged", facts.flag
-    elif facts.id in wanted.exclude:
+    elif facts.id.lower() in {name.lower() for name in wanted.exclude}:
         reason = "excluded", "the rule excludes it"
     elif facts.code and not facts.weights:  # it could not be read at all
         reason = facts.code, facts.text
@@ -276,7 +279,10 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
     recipe = rule.recipe.recipe(base.pin, tuple(facts.pin for facts in joining))
     how = {key: value for key, value in recipe.items() if key not in ("base", "agents")}
     set_id = digest(recipe)
-    weights_id = digest([base.weights, [facts.weights for facts in joining], how])
+    weights = [facts.weights for facts in joining]
+    if not rule.join.fixed:  # ordered by names, and a model that is renamed is no new one
+        weights.sort()
+    weights_id = digest([base.weights, weights, how])
     return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)), rule.agents.closed)
 
 
@@ -322,10 +328,11 @@ def _known(
 ) -> tuple[str, str] | None:
     """The reason why a set that was never merged brings nothing new, or None."""
     if any(past.merged and past.weights_id == planned.weights_id for past in history):
-        return "same_weights", "only cards changed since these weights were merged"
+        return "same_weights", "only cards or names changed since these weights were merged"
     if rule.join.fixed or rule.join.best is not None:
         return None
-    mine, present = planned.members, {facts.id for facts in candidates}
+    # one that could not be read is as good as gone: the search shows what was deleted or hidden for a while
+    mine, present = planned.members, {facts.id for facts in candidates if facts.weights or not facts.code}
     for past in history:
         theirs = past.members
         if not past.merged or (theirs["base"], theirs["recipe"]) != (mine["base"], mine["recipe"]):
