@@ -26,7 +26,7 @@ from pydantic import SecretStr
 
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.isolation.child import ChildProcess
-from hubmerge.isolation.confinement import die_with_parent
+from hubmerge.isolation.confinement import adopt_orphans, die_with_parent
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
@@ -193,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.die_with_parent:
         die_with_parent(os.getppid())
+    adopt_orphans()
     set_up_logging()
     settings = load_settings()
     pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from job_helpers import (
     FINAL,
+    HERE,
     QUICK,
     claim,
     claimed,
@@ -31,7 +32,7 @@ from job_helpers import (
     running,
     worker_process,
 )
-from processes import until
+from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
 from hubmerge.errors import DiskError, PermissionDeniedError
@@ -215,6 +216,29 @@ def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -
     assert not is_alive(steps.pid())
     steps.gate.touch()
     assert run_one(tmp_path, live, "steps").result == {"journal": ALL_STEPS}
+
+
+IN_A_CONTAINER = """
+import os, sys
+from pathlib import Path
+from job_helpers import new_job, worker_process
+from processes import ROOT, printed_by, until
+from hubmerge.isolation.confinement import adopt_orphans
+from workflows.jobs.store import Store
+adopt_orphans()  # as the first process of a container, which the app is there, does whether it wants or not
+folder = Path(sys.argv[1])
+store = Store(folder)
+job = store.submit(new_job("a", payload={"trace": str(folder / "trace")}))
+with worker_process(folder, "steps"):
+    until(lambda: store.get(job.id).state.is_terminal)
+    until(lambda: not any((folder / "jobs").iterdir()))  # it has ended with it altogether
+    print(len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+"""
+
+
+def test_a_job_leaves_no_dead_process_to_the_first_one_of_a_container(tmp_path: Path) -> None:
+    helpers = os.pathsep.join(map(str, (ROOT, HERE, HERE.parent)))
+    assert printed_by(IN_A_CONTAINER, str(tmp_path), PYTHONPATH=helpers) == "1\n"  # the worker
 
 
 @dataclass(frozen=True)
