@@ -546,3 +546,9 @@ def test_a_disk_without_room_for_a_lock_does_not_end_the_worker(
 
     monkeypatch.setattr(worker_module, "lock_workdir", full)
     assert run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace")).state is State.DONE
+
+
+def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(tmp_path: Path, live: Store) -> None:
+    (tmp_path / "jobs").touch()
+    job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
+    assert (job.state, job.error.code) == (State.QUEUED, "E_DISK")
