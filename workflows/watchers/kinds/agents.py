@@ -84,7 +84,9 @@ class AgentsWatcher(Watcher):
         base = read_facts(hub, rule.base.id, rule.base.revision)
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, context)}
-        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, context.hinted)]))
+        authors = {author.lower() for author in rule.agents.authors}
+        hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
+        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
         candidates: list[Facts] = []
         budget = NEW_PER_LOOK
         for name in names:
@@ -158,13 +160,6 @@ def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
         if len(found) >= MOST_LISTED:
             log.warning("rule %s: a search gives %d models; older ones are not seen", rule.name, len(found))
         yield from found
-
-
-def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
-    authors = {author.lower() for author in rule.agents.authors}
-    for name in hinted:
-        if name != rule.base.id and (not authors or name.partition("/")[0].lower() in authors):
-            yield name
 
 
 def _key(rule: AgentRule, base: Facts, found: Candidate | Facts, code: str | None, context: WatchContext) -> str:
