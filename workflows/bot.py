@@ -62,7 +62,7 @@ class Bot:
     ) -> None:
         self._intervals = intervals or Intervals()
         self._store = Store(settings.data_dir, clock=clock, jobs_per_user=settings.jobs_per_user)
-        self._earlier = max((job.ticket for job in self._store.list_jobs(limit=1)), default=0)  # of an earlier process
+        self._first = 1 + max((job.ticket for job in self._store.list_jobs(limit=1)), default=0)  # of this process
         self.account = Account(settings, vault)
         self.ledger = Ledger(self._store)
         self.inbox = Inbox(self._store)
@@ -96,10 +96,7 @@ class Bot:
         give: their token is the one in the environment.
         """
         renewed = 0
-        failed = self._store.list_jobs(
-            user=self.account.name, states=[State.FAILED], before=self._earlier + 1, limit=1000
-        )
-        for job in failed:
+        for job in self._store.list_jobs(user=self.account.name, states=[State.FAILED], before=self._first, limit=1000):
             for_login = job.error is not None and job.error.code in (LoginError.code, UnreadableTokenError.code)
             if for_login and is_the_bot_s(job):  # not somebody's own, with a sign-in of theirs
                 with suppress(QuotaError):  # too many are under way; the next tick tries it again

@@ -13,18 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hubmerge import errors
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import (
-    GatedError,
-    HubmergeError,
-    HubUnavailableError,
-    IncompatibleError,
-    LoginError,
-    PermissionDeniedError,
-    SourceChangedError,
-    SourceNotFoundError,
-    printable,
-)
+from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, printable
 from hubmerge.hub.client import Hub, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
@@ -37,9 +28,8 @@ from workflows.jobs.jobs import Frozen
 
 OWN_TAG = "hubmerge"
 # refusals that a model's owner or another token ends without a commit
-OF_ACCESS = frozenset(
-    kind.code for kind in (GatedError, LoginError, PermissionDeniedError, SourceChangedError, SourceNotFoundError)
-)
+_ACCESS = (errors.GatedError, errors.LoginError, errors.PermissionDeniedError)
+OF_ACCESS = frozenset(kind.code for kind in (*_ACCESS, errors.SourceChangedError, errors.SourceNotFoundError))
 _ADAPTER_CONFIG = "adapter_config.json"
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 _MOST_TAGS = 200

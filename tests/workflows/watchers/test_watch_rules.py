@@ -152,7 +152,7 @@ def test_kinds_are_found_by_themselves() -> None:
         ({}, "Merges all fine-tunes of zoo/base by zoo, with RAM, once there are 2 and again with each new one."),
         (
             {"agents": {"tags": ["rl"], "lineage": "any", "max_parameters": "1.5B", "exclude": ["zoo/x", "zoo/y"]}},
-            "Merges all models trained from zoo/base tagged rl of at most 1.5B parameters but for zoo/x and zoo/y, "
+            "Merges all models trained from zoo/base tagged rl of at most 1.50 B parameters but for zoo/x and zoo/y, "
             "with RAM, once there are 2 and again with each new one.",
         ),
         (

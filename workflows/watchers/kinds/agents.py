@@ -22,6 +22,7 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
+from hubmerge.text.markdown import short_count
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
 from workflows.watchers.facts import OF_ACCESS, Facts, fitted, read_facts
 from workflows.watchers.rule import AgentRule
@@ -70,8 +71,8 @@ class AgentsWatcher(Watcher):
             f"by {_listed(wanted.authors, 'or')}" if wanted.authors else "",
             f"tagged {_listed(wanted.tags)}" if wanted.tags else "",
             f"under {_listed(wanted.licenses, 'or')}" if wanted.licenses else "",
-            f"of at least {_short(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
-            f"of at most {_short(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
+            f"of at least {short_count(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
+            f"of at most {short_count(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
             f"but for {_listed(wanted.exclude)}" if wanted.exclude else "",
         ]
         which = " ".join([trained, base, *filter(None, limits)])
@@ -336,12 +337,6 @@ def _known(
         if set(mine["agents"]) <= set(theirs["agents"]) and all(p.partition("@")[0] not in present for p in gone):
             return "nothing_new", "some agents are gone or not listed, and there is no new one"
     return None
-
-
-def _short(number: int) -> str:
-    """1500000000 → "1.5B"."""
-    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
-    return f"{number / size:.3g}{unit}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
