@@ -278,10 +278,14 @@ def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
     assert [note.code for note in bot.ledger.skips("watch")] == []  # what it waited for has come
 
 
-def test_a_full_queue_delays_a_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    rules = [rule_for(agents.base(agents=2), name=name) for name in ("one", "two")]
-    bot = bot_for(*rules, jobs_per_user=1)
-    first, second = bot.watchers.poll()
+def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    bases = [agents.base(agents=2) for _ in range(2)]
+    bot = bot_for(
+        *(rule_for(base, name=name) for base, name in zip(bases, ("one", "two"), strict=True)), jobs_per_user=1
+    )
+    deliver(bot, agents, bases[0])
+    first, second = bot.watchers.handle_inbox()
+    assert bot.inbox.pending() == ()  # else every rule would look every 30 s, until somebody's job has ended
     assert first.job is not None
     assert second.error.code == "E_QUOTA"
     assert [note.code for note in bot.ledger.skips("two")] == ["E_QUOTA"]
