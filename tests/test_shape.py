@@ -46,6 +46,10 @@ def test_only_the_pages_import_gradio() -> None:
     assert all(path.startswith("workflows/app/") for path in importers("gradio"))
 
 
+def test_only_the_scheduler_imports_apscheduler() -> None:
+    assert importers("apscheduler") <= {"workflows/schedule/scheduler.py"}
+
+
 def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
     assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli/main.py"}
 

@@ -18,7 +18,7 @@ Extra = Literal["gpu", "eval", "app"]
 MODULES: Mapping[Extra, tuple[str, ...]] = {
     "gpu": ("torch",),
     "app": (
-        *("gradio", "spaces", "starlette", "uvicorn", "multipart", "sqlalchemy"),
+        *("gradio", "spaces", "starlette", "uvicorn", "multipart", "sqlalchemy", "apscheduler"),
         *("cryptography", "authlib", "markdown_it"),
     ),
     "eval": (

@@ -1,25 +1,33 @@
-"""The clockwork: calls functions every so many seconds, and nothing else.
+"""The clockwork: calls functions every so many seconds, and nothing else; the only importer of APScheduler.
 
 The job database holds everything that is due. A tick looks there and does what is missing, so a late, repeated or lost
-tick changes nothing. Pauses are measured in steady seconds: whoever sets the clock, by however much, moves no tick.
+tick changes nothing. The schedule itself is in memory, since APScheduler's stores unpickle their rows.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Self
 
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+
 from hubmerge.errors import HubmergeError
+
+LOOK_EVERY_S = 10.0  # seconds between two looks at the wall clock
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A function that is called at once and then `every_s` seconds after each call's end, never twice at a time."""
+    """A function that is called at once and then every `every_s` seconds, never twice at a time."""
 
     name: str
     every_s: float
@@ -30,26 +38,49 @@ class Scheduler:
     """Runs ticks while it is entered; on leaving it waits for those that run, and no thread of it is left."""
 
     def __init__(self, ticks: Sequence[Tick]) -> None:
-        self._stop = Event()
-        # a thread each: a slow tick holds up no other
-        self._threads = [Thread(target=self._keep, args=(tick,), name=f"tick-{tick.name}") for tick in ticks]
+        self._ticks = tuple(ticks)
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
+        self._scheduler = BackgroundScheduler(
+            timezone=UTC,
+            jobstores={"default": MemoryJobStore()},
+            executors={"default": ThreadPoolExecutor(max(1, len(self._ticks)))},  # a slow tick holds up no other
+            # ticks that were missed while the machine slept become one, however late it is
+            job_defaults={"coalesce": True, "misfire_grace_time": None, "max_instances": 1},
+        )
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # a skipped run of a slow tick is no news
+        for tick in self._ticks:
+            self._scheduler.add_job(
+                run_tick, "interval", (tick,), seconds=tick.every_s, id=tick.name, next_run_time=datetime.now(UTC)
+            )
+        self._scheduler.start()
+        self._stop = Event()
+        self._watching = Thread(target=self._watch_the_clock, daemon=True)
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        self._watching.join()
+        self._scheduler.shutdown(wait=True)
 
-    def _keep(self, tick: Tick) -> None:
-        while not self._stop.is_set():
-            try:
-                tick.run()
-            except HubmergeError as error:
-                log.warning("tick %s: %s", tick.name, error)
-            except Exception:  # a job boundary: the next tick, and the others, go on
-                log.exception("tick %s", tick.name)
-            self._stop.wait(tick.every_s)
+    def _watch_the_clock(self) -> None:
+        """APScheduler waits for times of the wall clock: where somebody sets it back by a day, no tick would come for a
+        day. So all of them come at once then."""
+        last = time.time()
+        while not self._stop.wait(LOOK_EVERY_S):
+            now = time.time()
+            if now < last:
+                for job in self._scheduler.get_jobs():
+                    job.modify(next_run_time=datetime.now(UTC))
+            last = now
+
+
+def run_tick(tick: Tick) -> None:
+    """Call a tick once; its errors are logged and end there."""
+    try:
+        tick.run()
+    except HubmergeError as error:
+        log.warning("tick %s: %s", tick.name, error)
+    except Exception:  # a job boundary: the next tick, and the others, go on
+        log.exception("tick %s", tick.name)

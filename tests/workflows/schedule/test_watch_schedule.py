@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from workflows.jobs.evaluations import (
 from workflows.jobs.jobs import Job, JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
+from workflows.schedule import scheduler
 from workflows.schedule.evaluations import schedule_evaluations
 from workflows.schedule.scheduler import Scheduler, Tick
 
@@ -295,6 +297,15 @@ def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> N
         until(lambda: begun.count("quick") >= 10)
         assert begun.count("slow") == 1
         release.set()
+
+
+def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    back = iter([1000.0, 999.0])
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(time=lambda: next(back, 999.0)))
+    monkeypatch.setattr(scheduler, "LOOK_EVERY_S", 0.01)
+    calls: list[int] = []
+    with Scheduler([Tick("rare", 1000, partial(calls.append, 1))]):
+        until(lambda: len(calls) == 2)
 
 
 def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
