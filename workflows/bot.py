@@ -5,7 +5,7 @@
     asked         every 2 s    turns that an owner asked for
     watchers      every 300 s  turns of the rules without a delivery
     evaluations   every 20 s   scores that are missing → jobs
-    tokens        every 60 s   the bot's own jobs that failed since the present secret does not open their token
+    tokens        every 60 s   the bot's own jobs that failed with an earlier token or secret
 
 There is a route for webhooks only where a secret is set; without one, polls alone find new agents.
 """
@@ -20,7 +20,7 @@ from typing import Self
 
 from starlette.routing import BaseRoute
 
-from hubmerge.errors import QuotaError
+from hubmerge.errors import LoginError, QuotaError
 from hubmerge.settings import Settings
 from workflows.app.watchers_source import WatcherBoard
 from workflows.jobs.account import Account
@@ -62,6 +62,7 @@ class Bot:
     ) -> None:
         self._intervals = intervals or Intervals()
         self._store = Store(settings.data_dir, clock=clock, jobs_per_user=settings.jobs_per_user)
+        self._first = 1 + max((job.ticket for job in self._store.list_jobs(limit=1)), default=0)  # of this process
         self.account = Account(settings, vault)
         self.ledger = Ledger(self._store)
         self.inbox = Inbox(self._store)
@@ -89,15 +90,15 @@ class Bot:
         return tuple(ticks)
 
     def renew_tokens(self) -> int:
-        """Try the bot's own jobs again that failed since the present secret does not open their token.
+        """Try the bot's own jobs again that failed for a token that was sealed before this process began.
 
-        With another HUBMERGE_SECRET they would stay failed, for a login that nobody can give: their token is the one
-        in the environment.
+        It was revoked since, or HUBMERGE_SECRET is another one. They would stay failed, for a login that nobody can
+        give: their token is the one in the environment.
         """
         renewed = 0
-        for job in self._store.list_jobs(user=self.account.name, states=[State.FAILED], limit=1000):
-            sealed_otherwise = job.error is not None and job.error.code == UnreadableTokenError.code
-            if sealed_otherwise and is_the_bot_s(job):  # not somebody's own, with a sign-in of theirs
+        for job in self._store.list_jobs(user=self.account.name, states=[State.FAILED], before=self._first, limit=1000):
+            for_login = job.error is not None and job.error.code in (LoginError.code, UnreadableTokenError.code)
+            if for_login and is_the_bot_s(job):  # not somebody's own, with a sign-in of theirs
                 with suppress(QuotaError):  # too many are under way; the next tick tries it again
                     self._store.retry(job.id, job.user, self.account.seal(job.id))
                     renewed += 1

@@ -19,7 +19,6 @@ from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvalu
 from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
 from workflows.jobs.store import Store
-from workflows.jobs.transaction import MAX_WAITING
 
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
 MOST_LISTED = 100  # that wait
@@ -123,7 +122,7 @@ class Measuring:
 
     def queue(self) -> EvaluationQueue:
         """What is measured now and what waits, in its order; nothing private."""
-        jobs = self._store.list_jobs(states=ACTIVE, kinds=(EVALUATION,), limit=MAX_WAITING)
+        jobs = self._store.list_jobs(states=ACTIVE, kinds=(EVALUATION,), limit=None)
         waiting = sorted((j for j in jobs if j.state is State.QUEUED), key=lambda j: (-j.priority, j.ticket))
         shown = [_queued(job, place) for place, job in enumerate(waiting, 1) if not job.payload.get("private")]
         running = [_queued(j, None) for j in jobs if j.state is not State.QUEUED and not j.payload.get("private")]

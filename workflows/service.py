@@ -41,7 +41,6 @@ from workflows.jobs.jobs import ACTIVE, Job, JobNotFoundError, NewJob, State
 from workflows.jobs.pipeline import merge_payload
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
-from workflows.jobs.transaction import MAX_WAITING
 from workflows.kept import KeptAnswers
 from workflows.measure import Measuring
 from workflows.published import published_model
@@ -174,7 +173,7 @@ class MergeService:
         return [self._trail.view(job, own=False, in_full=False) for job in jobs]
 
     def under_way(self) -> tuple[int, int, int]:
-        jobs = [j for j in self._store.list_jobs(states=ACTIVE, limit=MAX_WAITING) if not j.payload.get("private")]
+        jobs = [j for j in self._store.list_jobs(states=ACTIVE, limit=None) if not j.payload.get("private")]
         running = [job.kind for job in jobs if job.state is not State.QUEUED]
         return running.count("merge"), running.count("evaluate"), len(jobs) - len(running)
 

@@ -155,6 +155,9 @@ class ChildProcess:
             time.sleep(0.02)
         self.kill()
         code = self._process.wait()
+        with suppress(ChildProcessError):  # none is left, or this process has not adopted them
+            while True:
+                os.waitpid(-self.pid, 0)
         rest: list[bytes] = []
         deadline = time.monotonic() + _DRAIN_S
         while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:

@@ -34,6 +34,7 @@ from hubmerge.isolation import seccomp
 from hubmerge.isolation.seccomp import SyscallRule, refused
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _NEW_USER_AND_NETWORK = 0x10000000 | 0x40000000
@@ -77,6 +78,14 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the kernel knew of our wish
         os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process what its children leave, so that it can wait for it (`ChildProcess.close`).
+
+    Else the first process gets it, which in a container is an app that waits for nobody: the dead would pile up.
+    """
+    seccomp.libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a kernel without it keeps the dead, and works
 
 
 def give_way() -> None:

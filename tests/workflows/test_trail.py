@@ -212,7 +212,20 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
     assert published_model(hub, REPO, None) == replace(model, card="")
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b"[1]", b"\xff", b"{", b""])
+@pytest.mark.parametrize(
+    "text",
+    # of the last three an answer could tell nobody
+    [
+        b"[" * 100_000,
+        b"[1]",
+        b"\xff",
+        b"{",
+        b"",
+        b'{"x": "\\ud800"}',
+        b'{"x": NaN}',
+        b'{"x": %s}' % (b"[" * 900 + b"]" * 900),
+    ],
+)
 def test_a_report_that_is_none_is_empty(hub: Hub, ada: HfApi, name: str, text: bytes) -> None:
     ada.create_repo(name)
     ada.upload_file(path_or_fileobj=text, path_in_repo="hubmerge.json", repo_id=name)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -104,7 +105,9 @@ def test_a_command_that_could_never_merge_does_not_begin_to_watch(
 ) -> None:
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the test keeps its own
+    stopped = Event()
+    stopped.set()
+    monkeypatch.setattr("workflows.jobs.process.told_to_stop", lambda: stopped)  # if it begins, it ends at once
     assert main(["watch", written(tmp_path, "ada/base", owner=owner), "--no-worker"]) == 1
     assert "E_LOGIN" in capsys.readouterr().err
 

@@ -118,7 +118,8 @@ class EvaluationRequests:
             failed_long_ago = job.state is State.FAILED and not since <= str(job.finished) <= now
             return failed_long_ago or (job.state is State.CANCELLED and bool(asked_by))
 
-        limit = ASKED_EACH if asked_by else self._store.jobs_per_user
+        # where merges alone fill every place, a rule would wait for its candidates without end
+        limit = ASKED_EACH if asked_by else self._store.jobs_per_user + (priority == OF_CANDIDATE)
         with self._store.writing() as change:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 

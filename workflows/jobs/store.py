@@ -121,7 +121,7 @@ class Store:
         kinds: Collection[str] | None = None,
         public: bool = False,
         before: int | None = None,
-        limit: int = 50,
+        limit: int | None = 50,
     ) -> tuple[Job, ...]:
         """Newest first; `before` is the ticket of the last job of the page above. `asked`: beside those of `user`, the
         open evaluations that `user` asked for. `public`: none with a private result."""

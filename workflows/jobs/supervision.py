@@ -10,7 +10,8 @@
     lease lost                                 group killed, nothing written: the job has another owner
     worker stops                               group killed, job given back: every stage resumes where it was
 
-Progress overwrites one column a few times a second; everything else is appended, up to a number per attempt.
+Progress overwrites one column a few times a second, and statistics the statistics before them; everything else is
+appended, up to a number per attempt.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from workflows.jobs.store import Store
 
 log = logging.getLogger(__name__)
 
-MAX_EVENTS = 1000  # per attempt, and as many statistics, so that these keep no stage out of the log
+MAX_EVENTS = 1000  # per attempt, beside statistics, of which the newest alone stay
 MAX_EVENT_CHARACTERS = 256 * 1024
 PASSING = (DatabaseBusyError, DiskError)  # the database cannot be written now, and will be later
 
@@ -63,7 +64,7 @@ class Supervision:
         self._progress: Progress | None = None
         self._moved = False  # stage or progress not yet stored
         self._pending: list[tuple[str, dict[str, Any]]] = []
-        self._events = {True: 0, False: 0}  # statistics, and all others
+        self._events = 0
         self._dropped = 0
 
     def run(self, shutdown: Flag) -> Job | None:
@@ -136,11 +137,11 @@ class Supervision:
             else:
                 if isinstance(line, StageStarted):
                     self._stage, self._progress, self._moved = line.stage, None, True
-                counts = isinstance(line, Statistics)
-                if self._events[counts] >= MAX_EVENTS or len(line.model_dump_json()) > MAX_EVENT_CHARACTERS:
+                counts = not isinstance(line, Statistics)
+                if (counts and self._events >= MAX_EVENTS) or len(line.model_dump_json()) > MAX_EVENT_CHARACTERS:
                     self._dropped += 1
                 else:
-                    self._events[counts] += 1
+                    self._events += counts
                     self._pending.append((line.type, line.model_dump(mode="json", exclude={"type"})))
 
     def _write_events(self) -> None:

@@ -24,10 +24,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from hubmerge.errors import InternalError, LoginError
+from hubmerge.errors import DiskError, InternalError, LoginError
 from hubmerge.isolation.child import ChildProcess
-from hubmerge.isolation.confinement import die_with_parent
+from hubmerge.isolation.confinement import adopt_orphans, die_with_parent
 from hubmerge.isolation.scrub import Scrubber
+from hubmerge.machine.disk_errors import make_folder
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
@@ -134,10 +135,12 @@ class Worker:
         # os.environ is read here and nowhere else in the package, to take the Space's secrets out of it.
         environment = child_environment(os.environ, self._settings.endpoint)
         try:
-            spec.workdir.mkdir(parents=True, exist_ok=True)
+            make_folder(spec.workdir)
             log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
             process = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
-        except OSError as error:  # no memory for a process, or no disk for its folder
+        except DiskError as error:
+            return self._store.fail(job.id, job.fence, JobError.of(error))
+        except OSError as error:  # no memory for a process
             failure = InternalError("the job's process could not be started", got=str(error))
             return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))
         return Supervision(self._store, job, process, self._timing).run(shutdown)
@@ -193,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.die_with_parent:
         die_with_parent(os.getppid())
+    adopt_orphans()
     set_up_logging()
     settings = load_settings()
     pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}

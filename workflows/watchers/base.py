@@ -93,6 +93,7 @@ class WatchContext:
     own_merges: tuple[OwnMerge, ...]  # what they wrote
     history: tuple[PastSet, ...]
     budget_left: int
+    today: str  # UTC
     known: Mapping[str, tuple[str, Mapping[str, Any]]]  # model → the facts read before, and the key they depend on
     remember: Callable[[str, str, Facts], None]  # model, key, facts
     scores: Callable[[str, Sequence[Facts]], Scores]  # of a suite

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hubmerge import errors
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, printable
 from hubmerge.hub.client import Hub, RepoState
@@ -26,6 +27,9 @@ from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
 OWN_TAG = "hubmerge"
+# refusals that a model's owner or another token ends without a commit
+_ACCESS = (errors.GatedError, errors.LoginError, errors.PermissionDeniedError)
+OF_ACCESS = frozenset(kind.code for kind in (*_ACCESS, errors.SourceChangedError, errors.SourceNotFoundError))
 _ADAPTER_CONFIG = "adapter_config.json"
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 _MOST_TAGS = 200

@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, tuple_
 from sqlalchemy.dialects.sqlite import insert
 
+from hubmerge.errors import LoginError
 from workflows.jobs.jobs import Job, NewJob, State, iso, pinned_models
 from workflows.jobs.schema import JOBS, MODELS, PAUSES, SETS, SKIPS, TURNS
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
-from workflows.watchers.facts import Facts, OwnMerge
+from workflows.watchers.facts import OF_ACCESS, Facts, OwnMerge
 
 KEPT_SKIPS = 3000  # per rule; more than one search lists
+# a job whose token was revoked goes on with the next one (workflows/bot.py), and would be made twice
+_PASSING = OF_ACCESS - {LoginError.code}
 
 
 class SetRow(NamedTuple):
@@ -183,9 +186,13 @@ class Ledger:
         return iso(self._store.clock.now())
 
     @property
+    def today(self) -> str:
+        return self._now[:10]
+
+    @property
     def _today(self) -> ColumnElement[bool]:
         """The sets of this day, UTC; not those of a clock that was ahead."""
-        return SETS.c.time.startswith(self._now[:10])
+        return SETS.c.time.startswith(self.today)
 
     def _used(self, connection: Connection, rule: str) -> int:
         mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), self._today)
@@ -222,11 +229,13 @@ def _is_paused(connection: Connection, rule: str) -> bool:
 
 
 def _may_go_on(job: Job) -> bool:
-    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full."""
-    return job.state is State.FAILED and job.error is not None and job.error.retryable
+    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full, a model was hidden
+    for a while."""
+    error = job.error
+    return job.state is State.FAILED and error is not None and (error.retryable or error.code in _PASSING)
 
 
 def _given_up(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """`_may_go_on` in SQL."""
-    failed = select(JOBS.c.id).where(JOBS.c.state == State.FAILED, JOBS.c.error["retryable"].as_boolean())
-    return job_id.in_(failed)
+    passes = or_(JOBS.c.error["retryable"].as_boolean(), JOBS.c.error["code"].as_string().in_(_PASSING))
+    return job_id.in_(select(JOBS.c.id).where(JOBS.c.state == State.FAILED, passes))

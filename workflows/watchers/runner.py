@@ -105,7 +105,8 @@ class Watchers:
         except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S
             raise
-        if any(turn.error is not None and turn.error.retryable for turn in turns):
+        failed = (turn.error for turn in turns if not isinstance(turn.error, QuotaError))  # for that, a poll will do
+        if any(error is not None and error.retryable for error in failed):
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S
         else:
             self._inbox.settle(deliveries)
@@ -175,6 +176,7 @@ class Watchers:
             own_merges=self._ledger.own_merges(),
             history=self._ledger.history(rule.name),
             budget_left=rule.budget - self._ledger.used(rule.name),
+            today=self._ledger.today,
             known=self._ledger.known(rule.name),
             remember=partial(self._ledger.remember, rule.name),
             scores=partial(self._scores, request=request, private=rule.private),

@@ -15,7 +15,7 @@ from job_helpers import HERE, is_alive, job_spec
 from processes import ROOT, until
 from pydantic import SecretStr
 
-from workflows.jobs.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
+from workflows.jobs.protocol import JobSpec, Statistics, decode, encode
 
 TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
 
@@ -86,24 +86,6 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
         child.communicate()
     assert "OVERLAP" not in trace.read_text()
     assert (tmp_path / "w" / "journal").read_text().split() == [str(n) for n in range(10)]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        Progress(stage="stream", done=2**60, total=2**61, unit="bytes", per_second=1.5),
-        Statistics(values={"a": [1, {"b": None}]}),
-        Notice(message='line\nbreak and "quotes" and \u2028'),
-        Result(values={}),
-        Failure(code="E_HUB", message="m", problems=({"code": "E_HUB"},), retryable=True),
-    ],
-    ids=lambda line: line.type,
-)
-def test_a_line_is_one_line_and_comes_back_as_it_was(line: Any) -> None:
-    text = encode(line)
-    assert text.count("\n") == 1
-    assert text.endswith("\n")
-    assert decode(text) == line
 
 
 def test_what_json_has_no_number_for_becomes_null() -> None:

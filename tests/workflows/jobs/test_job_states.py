@@ -97,8 +97,8 @@ def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
 
 def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Store) -> None:
     job = claimed(store)
-    store.append_events(job.id, job.fence, [("statistics", {"values": {"n": n}}) for n in range(1500)])
-    assert [event.data["values"]["n"] for event in store.events(job.id, 2)] == [1498, 1499]
+    store.append_events(job.id, job.fence, [("warning", {"message": str(n)}) for n in range(1500)])
+    assert [event.data["message"] for event in store.events(job.id, 2)] == ["1498", "1499"]
 
 
 def test_a_cancellation_ends_a_waiting_job_at_once_and_a_running_one_by_its_worker(
@@ -118,25 +118,9 @@ def test_a_cancellation_ends_a_waiting_job_at_once_and_a_running_one_by_its_work
     assert [left.state for left in store.reap()] == [State.CANCELLED]
 
 
-def test_the_events_of_a_job_tell_its_story(store: Store, clock: FakeClock) -> None:
-    job = claimed(store)
-    store.append_events(job.id, job.fence, [("stage", {"stage": "plan"}), ("warning", {"message": "m"})])
-    store.fail(job.id, job.fence, RETRYABLE)
-    clock.pass_time(BACKOFF_CAP_S)
-    job = claim(store)
-    store.finish(job.id, job.fence, {})
-    types = [event.type for event in store.events(job.id)]
-    assert types == ["submitted", "claimed", "stage", "warning", "retry", "claimed", "done"]
-
-
 def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
-    for call in (
-        lambda: store.get(job_id("x")),
-        lambda: store.request_cancel(job_id("x"), "ann"),
-        lambda: store.heartbeat(job_id("x"), 1),
-    ):
-        with pytest.raises(JobNotFoundError, match="E_JOB"):
-            call()
+    with pytest.raises(JobNotFoundError, match="E_JOB"):
+        store.request_cancel(job_id("x"), "ann")
     assert [store.find(each) for each in (job_id("x"), "\ud800")] == [None, None]
 
 
@@ -150,6 +134,7 @@ def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: 
     assert store.claim("w1") is None
     clock.pass_time(0.02)
     assert claim(store).attempt == 2
+    assert [event.type for event in store.events(job.id)] == ["submitted", "claimed", "retry", "claimed"]
 
 
 @pytest.mark.parametrize(
@@ -264,21 +249,6 @@ def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> Non
     assert claim(store).attempt == 4
 
 
-def test_lists_are_newest_first_by_page_user_and_state(store: Store) -> None:
-    for name, user in (("a", "ann"), ("b", "bob"), ("c", "ann"), ("d", "ann")):
-        store.submit(new_job(name, user=user))
-    claim(store)
-
-    def names(**how: object) -> list[str]:
-        return [job.payload["name"] for job in store.list_jobs(**how)]  # type: ignore[arg-type]
-
-    assert names() == ["d", "c", "b", "a"]
-    assert names(user="ann") == ["d", "c", "a"]
-    assert names(states=[State.RUNNING]) == ["a"]
-    page = store.list_jobs(user="ann", limit=2)
-    assert names(user="ann", limit=2, before=page[-1].ticket) == ["a"]
-
-
 def test_the_wall_clock_may_jump_without_moving_queue_lease_or_back_off(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a"))
     clock.wall -= timedelta(days=400)
@@ -377,18 +347,6 @@ def test_a_worker_takes_the_next_job_as_soon_as_another_one_has_shown_that_it_li
     clock.pass_time(5)
     store.heartbeat(other.id, other.fence)
     assert store.claim("w2", since=began).id == job_id("waits")
-
-
-def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    store.submit(new_job("b"))
-    failed = store.claim("w1")
-    store.fail(failed.id, failed.fence, FINAL.model_copy(update={"retryable": True}))
-    store.claim("w1")
-    assert store.claim("w2") is None
-    clock.reboot()  # steady seconds start over, far below the old lease's end
-    assert store.claim("w2") is not None
-    assert store.claim("w2") is not None
 
 
 def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_work(

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from job_helpers import (
     FINAL,
+    HERE,
     QUICK,
     claim,
     claimed,
@@ -31,7 +32,7 @@ from job_helpers import (
     running,
     worker_process,
 )
-from processes import until
+from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
 from hubmerge.errors import DiskError, PermissionDeniedError
@@ -217,6 +218,29 @@ def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -
     assert run_one(tmp_path, live, "steps").result == {"journal": ALL_STEPS}
 
 
+IN_A_CONTAINER = """
+import os, sys
+from pathlib import Path
+from job_helpers import new_job, worker_process
+from processes import ROOT, printed_by, until
+from hubmerge.isolation.confinement import adopt_orphans
+from workflows.jobs.store import Store
+adopt_orphans()  # as the first process of a container, which the app is there, does whether it wants or not
+folder = Path(sys.argv[1])
+store = Store(folder)
+job = store.submit(new_job("a", payload={"trace": str(folder / "trace")}))
+with worker_process(folder, "steps"):
+    until(lambda: store.get(job.id).state.is_terminal)
+    until(lambda: not any((folder / "jobs").iterdir()))  # it has ended with it altogether
+    print(len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+"""
+
+
+def test_a_job_leaves_no_dead_process_to_the_first_one_of_a_container(tmp_path: Path) -> None:
+    helpers = os.pathsep.join(map(str, (ROOT, HERE, HERE.parent)))
+    assert printed_by(IN_A_CONTAINER, str(tmp_path), PYTHONPATH=helpers) == "1\n"  # the worker
+
+
 @dataclass(frozen=True)
 class Kill:
     """A worker that was killed while it held a job, and the worker that was started in its place."""
@@ -327,7 +351,9 @@ def test_a_flood_of_events_is_capped_and_that_is_said(tmp_path: Path, live: Stor
     job = run_one(tmp_path, live, "floods")
     assert job.state is State.DONE
     story = live.events(job.id, limit=10_000)
-    assert len(story) == 1004  # submitted, claimed, 1000 of the child's, the note, done
+    assert len(story) == 1005  # submitted, claimed, 1000 of the child's, the newest statistics, the note, done
+    [newest] = live.events(job.id, statistics=True)
+    assert newest.data == {"values": {"elements": 1499}}
     assert story[2].data["message"] == "an event of more than 1048576 bytes was dropped"
     assert story[-2].data["message"] == "4002 events, too many or too long, were left out"
     assert job.progress["done"] == 5000
@@ -520,3 +546,9 @@ def test_a_disk_without_room_for_a_lock_does_not_end_the_worker(
 
     monkeypatch.setattr(worker_module, "lock_workdir", full)
     assert run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace")).state is State.DONE
+
+
+def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(tmp_path: Path, live: Store) -> None:
+    (tmp_path / "jobs").touch()
+    job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
+    assert (job.state, job.error.code) == (State.QUEUED, "E_DISK")

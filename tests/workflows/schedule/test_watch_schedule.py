@@ -232,10 +232,14 @@ def test_evaluations_take_no_room_of_the_owner_s_other_jobs_and_go_on_later(benc
         bench.requests.request(bench.requests.key(TOOL, SHA[TOOL], "zoo"), OF_PARENT)
     repeated = bench.requests.request(bench.requests.key(BASE, SHA[BASE], "zoo"), OF_PARENT)
     assert repeated.state is State.QUEUED
+    candidate = bench.requests.request(bench.requests.key(MEM, SHA[MEM], "zoo"), OF_CANDIDATE)
+    assert candidate.state is State.QUEUED  # a rule waits for it, and the tick would take each place that becomes free
+    with pytest.raises(QuotaError):
+        bench.requests.request(bench.requests.key("zoo/new", SHA[MEM], "zoo"), OF_CANDIDATE)
     while (job := bench.store.claim("worker")) is not None:
         bench.store.finish(job.id, job.fence, {})
     assert bench.tick() == 0
-    assert len(bench.evaluations()) == 4
+    assert len(bench.evaluations()) == 5
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
         ({"own": True}, {}, "own_output"),
         ({"flag": "withdrawn: by its author"}, {}, "flagged"),
         ({"id": "zoo/base"}, {}, "base"),
-        ({}, {"exclude": ["zoo/x"]}, "excluded"),
+        ({}, {"exclude": ["Zoo/X"]}, "excluded"),
         ({"id": "eve/x"}, {}, "author"),
         ({}, {"tags": ["rl"]}, "tag"),
         ({"bases": ("zoo/other",)}, {}, "lineage"),
@@ -171,12 +171,24 @@ def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None
     assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
 
 
+def test_an_agent_that_is_renamed_is_no_new_one() -> None:
+    history = [past(decided([A, B]).merge)]
+    renamed = decided([facts("z", weights=A.weights), B], history)
+    assert (renamed.merge, [skip.code for skip in renamed.skips]) == (None, ["same_weights"])
+    fixed = {"join": {"fixed": ["zoo/b", "zoo/a"]}, "agents": None}  # whose order the owner chose
+    assert decided([A, B], history, **fixed).merge is not None
+
+
 def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     first = decided([A, B, C])
     history = [past(first.merge)]
     gone = decided([A, B], history)
     assert gone.merge is None
     assert [skip.code for skip in gone.skips] == ["nothing_new"]
+    # nor does one that the search still shows and that nobody can read, since it was deleted, hidden or cut off
+    for code in ("E_SOURCE", "E_HUB"):
+        lost = decided([A, B, facts("c", code=code, weights="", bases=())], history)
+        assert (lost.merge, reasons(lost)["c"]) == (None, code)
     # but one that the owner excludes is another set
     excluded = decided([A, B, C], history, agents={"authors": ["zoo"], "exclude": ["zoo/c"]})
     assert agents_of(excluded) == ["a", "b"]

@@ -17,7 +17,6 @@ from watch_helpers import (
     deliver,
     jobs,
     joined,
-    make_bot,
     one,
     payload,
     post,
@@ -26,7 +25,7 @@ from watch_helpers import (
     skipped,
 )
 
-from hubmerge.errors import DiskError, GatedError, HubUnavailableError, LoginError
+from hubmerge.errors import DiskError, GatedError, HubUnavailableError
 from hubmerge.hub.client import Hub
 from workflows.watchers.webhook import Push
 
@@ -152,13 +151,6 @@ def test_deliveries_survive_a_restart_in_the_middle(
 
 
 # --- what goes wrong in a turn --------------------------------------------------------------------------------------
-
-
-def test_without_a_token_nothing_is_done(tmp_path: Path) -> None:
-    bot = make_bot(None, tmp_path / "data", [rule_for("ada/base")])
-    [turn] = bot.watchers.poll()
-    assert isinstance(turn.error, LoginError)
-    bot.close()
 
 
 def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:

@@ -5,22 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from job_helpers import visitor
 from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
 
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess
-from workflows.app.service import Visitor
 from workflows.watchers.rules import RuleSet, rule_data
-
-
-def visitors(hub: LocalHubProcess) -> tuple[Visitor, Visitor]:
-    return Visitor("ada", hub.tokens["ada"]), Visitor("bob", hub.tokens["bob"])
 
 
 def test_a_paused_rule_starts_nothing_until_it_is_resumed_also_after_a_restart(
     agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
 ) -> None:
-    ada, _ = visitors(local_hub)
+    ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
     assert bot_for(rule).source.pause_watcher("watch", ada).paused
     bot = bot_for(rule)
@@ -51,7 +47,7 @@ def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor, tmp_p
 def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
     agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
 ) -> None:
-    ada, _ = visitors(local_hub)
+    ada = visitor(local_hub, "ada")
     bot = bot_for(rule_for(agents.base(agents=2)))
     assert bot.watchers.handle_asked() == []
     bot.source.run_watcher("watch", ada)
@@ -70,9 +66,9 @@ def test_what_is_wrong_in_a_rule_s_file_is_told_to_the_bot_s_account_alone(
 ) -> None:
     wrong = RuleError("'ada/secret agent' is no repo id", where="mine.yaml → agents → exclude")
     bot = bot_for(rules=RuleSet(broken=(("mine.yaml", wrong),)))
-    ada, bob = visitors(local_hub)
-    for visitor in (None, bob):
-        [view] = bot.source.watchers(visitor)
+    ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
+    for stranger in (None, bob):
+        [view] = bot.source.watchers(stranger)
         assert (view.name, view.problem["code"], "secret" in repr(view)) == ("mine.yaml", "E_RULE", False)
     [view] = bot.source.watchers(ada)
     assert view.problem == wrong.as_dict()
@@ -81,7 +77,7 @@ def test_what_is_wrong_in_a_rule_s_file_is_told_to_the_bot_s_account_alone(
 @pytest.mark.parametrize("action", ["pause_watcher", "resume_watcher", "run_watcher"])
 def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess, action: str) -> None:
     base = agents.base()
-    _, bob = visitors(local_hub)
+    bob = visitor(local_hub, "bob")
     bot = bot_for(rule_for(base), rule_for(base, name="hidden", private=True))
     with pytest.raises(PermissionDeniedError):
         getattr(bot.source, action)("watch", bob)
@@ -99,7 +95,7 @@ def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHub
 def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_is_told(
     agents: Agents, tmp_path: Path, local_hub: LocalHubProcess
 ) -> None:
-    ada, _ = visitors(local_hub)
+    ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
     bot = make_bot(None, tmp_path / "data", [rule], endpoint=local_hub.endpoint)
     try:
@@ -115,7 +111,7 @@ def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_
 def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
     agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
 ) -> None:
-    ada, bob = visitors(local_hub)
+    ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     base = agents.base(agents=2)
     other = agents.agent(base, card={"tags": ["else"]})
     rule = rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]})
@@ -136,15 +132,15 @@ def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
 def test_a_trial_sees_what_its_visitor_sees_and_never_what_the_bot_sees(
     agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
-    ada, bob = visitors(local_hub)
+    ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     base = agents.base(agents=2)
     secret = agents.agent(base)
     agents.api.update_repo_settings(secret, private=True)
     bot = bot_for(rule_for(base))
     wanted = rule_data(rule_for(base))
     assert secret in {event.subject for event in bot.source.try_watcher(wanted, ada).left_out}
-    for visitor in (bob, None):
-        assert secret not in repr(bot.source.try_watcher(wanted, visitor))
+    for stranger in (bob, None):
+        assert secret not in repr(bot.source.try_watcher(wanted, stranger))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from job_helpers import FakeClock
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
-from hubmerge.errors import LoginError
+from hubmerge.errors import GatedError, LoginError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
@@ -44,8 +45,9 @@ def token_of(bot: Bot, store: Store, job_id: str) -> str:
     return bot.account._vault.open(job_id, store.sealed_token(job_id), store.clock.now()).get_secret_value()
 
 
-def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_secret_the_bot_s_own_jobs_alone_go_on(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock
+@pytest.mark.parametrize("error", [UnreadableTokenError("another secret"), LoginError("a revoked token")])
+def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_one_the_bot_s_own_jobs_alone_go_on(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock, error: LoginError
 ) -> None:
     rule = rule_for(agents.base(agents=2))
     old = bot_for(rule)
@@ -56,8 +58,9 @@ def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_secret_the_bo
     assert local_hub.tokens["ada"].encode() not in raw
     by_hand = NewJob(id="f" * 64, user="ada", payload={"target": "ada/by-hand"})
     store.submit(by_hand, SealedToken("sealed with the old secret", None))
-    while (job := store.claim("a worker with the new secret")) is not None:
-        store.fail(job.id, job.fence, JobError.of(UnreadableTokenError("needs login")))
+    while (job := store.claim("worker")) is not None:
+        store.fail(job.id, job.fence, JobError.of(error))
+    assert old.renew_tokens() == 0
     waiting = [NewJob(id=f"{n}" * 64, user="ada", payload={}) for n in range(1, 6)]
     for new in waiting:
         store.submit(new)
@@ -69,6 +72,9 @@ def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_secret_the_bo
     assert store.get(turn.job.id).state is State.QUEUED
     assert token_of(bot, store, turn.job.id) == local_hub.tokens["ada"]
     assert store.get(by_hand.id).state is State.FAILED
+    while (job := store.claim("worker")) is not None:
+        store.fail(job.id, job.fence, JobError.of(error))
+    assert bot.renew_tokens() == 0  # once for each token
     store.close()
 
 
@@ -205,6 +211,43 @@ def test_a_poll_reads_again_only_what_has_changed(
     assert read[:2] == [base, second]
 
 
+def test_a_named_agent_joins_under_the_name_that_the_rule_knows_when_it_is_renamed(
+    agents: Agents, bot_for: BotFor
+) -> None:
+    base = agents.base()
+    first, second = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base, agents=None, join={"fixed": [first.upper(), second]}))
+    assert joined(one(bot.watchers.poll())) == [first.upper(), second]
+    agents.api.move_repo(second, f"{second}-renamed")
+    assert one(bot.watchers.poll()).job is None
+    agents.agent(base, name=first)
+    assert joined(one(bot.watchers.poll())) == [first.upper(), second]
+
+
+def test_an_agent_that_the_token_may_not_read_is_tried_again_the_next_day(
+    agents: Agents, bot_for: BotFor, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base(agents=2)
+    closed = agents.agent(base)
+    read, asked = Hub.read_range, []
+
+    def refused(self: Hub, repo: str, *more: Any) -> bytes:
+        asked.append(repo)
+        if repo == closed:
+            raise GatedError("a gated repo", where=repo)
+        return read(self, repo, *more)
+
+    bot = bot_for(rule_for(base))
+    with monkeypatch.context() as gated:
+        gated.setattr(Hub, "read_range", refused)
+        assert closed not in joined(one(bot.watchers.poll()))
+        asked.clear()
+        assert skipped(one(bot.watchers.poll())) == {closed: "E_GATED"}
+        assert closed not in asked
+    clock.pass_time(days=1)
+    assert closed in joined(one(bot.watchers.poll()))
+
+
 def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base(agents=2)
     misfit = agents.agent(base, name="ada/misfit")
@@ -235,10 +278,14 @@ def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
     assert [note.code for note in bot.ledger.skips("watch")] == []  # what it waited for has come
 
 
-def test_a_full_queue_delays_a_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    rules = [rule_for(agents.base(agents=2), name=name) for name in ("one", "two")]
-    bot = bot_for(*rules, jobs_per_user=1)
-    first, second = bot.watchers.poll()
+def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    bases = [agents.base(agents=2) for _ in range(2)]
+    bot = bot_for(
+        *(rule_for(base, name=name) for base, name in zip(bases, ("one", "two"), strict=True)), jobs_per_user=1
+    )
+    deliver(bot, agents, bases[0])
+    first, second = bot.watchers.handle_inbox()
+    assert bot.inbox.pending() == ()  # else every rule would look every 30 s, until somebody's job has ended
     assert first.job is not None
     assert second.error.code == "E_QUOTA"
     assert [note.code for note in bot.ledger.skips("two")] == ["E_QUOTA"]

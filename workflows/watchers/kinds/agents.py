@@ -22,8 +22,9 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
+from hubmerge.text.markdown import short_count
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
-from workflows.watchers.facts import Facts, fitted, read_facts
+from workflows.watchers.facts import OF_ACCESS, Facts, fitted, read_facts
 from workflows.watchers.rule import AgentRule
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,8 @@ class AgentsWatcher(Watcher):
             f"by {_listed(wanted.authors, 'or')}" if wanted.authors else "",
             f"tagged {_listed(wanted.tags)}" if wanted.tags else "",
             f"under {_listed(wanted.licenses, 'or')}" if wanted.licenses else "",
-            f"of at least {_short(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
-            f"of at most {_short(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
+            f"of at least {short_count(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
+            f"of at most {short_count(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
             f"but for {_listed(wanted.exclude)}" if wanted.exclude else "",
         ]
         which = " ".join([trained, base, *filter(None, limits)])
@@ -84,13 +85,16 @@ class AgentsWatcher(Watcher):
         base = read_facts(hub, rule.base.id, rule.base.revision)
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, context)}
-        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, context.hinted)]))
+        authors = {author.lower() for author in rule.agents.authors}
+        hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
+        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
         candidates: list[Facts] = []
         budget = NEW_PER_LOOK
         for name in names:
             found = listed.get(name)
             key, remembered = context.known.get(name, ("", {}))
-            if found is not None and found.sha and name not in context.hinted and key == _key(rule, base, found):
+            present = _key(rule, base, found, remembered.get("code"), context) if found and found.sha else None
+            if key == present and name not in context.hinted:
                 facts = Facts.model_validate(remembered)
             else:
                 if budget == 0:
@@ -98,6 +102,8 @@ class AgentsWatcher(Watcher):
                     return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened)
+            if name in rule.join.fixed:  # by its old name, or in another case
+                facts = facts.model_copy(update={"id": name})
             if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
@@ -134,7 +140,7 @@ class AgentsWatcher(Watcher):
                 return self._unreadable(place, found, error)
         self._failures.pop(place, None)
         if found is not None:  # whatever else a delivery or the rule names is read again anyway
-            context.remember(name, _key(rule, base, facts), facts)
+            context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
 
     def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
@@ -157,18 +163,11 @@ def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
         yield from found
 
 
-def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
-    authors = {author.lower() for author in rule.agents.authors}
-    for name in hinted:
-        if name != rule.base.id and (not authors or name.partition("/")[0].lower() in authors):
-            yield name
-
-
-def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
-    """The key of remembered facts: everything that they depend on."""
-    return (
-        f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
-    )
+def _key(rule: AgentRule, base: Facts, found: Candidate | Facts, code: str | None, context: WatchContext) -> str:
+    """The key of remembered facts: everything that they depend on. A refusal of access is remembered for a day."""
+    state = f"{found.sha} {int(found.private)}{int(found.gated)}"
+    day = context.today if code in OF_ACCESS else ""
+    return f"{_READ} {state} {base.sha} {digest(rule.model_dump(mode='json'))}{day}"
 
 
 def decide(
@@ -238,7 +237,7 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
         reason = "own_output", "a merge of ours"
     elif facts.flag:
         reason = "flagged", facts.flag
-    elif facts.id in wanted.exclude:
+    elif facts.id.lower() in {name.lower() for name in wanted.exclude}:
         reason = "excluded", "the rule excludes it"
     elif facts.code and not facts.weights:  # it could not be read at all
         reason = facts.code, facts.text
@@ -276,7 +275,10 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
     recipe = rule.recipe.recipe(base.pin, tuple(facts.pin for facts in joining))
     how = {key: value for key, value in recipe.items() if key not in ("base", "agents")}
     set_id = digest(recipe)
-    weights_id = digest([base.weights, [facts.weights for facts in joining], how])
+    weights = [facts.weights for facts in joining]
+    if not rule.join.fixed:  # ordered by names, and a model that is renamed is no new one
+        weights.sort()
+    weights_id = digest([base.weights, weights, how])
     return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)), rule.agents.closed)
 
 
@@ -322,10 +324,11 @@ def _known(
 ) -> tuple[str, str] | None:
     """The reason why a set that was never merged brings nothing new, or None."""
     if any(past.merged and past.weights_id == planned.weights_id for past in history):
-        return "same_weights", "only cards changed since these weights were merged"
+        return "same_weights", "only cards or names changed since these weights were merged"
     if rule.join.fixed or rule.join.best is not None:
         return None
-    mine, present = planned.members, {facts.id for facts in candidates}
+    # one that could not be read is as good as gone: the search shows what was deleted or hidden for a while
+    mine, present = planned.members, {facts.id for facts in candidates if facts.weights or not facts.code}
     for past in history:
         theirs = past.members
         if not past.merged or (theirs["base"], theirs["recipe"]) != (mine["base"], mine["recipe"]):
@@ -334,12 +337,6 @@ def _known(
         if set(mine["agents"]) <= set(theirs["agents"]) and all(p.partition("@")[0] not in present for p in gone):
             return "nothing_new", "some agents are gone or not listed, and there is no new one"
     return None
-
-
-def _short(number: int) -> str:
-    """1500000000 → "1.5B"."""
-    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
-    return f"{number / size:.3g}{unit}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
