@@ -36,6 +36,8 @@ class Repo:
     created_at: str
     modified_at: str
     sdk: str | None
+    hardware: str | None
+    sleep_s: int | None
     paused: bool
     downloads: int
     storage: int

@@ -23,7 +23,7 @@ from localhub.cards import card_problems
 from localhub.discussions import add_event, open_discussion
 from localhub.http_errors import HubError, bad_request, entry_not_found, forbidden, revision_not_found, unprocessable
 from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules, lfs_rules
-from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, parse_json, text_of, whole_of
+from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, parse_json, text_of
 from localhub.repos import commit_to
 from localhub.store import Store, git_blob_sha1, lfs_pointer
 from localhub.tree import File, Fixed, Message, Tree, check_path, folders
@@ -95,7 +95,9 @@ def preupload(call: Call) -> Json:
     large, ignored = lfs_rules(attributes), ignore_rules(ignoring)
     answers: list[Json] = []
     for item in files:
-        path, size = check_path(text_of(item, "path")), whole_of(item, "size")
+        path, size = check_path(text_of(item, "path")), optional_whole(item, "size")
+        if size is None:
+            raise bad_request("size must be a number")
         sample = _base64(text_of(item, "sample"))
         is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
         answer: Json = {"path": path, "uploadMode": "lfs" if is_large else "regular"}

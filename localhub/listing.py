@@ -55,6 +55,12 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
     def siblings() -> list[Json]:
         return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
 
+    def children() -> int:
+        sql = (
+            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'"
+        )
+        return int(store.rows(sql, f"base_model:{repo.full_name}")[0]["n"])
+
     properties: dict[str, Callable[[], Any]] = {
         "author": lambda: repo.ns,
         "sha": lambda: sha,
@@ -64,12 +70,14 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         "gated": lambda: repo.gated or False,
         "disabled": lambda: False,
         "downloads": lambda: repo.downloads,
+        "downloadsAllTime": lambda: repo.downloads,
         "likes": likes,
         "trendingScore": likes,
         "tags": lambda: tags_of(store, repo),
         "cardData": lambda: repo.card,
         "usedStorage": lambda: repo.storage,
         "siblings": siblings,
+        "resourceGroup": lambda: None,
     }
     if repo.type == "model":
         properties |= {
@@ -78,8 +86,19 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
             "config": lambda: repo.config,
             "safetensors": lambda: repo.safetensors,
             "model-index": lambda: repo.card.get("model-index"),
+            "childrenModelCount": children,
+            "baseModels": lambda: repo.card.get("base_model"),
+            "spaces": list,
+            "inference": lambda: None,
+            "widgetData": lambda: None,
         }
-    elif repo.type == "space":
+    elif repo.type == "dataset":
+        properties |= {
+            "description": lambda: repo.card.get("description"),
+            "citation": lambda: None,
+            "paperswithcode_id": lambda: None,
+        }
+    else:
         properties |= {
             "sdk": lambda: repo.sdk,
             "subdomain": lambda: host_of(repo),
@@ -94,6 +113,10 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
 _SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")
 _SHORT_OF = {"model": ("pipeline_tag", "library_name"), "dataset": (), "space": ("sdk",)}
 _FULL = ("author", "sha", "lastModified", "disabled", "siblings")
+_NOT_IN_INFO = (
+    *("downloadsAllTime", "resourceGroup", "childrenModelCount", "baseModels", "paperswithcode_id"),
+    "trendingScore",
+)
 
 
 def _show(repo: Repo, properties: dict[str, Callable[[], Any]], keys: list[str]) -> Json:
@@ -113,7 +136,7 @@ def _info(call: Call, revision: str) -> Json:
     repo = call.readable()
     sha = call.hub.trees.resolve(repo.id, revision)
     properties = _properties(call, repo, sha, blobs=call.flag("blobs"))
-    shown = _show(repo, properties, _expand(call) or [key for key in properties if key != "trendingScore"])
+    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
     if call.flag("securityStatus"):
         shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
     return shown

@@ -232,11 +232,13 @@ def optional_text(body: Json, key: str) -> str | None:
     return None if body.get(key) is None else text_of(body, key)
 
 
-def whole_of(body: Json, key: str) -> int:
-    """A whole number that the body must hold."""
+def optional_whole(body: Json, key: str, *, least: int = 0) -> int | None:
+    """A whole number that the body may hold; the database takes no larger ones than 64 bits hold."""
     value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**40:
-        raise bad_request(f"{key} must be a whole number from 0 to {2**40}")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**40:
+        raise bad_request(f"{key} must be a whole number from {least} to {2**40}")
     return value
 
 

@@ -10,7 +10,7 @@ import re
 
 from localhub.access import Repo
 from localhub.http_errors import bad_request
-from localhub.protocol import Call, Json, Router, optional_text, text_of
+from localhub.protocol import Call, Json, Router, optional_text, optional_whole, text_of
 from localhub.store import now
 
 router = Router()
@@ -26,18 +26,20 @@ def runtime_of(call: Call, repo: Repo) -> Json:
     head = call.hub.trees.head(repo.id)
     has_entry = head is not None and _ENTRY.get(repo.sdk or "", "app.py") in call.hub.trees.at(repo.id, head)
     stage = "PAUSED" if repo.paused else "RUNNING" if has_entry else "NO_APP_FILE"
+    requested = repo.hardware or "cpu-basic"
     return {
         "stage": stage,
-        "hardware": {"current": "cpu-basic" if stage == "RUNNING" else None, "requested": "cpu-basic"},
+        "hardware": {"current": requested if stage == "RUNNING" else None, "requested": requested},
         "storage": None,
-        "gcTimeout": 172800,
+        "gcTimeout": repo.sleep_s or 172800,
         "devMode": False,
         "replicas": {"current": 1 if stage == "RUNNING" else 0, "requested": 1},
     }
 
 
-def _set_paused(call: Call, paused: bool) -> Json:
-    call.store.change("UPDATE repos SET paused = ? WHERE id = ?", paused, call.writable().id)
+def _changed(call: Call, column: str, value: object) -> Json:
+    repo = call.writable()
+    call.store.change(f"UPDATE repos SET {column} = ? WHERE id = ?", value, repo.id)  # noqa: S608  (constant names)
     return runtime_of(call, call.writable())
 
 
@@ -48,12 +50,28 @@ def runtime(call: Call) -> Json:
 
 @router.on("POST", "/api/{S}/{id}/restart")
 def restart(call: Call) -> Json:
-    return _set_paused(call, False)
+    return _changed(call, "paused", 0)
 
 
 @router.on("POST", "/api/{S}/{id}/pause")
 def pause(call: Call) -> Json:
-    return _set_paused(call, True)
+    return _changed(call, "paused", 1)
+
+
+@router.on("POST", "/api/{S}/{id}/hardware")
+def hardware(call: Call) -> Json:
+    body = call.json()
+    if (seconds := optional_whole(body, "sleepTimeSeconds", least=-1)) is not None:
+        _changed(call, "sleep_s", seconds)
+    return _changed(call, "hardware", text_of(body, "flavor"))
+
+
+@router.on("POST", "/api/{S}/{id}/sleeptime")
+def sleep_time(call: Call) -> Json:
+    seconds = optional_whole(call.json(), "seconds", least=-1)
+    if seconds is None:
+        raise bad_request("seconds must be a number")
+    return _changed(call, "sleep_s", seconds)
 
 
 @router.on("GET", "/api/{S}/{id}/{values}")

@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS repos (
     id INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, ns TEXT NOT NULL, name TEXT NOT NULL,
     key TEXT NOT NULL UNIQUE, visibility TEXT NOT NULL, gated TEXT NOT NULL DEFAULT '',
     creator TEXT NOT NULL, app TEXT, created_at TEXT NOT NULL, modified_at TEXT NOT NULL,
-    sdk TEXT, paused INTEGER NOT NULL DEFAULT 0,
+    sdk TEXT, hardware TEXT, sleep_s INTEGER, paused INTEGER NOT NULL DEFAULT 0,
     downloads INTEGER NOT NULL DEFAULT 0, storage INTEGER NOT NULL DEFAULT 0,
     card TEXT NOT NULL DEFAULT '{}', config TEXT NOT NULL DEFAULT '{}',
     safetensors TEXT NOT NULL DEFAULT 'null', pipeline_tag TEXT, library TEXT);

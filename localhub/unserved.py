@@ -21,7 +21,6 @@ _UNSERVED = {
     r"/api/spaces/semantic-search": "semantic search",
     r"/api/spaces/hardware": "the prices of hardware",
     r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|volumes|dev-mode|(?:hot-)?reload.*)": "running Spaces",
-    r"/api/spaces/[^/]+/[^/]+/(?:hardware|sleeptime)": "the hardware of Spaces",
     _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*|safetensors-metadata/.*)": (
         "this view of a repo"
     ),

@@ -215,7 +215,6 @@ def test_the_hf_command_names_what_is_not_served(hf: Hf) -> None:
         ("/api/collections", "collections"),
         ("/api/papers/search", "papers"),
         ("/api/spaces/hardware", "hardware"),
-        ("/api/spaces/ada/x/hardware", "hardware of Spaces"),
         ("/api/spaces/semantic-search", "semantic search"),
         ("/api/models/ada/x/xet-write-token/main", "HF_HUB_DISABLE_XET=1"),
         ("/api/models/ada/x/xet-read-token/main", "Xet"),

@@ -373,10 +373,13 @@ VALUES = [{"key": "k", "value": "v", "description": "d"}]
 GOOD: dict[str, Any] = {
     **dict.fromkeys(TEXTS.split(), "text"),
     **dict.fromkeys(("private", "pullRequest"), True),
+    **dict.fromkeys(("flavor", "hardware"), "cpu-basic"),
     **dict.fromkeys(("secrets", "variables"), VALUES),
     "name": "two",
     "type": "model",
     "organization": "ada",
+    "sleepTimeSeconds": 60,
+    "seconds": 5,
     "url": "http://127.0.0.1:1",
     "watched": [{"type": "user", "name": "ada"}],
     "domains": ["repo"],
