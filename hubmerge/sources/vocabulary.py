@@ -10,6 +10,9 @@ the base's with these added. In an added row all models read the row of the agen
 where several have it, since the base has no row to count updates from. Rows without a token are not taken over.
 
 So all models are equal in added rows, and every method leaves these as they are.
+
+An agent may have fewer rows than the base, as `resize_token_embeddings(len(tokenizer))` leaves them. Where no token of
+the base has a row that it lacks, it reads the base's there.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken
 
 
 def rows_differ(base: Model, agents: Sequence[Model]) -> bool:
-    """Whether an agent stores more rows of an embedding or a head than the base."""
-    limit, *rows = (max((t.entry.shape[0] for t in _tables_of(m).values()), default=0) for m in (base, *agents))
-    return limit > 0 and max(rows, default=0) > limit
+    """Whether an agent stores more or fewer rows of an embedding or a head than the base."""
+    own, *rows = (max((t.entry.shape[0] for t in _tables_of(m).values()), default=0) for m in (base, *agents))
+    return own > 0 and not {0, own}.issuperset(rows)
 
 
 def _tables_of(model: Model) -> dict[str, StoredTensor]:
@@ -115,15 +118,9 @@ def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = N
     family = _Family.of(base, agents)
     if family is None:
         return Grown(base, tuple(agents))
-    wrong = {k: problem for k in family.growing if (problem := family.problem(agents[k]))}
-    if wrong:
-        seen = [family.as_base(a) if k in wrong else a for k, a in enumerate(family.agents)]
-        return Grown(base, tuple(seen), problems=tuple(wrong.values()))
-    if keeper is not None:
-        return family.with_rows_of_keeper(keeper)
-    if not family.growing:
-        return Grown(base, family.agents)
-    return family.with_rows_of_one(family.growing[0]) if len(family.growing) == 1 else family.with_rows_of_several()
+    family, padded = family.padded()
+    grown = family.grown(keeper)
+    return replace(grown, warnings=(*padded, *grown.warnings))
 
 
 def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
@@ -157,6 +154,41 @@ class _Family:
             return None
         (rows,) = sizes
         return cls(base, tuple(_with_its_size(agent, tables, rows) for agent in agents), tables, rows)
+
+    def grown(self, keeper: int | None) -> Grown:
+        """`with_added_rows`, of agents that lack no rows."""
+        wrong = {k: problem for k in self.growing if (problem := self.problem(self.agents[k]))}
+        if wrong:
+            seen = [self.as_base(a) if k in wrong else a for k, a in enumerate(self.agents)]
+            return Grown(self.base, tuple(seen), problems=tuple(wrong.values()))
+        if keeper is not None:
+            return self.with_rows_of_keeper(keeper)
+        if not self.growing:
+            return Grown(self.base, self.agents)
+        return self.with_rows_of_one(self.growing[0]) if len(self.growing) == 1 else self.with_rows_of_several()
+
+    def padded(self) -> tuple[_Family, list[str]]:
+        """The family whose agents have all rows of the base, and a warning for each that lacked some."""
+        agents, warnings = list(self.agents), []
+        for k, agent in enumerate(agents):
+            own = {n: agent.tensors[n] for n in self.tables if n in agent.tensors}
+            if not (lacking := self._lacks(agent, own)):
+                continue
+            filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
+            config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
+            agents[k] = replace(agent, tensors=MappingProxyType({**agent.tensors, **filled}), config=config)
+            warnings.append(
+                f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
+                "no token has; it is merged as if it had the base's there"
+            )
+        return replace(self, agents=tuple(agents)), warnings
+
+    def _lacks(self, agent: Model, own: Mapping[str, StoredTensor]) -> int:
+        """How many of the base's rows an agent lacks; 0 where a token has one of them, or another one's place."""
+        rows = {t.entry.shape[0] for n, t in own.items() if t.entry.shape[1:] == self.tables[n].entry.shape[1:]}
+        if self.base.tokens is None or len(rows) != 1 or max(self.base.tokens.ids.values(), default=0) >= min(rows):
+            return 0
+        return max(0, self.rows - min(rows)) if agent.tokens is None or not self.moved(agent) else 0
 
     @cached_property
     def growing(self) -> list[int]:

@@ -173,6 +173,26 @@ def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path:
     assert any("small@" in t and f"{EMBED}: 43×16 → 39×16" in t for t in listed), listed
 
 
+def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(tmp_path: Path, plain: Path):
+    """`resize_token_embeddings(len(tokenizer))` cuts the padding of a base's tables."""
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
+    trained = sparse_agent(BASE, 0.3, 1)
+    small = {n: tensor(f32(t)[:36], t.dtype) if n in (EMBED, HEAD) else t for n, t in trained.items()}
+    short = write_model(tmp_path / "short", small, files={"tokenizer.json": tokenizer(36)}, config=llama_config(small))
+    plan = plan_of(base, plain, short)
+    assert (rows_of(plan), plan.config["vocab_size"]) == ({EMBED: 40, HEAD: 40}, 40)
+    assert any("lacks the last 4 of the base's 40 rows of the vocabulary" in w for w in plan.warnings)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        for planned in (t for t in plan.tensors() if t.name in (EMBED, HEAD)):
+            expected = np.concatenate([f32(trained[planned.name])[:36], f32(BASE[planned.name])[36:]])
+            assert reader.values(2, planned.inputs[2], 0, 640).tobytes() == expected.tobytes()
+    (short / "tokenizer.json").write_bytes(tokenizer(36, w7=8, w8=7))
+    assert any(f"{EMBED}: 40×16 → 36×16" in t for t in refused(base, plain, short))
+    donor = agent(tmp_path / "donor", 1, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
+    (short / "tokenizer.json").write_bytes(tokenizer(36))
+    assert rows_of(plan_of(base, short, donor)) == {EMBED: 43, HEAD: 43}
+
+
 def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, plain: Path):
     base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(38)})
     donor = agent(tmp_path / "donor", 1, 1, {"<x>": 40})
