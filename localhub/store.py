@@ -2,8 +2,8 @@
 
 docs/localhub.md lists the files. One is written to DATA/tmp, hashed on the way, and renamed to its digest; only then
 does a transaction name it. A process killed at any point therefore leaves either the old head or the new one, and at
-worst a blob that nothing names. A blob is fsynced before it gets its name, the database is not at every commit: a
-killed process loses nothing, a machine that loses power may lose the last commits and keeps no blob that is cut short.
+worst a blob that nothing names. Nothing is fsynced: a killed process loses nothing, a machine that loses power may
+lose the last commits.
 
 Writers are serialised by one lock and `BEGIN IMMEDIATE`, so check-then-update (a parent commit, a unique
 name) is one step. Readers have a connection per thread and see the last committed state.
@@ -283,6 +283,4 @@ class Store:
     @staticmethod
     def _adopt(temporary: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
         os.replace(temporary, target)

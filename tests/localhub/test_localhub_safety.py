@@ -196,16 +196,6 @@ def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
         Store(data)
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss of power could leave the name with a part of the bytes, and no later upload would mend that."""
-    done: list[str] = []
-    replace = os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append("fsync"))
-    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    hub.store.put_git(b"new")
-    assert done == ["fsync", "replace"]
-
-
 # what strangers upload
 
 
