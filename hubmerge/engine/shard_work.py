@@ -313,19 +313,20 @@ class _Tallies:
         for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)
-                _check_result(name, item.result.tally)
+                _check_result(chunk.tensor, item.result.tally)
                 if ends:
                     result[name] = fold.tally()
 
 
-def _check_result(name: str, tally: ResultTally) -> None:
+def _check_result(tensor: PlannedTensor, tally: ResultTally) -> None:
     if tally.nonfinite:
+        wider = "Choose dtype: float32 or bfloat16." if tensor.dtype == "F16" else ""
         raise NonFiniteError(
             "the merge overflows the output's dtype",
-            where=name,
-            expected="finite values",
+            where=tensor.name,
+            expected=f"finite values of {tensor.dtype}",
             got=f"{tally.nonfinite} NaN or Inf",
-            next_step="Choose dtype: float32 or bfloat16.",
+            next_step=wider or "Choose smaller weights, or remove the agent whose update of this tensor is this large.",
         )
 
 

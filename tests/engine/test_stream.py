@@ -176,16 +176,21 @@ def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(
     assert not list((tmp_path / "out").glob("*.safetensors"))
 
 
-def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "value", "way_out"), [("float16", 6e4, "dtype: float32"), ("float32", 3e38, "smaller weights")]
+)
+def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(
+    tmp_path: Path, dtype: str, value: float, way_out: str
+) -> None:
     _, agents = write_family(tmp_path, dtype="F32")
     for i in range(2):
         name = "model.layers.1.mlp.down_proj.weight"
         values = f32(agents[i][name]).copy()
-        values[0] = 60_000.0
+        values[0] = value
         agents[i][name] = tensor(values, "F32")
         write_model(tmp_path / f"agent{i}", agents[i], config=CONFIG)
-    plan = plan_of(tmp_path, "task_arithmetic", parameters={"lambda": 1.0}, dtype="float16")
-    with pytest.raises(NonFiniteError, match="overflows"):
+    plan = plan_of(tmp_path, "task_arithmetic", parameters={"lambda": 1.0}, dtype=dtype)
+    with pytest.raises(NonFiniteError, match=f"overflows.*{way_out}"):
         run(plan, tmp_path / "out")
 
 
