@@ -98,4 +98,5 @@ def open_page(chromium: Any) -> Iterator[Any]:
 
     yield opened
     for context in contexts:
+        print("left at", [page.url for page in context.pages])  # told where the test failed
         context.close()

@@ -94,6 +94,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     running.start()
     yield running
     running.stop()
+    print((running.data / "out.txt").read_text())  # told where the last test failed
 
 
 def sign_in(page: Any) -> None:
