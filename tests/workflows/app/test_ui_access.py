@@ -1,5 +1,5 @@
-"""Every page for everybody: axe objects to nothing, light and dark, at a desk and on a phone; nothing moves about; nobody
-scrolls sideways; no other host is asked for anything; and `make screenshots` runs."""
+"""Every page for everybody: axe objects to nothing, light and dark, at a desk and on a phone; nothing moves about, and
+nobody scrolls sideways; no other host is asked for anything; and `make screenshots` runs."""
 
 from __future__ import annotations
 
