@@ -26,7 +26,8 @@ chromium:
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+# two that compute, on two cores, and one that waits for a browser (tests/conftest.py)
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup
 
 test: setup chromium
 	$(PYTEST) -m "not slow"
