@@ -132,7 +132,7 @@ class Line:
             return merge_to_hub(self.prepare(), self.hub, self.out, self.options(), self.watcher, **more)
 
     def options(self) -> StreamOptions:
-        return StreamOptions(4096, 2, backend="eager", cache=self.inputs, disk_budget=self.disk_budget)
+        return StreamOptions(4096, 2, cache=self.inputs, disk_budget=self.disk_budget)
 
     def published(self) -> dict[str, str]:
         """The sha256 of every published file that is a function of the inputs."""

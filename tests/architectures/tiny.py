@@ -70,6 +70,8 @@ _RULES: tuple[tuple[str, Any], ...] = (
         r"|proj_size|codebook_dim|emb_dim|dim_.*|.*_rank|lora_rank|lru_width)",
         WIDTH,
     ),
+    (r"num_filters", 8),
+    (r"base_channels", WIDTH),
     (r"image_size|img_size|input_size|.*_image_size", 32),
     (r"(.*_)?patch_size", 8),
     (r"(.*_)?sliding_window|attention_window|.*_window_size|window_size", 8),

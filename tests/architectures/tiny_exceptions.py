@@ -11,6 +11,8 @@ _FOUR_STAGES = {
     "backbone_config.num_hidden_layers": 4,
     "backbone_config.out_features": ["stage1", "stage2", "stage3", "stage4"],
 }
+_FEW_BLOCKS = {"width_coefficient": 1.0, "depth_coefficient": 1.0}
+_FIVE_STAGES = [[[3, width, 2 * width, 2, width == 32]] for width in (4, 8, 16, 32, 64)]
 _LENGTHS = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2]}
 
 # path of a key → what it becomes; `...` takes it away
@@ -59,6 +61,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm5_next": {"text_config.num_key_value_heads": 4},
     "xlnet": {"d_head": ...},
     "bit": {"num_groups": 4},
+    # hundreds of tensors or millions of elements that show no more than a few do
+    "efficientnet": _FEW_BLOCKS,
+    "align": {f"vision_config.{key}": value for key, value in _FEW_BLOCKS.items()},
+    "vits": {"flow_size": 32, "upsample_initial_channel": 32},
+    "pp_ocrv5_mobile_det": {"backbone_config.block_configs": _FIVE_STAGES, "backbone_config.conv_symmetric_num": 1},
+    "slanext": {"max_text_length": 20},
     "cvt": {"depth": [1, 2, 3], "num_heads": [1, 2, 4], "embed_dim": [16, 32, 32]},
     "hiera": {"embed_dim": 8, "num_heads": [1, 2, 4, 8], "depths": [1, 1, 1, 1]},
     "swinv2": _SWIN,

@@ -75,11 +75,6 @@ def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, s
         shutil.rmtree(out, ignore_errors=True)
 
 
-def merge_once(recipe: Recipe, folder: Path) -> None:
-    """So that the fast pass is built."""
-    merge(recipe, folder / "once")
-
-
 def predicted(recipe: Recipe, threads: int) -> int:
     plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
     return predict(plan, Machine(2), StreamOptions(threads=threads)).memory_bytes

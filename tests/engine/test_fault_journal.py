@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from line import Line
+from line import Line, Watcher
 
 from hubmerge.engine import journal as journal_module
 from hubmerge.engine.journal import Journal, sealed, sound_lines
 from hubmerge.errors import DiskError, RecipeError, TargetExistsError
 from hubmerge.output.finished import load_report
+from localhub.process import LocalHubProcess
 
 
 def of_lines(text: bytes, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
@@ -40,17 +44,33 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.fixture
-def unfinished(line: Line) -> Line:
-    """All shards are there, the rest is not."""
+@pytest.fixture(scope="module")
+def merges(
+    faulty_hub: LocalHubProcess,
+    family: dict[str, Any],
+    undisturbed: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Line, Line]:
+    """One that is whole, and one of which all shards are there and the rest is not."""
 
     def stop() -> None:
         raise KeyboardInterrupt
 
-    line.watcher.at = {"card": stop}
+    folders = (tmp_path_factory.mktemp(name) for name in ("whole", "unfinished"))
+    whole, unfinished = (Line(faulty_hub, folder, dict(family), "ada/journal") for folder in folders)
+    assert whole.to_folder() == undisturbed
+    unfinished.watcher.at = {"card": stop}
     with pytest.raises(KeyboardInterrupt):
-        line.to_folder()
-    return line
+        unfinished.to_folder()
+    return whole, unfinished
+
+
+@pytest.fixture
+def unfinished(merges: tuple[Line, Line], tmp_path: Path) -> Line:
+    """A copy of the unfinished one."""
+    folder = tmp_path / "unfinished"
+    shutil.copytree(merges[1].folder, folder)
+    return replace(merges[1], folder=folder, watcher=Watcher())
 
 
 def journal_of(line: Line) -> Path:
@@ -66,14 +86,11 @@ def damage(line: Line, how: str) -> None:
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_what_a_damaged_journal_no_longer_says_is_repeated(
-    unfinished: Line, undisturbed: dict[str, str], how: str
+    unfinished: Line, merges: tuple[Line, Line], undisturbed: dict[str, str], how: str
 ) -> None:
     damage(unfinished, how)
     assert unfinished.to_folder() == undisturbed
-    resumed = load_report(unfinished.out)
-    unfinished.folder = unfinished.folder / "whole"
-    unfinished.to_folder()
-    assert resumed.statistics == load_report(unfinished.out).statistics
+    assert load_report(unfinished.out).statistics == load_report(merges[0].out).statistics
 
 
 @pytest.mark.parametrize("how", [*DAMAGES][:3])
