@@ -331,7 +331,8 @@ def test_a_run_that_goes_on_generates_only_what_the_stopped_one_had_not_written(
         "zoo_math.jsonl": 2,
         "zoo_tool.jsonl": 1,
     }
-    generated, done = [], []
+    generated: list[tuple[str, int]] = []
+    done: list[int] = []
     really = models.StrictModel.greedy_until
 
     def greedy_until(model: Any, batch: list[Doc]) -> Any:
