@@ -15,6 +15,7 @@ from process_helpers import ROOT, Launcher
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
+LOADING = ("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama")
 METHODS = ("ram_plus", "ties", "ram", "wudi")
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d",
@@ -71,17 +72,19 @@ def test_two_processes_give_the_bytes_and_statistics_of_one(
         assert content(tmp_path / method) == alone[method], method
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path, tmp_path: Path, launcher: str) -> None:
+def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    for name, launched_by in (("alone", []), ("together", [*LAUNCHERS[launcher], "-m"])):
+    made = {}
+    for name, launched_by in {"alone": [], **{name: [*words, "-m"] for name, words in LAUNCHERS.items()}}.items():
         command = [sys.executable, "-m", *launched_by, "hubmerge", *argv(family, "ram_plus", tmp_path / name)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr[-2000:]
-    assert content(tmp_path / "together") == content(tmp_path / "alone")
-    card = json.loads((tmp_path / "together" / "hubmerge.json").read_text())
-    assert card["environment"]["processes"] == 2
+        made[name] = content(tmp_path / name)
+    for launcher in LAUNCHERS:
+        assert made[launcher] == made["alone"], launcher
+        manifest = json.loads((tmp_path / launcher / "hubmerge.json").read_text())
+        assert manifest["environment"]["processes"] == 2
 
 
 def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, family: Path, tmp_path: Path) -> None:
@@ -143,7 +146,8 @@ def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_pro
         return ["merge", str(tmp_path / f"{method}.yaml"), *where]
 
     def run(processes: int, *commands: list[str]) -> None:
-        finished = start(processes, commands, environment={"HUBMERGE_DATA": str(data)}, shard_bytes=100_000)
+        variables = {"HUBMERGE_DATA": str(data)}
+        finished = start(processes, commands, environment=variables, shard_bytes=100_000, imports=LOADING)
         assert [code for code, _ in finished] == [0] * processes, finished
 
     columns = {"prompt": "prompt", "answer": "answer", "max_pairs": 2}

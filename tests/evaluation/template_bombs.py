@@ -1,6 +1,6 @@
 """Renders chat templates as an evaluation does, each with its time and its memory; run by test_evaluation_templates.
 
-python template_bombs.py < {"name": "template", …}
+python template_bombs.py < {"name": ["template", the seconds for a prompt], …}
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from hubmerge.errors import EvaluationError
+from hubmerge.evaluation import templates
 from hubmerge.evaluation.templates import check_template, rendered
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
@@ -23,8 +24,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(ZOO / "base")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answers = {}
-    for name, template in json.load(sys.stdin).items():
-        tokenizer.chat_template = template
+    for name, (tokenizer.chat_template, templates.PROMPT_S) in json.load(sys.stdin).items():
         began = time.monotonic()
         try:
             check_template(tokenizer)

@@ -94,9 +94,8 @@ def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
 def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) -> None:
     pinned = _requirements("requirements.txt")
     asked = "\n".join(("-r requirements.txt", *beside)).format(gradio=_pin(pinned["gradio"]))
-    resolved = uv(
-        "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python-version", python, given=asked
-    )
+    command = "pip compile - --quiet --no-header --no-annotate --no-python-downloads --python-version"
+    resolved = uv(*command.split(), python, given=asked)
     found = {canonicalize_name((r := Requirement(line)).name): r for line in resolved.splitlines() if "==" in line}
     for name, requirement in pinned.items():
         assert _pin(found[name]) == _pin(requirement)
