@@ -25,11 +25,12 @@ from workflows.app.panels import notice, problems_panel
 from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor
 
-_LOOKING = '() => \'<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>\''
-_FORGOTTEN = '() => ["", {__type__: "update", visible: false}, ""]'
-# An answer about models that were replaced meanwhile.
+_LOOKING = """(base, agents) => ['<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>',
+  [base, agents]]"""
+_FORGOTTEN = '() => ["", {__type__: "update", visible: false}, "", null]'
+# What came of a look about models that were replaced meanwhile, and of one that this has ended.
 _STILL_SO = """(about, base, agents) => JSON.stringify(about) === JSON.stringify([base, agents])
-  || !about ? Array(3).fill({__type__: "update"}) : ["", {__type__: "update", visible: false}, ""]"""
+  ? Array(3).fill({__type__: "update"}) : ["", {__type__: "update", visible: false}, ""]"""
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ def wire_look(
                 wanted = recipe(values)
                 found = service.preview(wanted.to_dict(), visitor, tell)
             except HubmergeError as error:
-                return [*_failed(error)[:3], list(values[:2])]
+                return _failed(error)
             other = found.method in registry() and found.method != wanted.method
             words = f"Take {registry()[found.method].title}" if other else ""
-            return [preview_panel(found), gr.update(value=words, visible=other), found.method, list(values[:2])]
+            return [preview_panel(found), gr.update(value=words, visible=other), found.method]
 
         return for_visitor(see)
 
@@ -76,22 +77,23 @@ def wire_look(
 
     outputs = [look.panel, look.take, look.method]
     telling = lanes.telling(looking, _failed, _read_so_far)
-    looked = look.button.click(None, None, look.panel, js=_LOOKING, **AT_ONCE).then(
-        telling, form.recipe_inputs, [*outputs, look.about], trigger_mode="multiple", **ASKING, **QUIET
+    models = [form.base, form.agents]
+    looked = look.button.click(None, models, [look.panel, look.about], js=_LOOKING, **AT_ONCE).then(
+        telling, form.recipe_inputs, outputs, trigger_mode="multiple", **ASKING, **QUIET
     )
-    looked.then(None, [look.about, form.base, form.agents], outputs, js=_STILL_SO, queue=False, **PRIVATE)
+    looked.then(None, [look.about, *models], outputs, js=_STILL_SO, queue=False, **PRIVATE)
     look.take.click(taken, [look.method], [form.method, look.take], queue=False, **PRIVATE)
     # what was seen of other models says nothing; the script forgets it before the next click
-    chosen(None, None, outputs, js=_FORGOTTEN, queue=False, **PRIVATE)
+    chosen(None, None, [*outputs, look.about], js=_FORGOTTEN, cancels=[looked], queue=False, **PRIVATE)
 
 
 def _read_so_far(done: int, total: int) -> list[Any]:
     words = f"Read {bytes_text(done)} of about {bytes_text(total)} of the models …"
-    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), "", gr.skip()]
+    return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), ""]
 
 
 def _failed(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error), gr.update(visible=False), "", None]
+    return [problems_panel(error), gr.update(visible=False), ""]
 
 
 def preview_panel(found: Preview) -> Markup:

@@ -140,7 +140,7 @@ class FakeService:
     def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
         plan = self.inspect(recipe, visitor)
         tell(2_000_000, 8_257_536)
-        self.go_on.wait(20.0)
+        self.go_on.wait(120.0)
         agents = [{**told, "agent": name} for told, name in zip(STATISTICS["agents"], plan.labels, strict=False)]
         reason = "71% of what changed was changed by one agent alone; averaging would divide it by three."
         figures = {**STATISTICS, "elements": 1_376_256, "agents": agents}

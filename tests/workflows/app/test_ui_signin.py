@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -25,7 +26,7 @@ from hubmerge.settings import Settings
 from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
 from localhub.process import LocalHubProcess
 from localhub.users import Org, default_users
-from workflows.app.app import build_web_app, launch_app
+from workflows.app.app import RunningApp, build_web_app, launch_app
 from workflows.app.panels import access_offer
 from workflows.app.service import Visitor
 from workflows.app.signin import (
@@ -46,6 +47,12 @@ def signing_in_at(hub: LocalHubProcess) -> dict[str, Any]:
     """How an app is built whose visitors sign in at this Hub."""
     client = OAuthClient(hub.endpoint, hub.oauth["client_id"], hub.oauth["client_secret"])
     return {"settings": Settings(endpoint=hub.endpoint), "oauth": client}
+
+
+@pytest.fixture(scope="module")
+def site(local_hub: LocalHubProcess, gradio_oauth: None) -> Iterator[RunningApp]:
+    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
+        yield running
 
 
 def sign_in(client: TestClient, hub: LocalHubProcess, target: str) -> tuple[Any, Any]:
@@ -84,35 +91,33 @@ def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:
 
 
 @pytest.mark.browser
-def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubProcess, open_page: Any) -> None:
-    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
-        page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
-        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()  # and it keeps them over the sign-in
-        page.wait_for_function("(localStorage.getItem('hubmerge-form') || '').includes('zoo/tool-agent')")
-        page.goto(f"{running.url}/job?id=abc", wait_until="domcontentloaded")
-        page.get_by_role("button", name="Sign in to the local Hub").click()
-        page.get_by_role("button", name="Ada (local)").click()
-        page.wait_for_url(f"{running.url}/job?id=abc")  # back where the visitor was
-        page.get_by_role("button", name="Sign out (ada)").wait_for()
-        page.goto(f"{running.url}/merge", wait_until="domcontentloaded")
-        page.locator("#start:not([disabled])").wait_for()  # the Hub's token was accepted
-        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
-        [cookie] = [c for c in page.context.cookies() if c["name"] == "session"]
-        assert cookie["httpOnly"]
-        assert cookie["secure"]
-        page.get_by_role("button", name="Sign out (ada)").click()
-        page.locator("#sign-in").filter(has_text="Sign in").wait_for()
-        page.locator("#hint").filter(has_text="The form is kept while you sign in").wait_for()
-        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
-        assert not page.locator("#start").is_visible()
-        page.set_viewport_size({"width": 390, "height": 844})
-        start = page.get_by_role("button", name="Sign in to start")
-        assert start.bounding_box()["y"] > 700  # at the bottom of a phone, too
-        start.click()
-        page.get_by_role("button", name="Ada (local)").click()
-        page.locator("#start:not([disabled])").wait_for()
-        assert not start.is_visible()
-        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+def test_a_visitor_signs_in_at_the_local_hub_and_out_again(site: RunningApp, open_page: Any) -> None:
+    page = open_page(f"{site.url}/job?id=abc")
+    page.get_by_role("button", name="Sign in to the local Hub").click()
+    page.get_by_role("button", name="Ada (local)").click()
+    page.wait_for_url(f"{site.url}/job?id=abc")  # back where the visitor was
+    page.get_by_role("button", name="Sign out (ada)").wait_for()
+    form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram"
+    page.goto(f"{site.url}/merge?{form}", wait_until="domcontentloaded")
+    page.locator("#start:not([disabled])").wait_for()  # the Hub's token was accepted
+    page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+    page.wait_for_function("(localStorage.getItem('hubmerge-form') || '').includes('zoo/tool-agent')")
+    [cookie] = [c for c in page.context.cookies() if c["name"] == "session"]
+    assert cookie["httpOnly"]
+    assert cookie["secure"]
+    page.get_by_role("button", name="Sign out (ada)").click()
+    page.locator("#sign-in").filter(has_text="Sign in").wait_for()
+    page.locator("#hint").filter(has_text="The form is kept while you sign in").wait_for()
+    page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+    assert not page.locator("#start").is_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    start = page.get_by_role("button", name="Sign in to start")
+    assert start.bounding_box()["y"] > 700  # at the bottom of a phone, too
+    start.click()
+    page.get_by_role("button", name="Ada (local)").click()
+    page.locator("#start:not([disabled])").wait_for()
+    assert not start.is_visible()
+    page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
 
 
 @pytest.mark.browser
@@ -125,44 +130,43 @@ def test_where_nobody_can_sign_in_the_start_says_so(open_page: Any) -> None:
 
 
 @pytest.mark.browser
-def test_the_variants_of_a_form_outlive_a_sign_in(local_hub: LocalHubProcess, open_page: Any) -> None:
-    with launch_app(FakeService(local_hub.endpoint), **signing_in_at(local_hub), port=0) as running:
-        form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
-        page = open_page(f"{running.url}/merge?{form}&also=ram&vary=density:0.2,0.5")
-        page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
-        page.get_by_role("button", name="Sign in to the local Hub").click()
-        page.get_by_role("button", name="Ada (local)").click()
-        page.locator("#sweep-told").filter(has_text="3 variants, about").wait_for()
-        page.get_by_role("button", name="Start 3 merges").wait_for()
-        assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
-        assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
-        assert "also=ram&vary=density:0.2,0.5" in page.url
+def test_the_variants_of_a_form_outlive_a_sign_in(site: RunningApp, open_page: Any) -> None:
+    form = "base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ties"
+    page = open_page(f"{site.url}/merge?{form}&also=ram&vary=density:0.2,0.5")
+    page.locator("#sweep-told").filter(has_text="Sign in to start them").wait_for()
+    page.get_by_role("button", name="Sign in to the local Hub").click()
+    page.get_by_role("button", name="Ada (local)").click()
+    page.locator("#sweep-told").filter(has_text="3 variants, about").wait_for()
+    page.get_by_role("button", name="Start 3 merges").wait_for()
+    assert page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.input_value() == "0.2,0.5"
+    assert page.locator("#sweep-methods").get_by_text("RAM", exact=True).count() == 1
+    assert "also=ram&vary=density:0.2,0.5" in page.url
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_sign_in_leads_back_to_the_whole_address_where_its_cookie_can_hold_it(
-    local_hub: LocalHubProcess, more: int
+    local_hub: LocalHubProcess, site: RunningApp, more: int
 ) -> None:
-    app = build_web_app(FakeService(), **signing_in_at(local_hub))
     own = "base=a/b&agent=c%20d&agent=%7B"
     own += "&agent=" + "%2B" * ((BACK_MAX_CHARACTERS - len(own) - 7) // 3)
     own += "x" * (BACK_MAX_CHARACTERS - len(own) + more)
-    with TestClient(app, base_url="https://127.0.0.1") as client:
-        start, done = sign_in(client, local_hub, f"/merge?{own}")
+    client = TestClient(site.app, base_url="https://127.0.0.1")
+    start, done = sign_in(client, local_hub, f"/merge?{own}")
     assert len(start.headers["set-cookie"]) < 4096  # which browsers keep
     assert done.headers["location"] == ("/merge" if more else f"/merge?{own}")
 
 
-def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(local_hub: LocalHubProcess) -> None:
-    app, asked = build_web_app(FakeService(), **signing_in_at(local_hub)), 0
-    ada = {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
-    with TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) as client:
-        answer = client.get("/login/huggingface?_target_url=/activity")
-        while answer.is_redirect:
-            asked += 1
-            to = answer.headers["location"]
-            at_the_hub = to.startswith(local_hub.endpoint)
-            answer = get_session().get(to, headers=ada, follow_redirects=False) if at_the_hub else client.get(to)
+def test_a_browser_that_keeps_no_cookie_is_told_so_and_not_sent_round_for_ever(
+    local_hub: LocalHubProcess, site: RunningApp
+) -> None:
+    asked, ada = 0, {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
+    client = TestClient(site.app, base_url="http://127.0.0.1", follow_redirects=False)
+    answer = client.get("/login/huggingface?_target_url=/activity")
+    while answer.is_redirect:
+        asked += 1
+        to = answer.headers["location"]
+        at_the_hub = to.startswith(local_hub.endpoint)
+        answer = get_session().get(to, headers=ada, follow_redirects=False) if at_the_hub else client.get(to)
     assert (answer.status_code, asked) == (403, 11)
     assert "Your browser kept no cookie of this site" in answer.text
     assert '<a href="/activity" target="_blank">' in answer.text
@@ -185,24 +189,22 @@ def test_the_session_of_a_member_of_many_organisations_is_one_that_a_browser_kee
     assert held["expires_at"] > time.time()
 
 
-def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
-    with launch_app(FakeService(), **signing_in_at(local_hub), port=0) as running:
+def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
+    local_hub: LocalHubProcess, site: RunningApp
+) -> None:
+    def asked(path: str) -> dict[str, list[str]]:
+        answer = get_session().get(site.url + path, follow_redirects=False)
+        assert answer.headers["location"].startswith(f"{local_hub.endpoint}/oauth/authorize?")
+        return parse_qs(urlsplit(answer.headers["location"]).query)
 
-        def asked(path: str) -> dict[str, list[str]]:
-            answer = get_session().get(running.url + path, follow_redirects=False)
-            assert answer.headers["location"].startswith(f"{local_hub.endpoint}/oauth/authorize?")
-            return parse_qs(urlsplit(answer.headers["location"]).query)
-
-        least = "openid profile contribute-repos gated-repos read-memberships"
-        assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
-        # nobody's link asks for what no step needs
-        assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [least]
-        more = asked(sign_in_link("/diff?base=a/b&agent=c/d", private=True))
-        assert more["scope"] == [f"{least} read-repos"]
-        assert more["redirect_uri"] == [
-            f"{running.url}/login/callback?_target_url=%2Fdiff%3Fbase%3Da%2Fb%26agent%3Dc%2Fd"
-        ]
-        assert {"state", "nonce"} <= more.keys()
+    least = "openid profile contribute-repos gated-repos read-memberships"
+    assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
+    # nobody's link asks for what no step needs
+    assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [least]
+    more = asked(sign_in_link("/diff?base=a/b&agent=c/d", private=True))
+    assert more["scope"] == [f"{least} read-repos"]
+    assert more["redirect_uri"] == [f"{site.url}/login/callback?_target_url=%2Fdiff%3Fbase%3Da%2Fb%26agent%3Dc%2Fd"]
+    assert {"state", "nonce"} <= more.keys()
 
 
 @pytest.mark.parametrize(
@@ -217,14 +219,11 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
         ("http://[evil.example/x", "/"),
     ],
 )
-def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
-    local_hub: LocalHubProcess, target: str, page: str
-) -> None:
-    app = build_web_app(FakeService(), **signing_in_at(local_hub))
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
-        answer = client.get("/login/callback", params=refused, follow_redirects=False)
-        other = client.get("/login/callback", params={**refused, "error": "server_error", "error_description": "<b>x"})
+def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site: RunningApp, target: str, page: str) -> None:
+    client = TestClient(site.app, base_url="http://127.0.0.1")
+    refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
+    answer = client.get("/login/callback", params=refused, follow_redirects=False)
+    other = client.get("/login/callback", params={**refused, "error": "server_error", "error_description": "<b>x"})
     assert answer.status_code == 403
     assert "You declined on the Hub" in answer.text
     assert f'<a href="{escape(page)}">Back to the page' in answer.text
@@ -233,20 +232,21 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
     assert "The Hub did not sign you in: &lt;b&gt;x." in other.text
 
 
-@pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
 def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Any, caplog: pytest.LogCaptureFixture
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = build_web_app(FakeService(), **signing_in_at(faulty_hub))
     with TestClient(app, base_url="https://127.0.0.1") as client:
-        switch.add(path, fault, times=None)
-        _, told = sign_in(client, faulty_hub, "/jobs")
-        assert told.status_code == 503
-        assert "The Hub does not answer" in told.text
-        assert 'href="/jobs"' in told.text
-        assert "a sign-in ended" in caplog.text
-        switch.clear()
+        for fault in (Status(status=503), Reset(at=0), LostAnswer()):
+            caplog.clear()
+            switch.add(path, fault, times=None)
+            _, told = sign_in(client, faulty_hub, "/jobs")
+            assert told.status_code == 503, fault
+            assert "The Hub does not answer" in told.text
+            assert 'href="/jobs"' in told.text
+            assert "a sign-in ended" in caplog.text
+            switch.clear()
         _, done = sign_in(client, faulty_hub, "/jobs")
         assert done.status_code in (302, 307), done.text
         assert done.headers["location"] == "/jobs"
