@@ -13,6 +13,8 @@ from processes import printed_by
 from hubmerge.engine import build, compiled, fast
 from hubmerge.engine.compiled import Library
 
+MACHINES = build.MACHINES  # of this platform, whatever a fixture builds
+
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
@@ -101,8 +103,8 @@ def test_what_computes_other_bits_than_the_definition_is_not_used(
 def test_what_an_old_compiler_builds_serves_newer_machines_and_loading_it_runs_none_of_their_code(
     tmp_path: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, newest, run, made = tmp_path / "cc", max(compiled.MACHINES), build._run, {}
-    lacking = "".join(compiled.MACHINES[newest][:1]) or "none"
+    old, newest, run, made = tmp_path / "cc", max(MACHINES), build._run, {}
+    lacking = "".join(MACHINES[newest][:1]) or "none"
     old.write_text(
         f'#!/bin/sh\ncase "$*" in *{lacking}*) echo error: unknown >&2; exit 1;; esac\nexec {compiler[0]} "$@"'
     )
@@ -115,12 +117,12 @@ def test_what_an_old_compiler_builds_serves_newer_machines_and_loading_it_runs_n
         return failed
 
     monkeypatch.setattr(build, "_run", kept)
-    monkeypatch.setattr(build, "MACHINES", compiled.MACHINES)
+    monkeypatch.setattr(build, "MACHINES", MACHINES)
     build.build((str(old),), tmp_path / "pass.so")
     Library(tmp_path / "pass.so")
-    new = (*compiled.MACHINES[newest], f"-DMACHINE={newest}", "-c", str(build.SOURCE), "-o", str(tmp_path / "new.o"))
+    new = (*MACHINES[newest], f"-DMACHINE={newest}", "-c", str(build.SOURCE), "-o", str(tmp_path / "new.o"))
     assert not kept((*compiler, *build._FLAGS, *new))
-    assert made.keys() == {f"-DMACHINE={machine}" for machine in compiled.MACHINES}
+    assert made.keys() == {f"-DMACHINE={machine}" for machine in MACHINES}
     assert not [machine for machine, code in made.items() if b".init_array" in code and machine != "-DMACHINE=1"]
 
 
