@@ -26,8 +26,7 @@ chromium:
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
-# two that compute, on two cores, and one that waits for a browser (tests/conftest.py)
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 test: setup chromium
 	$(PYTEST) -m "not slow"

@@ -52,12 +52,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path in SLOW and config.option.markexpr == "not slow" else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before the workers read which tests belong together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         browser = "chromium" in getattr(item, "fixturenames", ())
-        if browser:  # one at a time: they wait for pages, while the other workers compute
-            item.add_marker(pytest.mark.xdist_group("browser"))
         if (browser or item.path in SLOW) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
 

@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "examples" / "zoo"
 INSIDE = Path(__file__).with_name("inside_lighteval.py")
 LIMIT, BATCH = 24, 8
-pytestmark = pytest.mark.xdist_group("lighteval")  # its runs are made once
 
 
 class Run(NamedTuple):

@@ -18,7 +18,6 @@ from hubmerge.evaluation import templates
 from hubmerge.isolation.in_child import WallLimitError
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.xdist_group("templates")  # they are rendered once, by one process
 
 NESTED = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
 DOUBLED = "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
