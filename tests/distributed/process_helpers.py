@@ -45,12 +45,10 @@ class Launcher:
         folders: Sequence[Path] = (),
         notes: Path | None = None,
         shard_bytes: int = SHARD_BYTES,
-        imports: Sequence[str] = (),
     ) -> list[tuple[int, str]]:
         """(exit code, stderr) by rank, after `runs` one after the other.
 
         `folders`: by rank, where a process works and keeps its data, like machines that share no disk.
-        `imports`: modules that these processes and all later ones have from the start.
         """
         common = {
             "MASTER_ADDR": "127.0.0.1",
@@ -68,7 +66,6 @@ class Launcher:
             "errors": [str(path) for path in errors],
             "shard_bytes": shard_bytes,
             "notes": str(notes) if notes else None,
-            "imports": imports,
             "trouble": trouble,
         }
         self._parent.stdin.write(json.dumps(order).encode() + b"\n")

@@ -2,7 +2,7 @@
 
 This process imports what they need, which takes longer than all they do, and forks once per rank for every line of
 its input: {"runs": [[ARGV…], …], "ports": […], "environments": [{…}, …], "folders": […], "errors": […],
-"shard_bytes": N, "notes": FOLDER, "imports": […], "trouble": {…}}. It answers with the exit codes by rank.
+"shard_bytes": N, "notes": FOLDER, "trouble": {…}}. It answers with the exit codes by rank.
 
 A rank notes what it does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
 trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +132,6 @@ def _fork(order: dict[str, Any], rank: int) -> int:
 def main() -> None:
     for text in sys.stdin:
         order = json.loads(text)
-        for module in order["imports"]:
-            import_module(module)
         children = [_fork(order, rank) for rank in range(len(order["environments"]))]
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         print(json.dumps(codes), flush=True)

@@ -15,7 +15,6 @@ from process_helpers import ROOT, Launcher
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
-LOADING = ("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama")
 METHODS = ("ram_plus", "ties", "ram", "wudi")
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d",
@@ -146,8 +145,7 @@ def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_pro
         return ["merge", str(tmp_path / f"{method}.yaml"), *where]
 
     def run(processes: int, *commands: list[str]) -> None:
-        variables = {"HUBMERGE_DATA": str(data)}
-        finished = start(processes, commands, environment=variables, shard_bytes=100_000, imports=LOADING)
+        finished = start(processes, commands, environment={"HUBMERGE_DATA": str(data)}, shard_bytes=100_000)
         assert [code for code, _ in finished] == [0] * processes, finished
 
     columns = {"prompt": "prompt", "answer": "answer", "max_pairs": 2}

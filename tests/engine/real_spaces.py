@@ -1,10 +1,10 @@
 """A merge in bursts through the real `spaces` package: its calls answered by a device API of our own.
 
-    python tests/engine/real_spaces.py FOLDER
+    python tests/engine/real_spaces.py FOLDER quota|none|device
 
-Prints JSON: what was asked of the API, the warnings, the facts, whether the bytes are the CPU's. The API grants all
-calls but the last, and refuses that. The worker that the package forks takes torch's CPU as its device; everything else
-is the package's own.
+Prints JSON: what was asked of the API, the warnings, the facts, whether the bytes are the CPU's. "quota": the API
+refuses. "none": it grants a device that is not there. "device": the worker that the package forks takes torch's CPU
+as its device; everything else is the package's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from urllib.parse import parse_qs, urlsplit
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 asked: list[tuple[str, dict[str, str]]] = []
-granted = 0
 
 
 class DeviceApi(BaseHTTPRequestHandler):
@@ -30,10 +29,9 @@ class DeviceApi(BaseHTTPRequestHandler):
         asked.append((parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()}))
         status, answer = 200, {}
         if parts.path == "/schedule":
-            calls = len([path for path, _ in asked if path == parts.path])
-            idle = calls > 1  # the worker of the last call is kept
+            idle = len([path for path, _ in asked if path == parts.path]) > 1  # the worker of the last call is kept
             answer = {"idle": idle, "nvidiaIndex": 0, "nvidiaUUID": "none", "allowToken": "granted"}
-            if calls > granted:
+            if sys.argv[2] == "quota":
                 status, answer = 429, {"left": 3, "wait": 60}
         body = json.dumps(answer).encode()
         self.send_response(status)
@@ -46,12 +44,12 @@ class DeviceApi(BaseHTTPRequestHandler):
 
 
 def main(folder: Path) -> None:
-    global granted
     server = ThreadingHTTPServer(("127.0.0.1", 0), DeviceApi)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ |= {
         "SPACES_ZERO_GPU": "true",
         "SPACES_ZERO_DEVICE_API_URL": f"http://127.0.0.1:{server.server_port}",
+        "REAL_SPACES": sys.argv[2],
         "PYTHONPATH": os.pathsep.join((str(HERE / "without_cuda"), str(HERE.parents[1]))),
     }
     runpy.run_path(str(HERE / "without_cuda" / "sitecustomize.py"))
@@ -64,7 +62,6 @@ def main(folder: Path) -> None:
     watching = Watching()
     write_family(folder)
     plan = plan_of(folder, "ram_plus", max_shard_bytes=12_000)
-    granted = len(plan.shards) - 1
     run(plan, folder / "cpu")
     announce(load_settings(), watching.warning)
     announced = [path for path, _ in asked]

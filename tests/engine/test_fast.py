@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -78,19 +77,16 @@ def assert_alike(
     return quick
 
 
-METHODS, AGENTS, ROUNDINGS = list(registry()), (2, 3, 9), ("nearest", "stochastic")
-DTYPES = (
-    *(("BF16", "BF16"), ("F32", "F32"), ("F16", "BF16"), ("mixed", "BF16"), ("BF16", "F32")),
-    *(("F16", "F16"), ("F32", "F16"), ("mixed", "F16")),
+@pytest.mark.parametrize("method", list(registry()))
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("agents", [2, 3, 9])
+@pytest.mark.parametrize(
+    ("stored", "output"),
+    [
+        *(("BF16", "BF16"), ("F32", "F32"), ("F16", "BF16"), ("mixed", "BF16"), ("BF16", "F32")),
+        *(("F16", "F16"), ("F32", "F16"), ("mixed", "F16")),
+    ],
 )
-# every method with every rounding and pair of dtypes; every number of agents with each of these, in turn
-CASES = [
-    (METHODS[m], ROUNDINGS[r], AGENTS[(m + r + d) % len(AGENTS)], *DTYPES[d])
-    for m, r, d in product(*map(range, map(len, (METHODS, ROUNDINGS, DTYPES))))
-]
-
-
-@pytest.mark.parametrize(("method", "rounding", "agents", "stored", "output"), CASES)
 def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, stored: str, output: str) -> None:
     for number, n in enumerate(SIZES):
         chunk = chunk_of(method, agents, n, stored, start=2**40)

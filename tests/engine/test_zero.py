@@ -69,7 +69,7 @@ def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[Mer
 
 @pytest.mark.parametrize(
     ("method", "parameters"),
-    [("ram_plus", {"scope": "tensor"}), ("ties", {}), ("ties", {"trim_scope": "tensor"})],
+    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("ties", {}), ("ties", {"trim_scope": "tensor"})],
     ids=str,
 )
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(
@@ -96,8 +96,6 @@ def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same
     if "@" not in how:  # it is waited for in vain, for as long as this clock says once the platform was asked
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * len(spaces.notes("call")))
         monkeypatch.setattr(zero, "time", clock)
-    if how == "queue":  # which hears nothing while it sleeps
-        monkeypatch.setattr(zero, "_ENDING_S", 0.2)
     _, warnings = merged(plan, tmp_path / "lent")
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
@@ -216,24 +214,27 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
     assert "merges run on the CPU" in told[0]
 
 
-def test_the_platforms_own_package_runs_the_bursts_and_its_refusal_is_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("granted", ["device", "quota"])
+def test_the_platforms_own_package_runs_the_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
 ) -> None:
     """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
     monkeypatch.delenv("PYTHONPATH")  # where the other one is
     script = Path(__file__).with_name("real_spaces.py")
-    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x")], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["announced"] == ["/startup-report"]
     assert told["equal"]
-    assert told["device"]["bursts"] == told["shards"] - 1 > 1  # the last one is refused
-    assert len(told["warnings"]) == 1
     calls = [path for path, _ in told["asked"]]
-    assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 2) + [
-        "/schedule"
-    ]
-    assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    if granted == "device":
+        assert told["warnings"] == []
+        assert told["device"]["bursts"] == told["shards"] > 1
+        assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
+        assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    else:
+        assert len(told["warnings"]) == 1
+        assert calls == ["/schedule"]
 
 
 # --- from and to the embedded Hub, within the disk budget --------------------------------------------------------

@@ -12,10 +12,8 @@ import json
 import math
 import pickle
 import re
-import shutil
 import types
 import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +22,12 @@ import pytest
 from datasets import Dataset
 from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
-from lighteval.tasks.lighteval_task import LightevalTask
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from examples.zoo.evaluate import EVAL_FOLDER, read_questions
-from hubmerge.errors import CancelledError, DeviceError, EvaluationError, MemoryLimitError
-from hubmerge.evaluation import child, lighteval_tasks, models, pipeline
+from hubmerge.errors import DeviceError, EvaluationError, MemoryLimitError
+from hubmerge.evaluation import lighteval_tasks, models, pipeline
 from hubmerge.evaluation.tasks import registry
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
@@ -274,105 +269,3 @@ def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused() -> No
     with pytest.raises(EvaluationError, match=r"at most 5%.*1 of 19"):
         cut("transformers", 92, 19)
     assert [cut("vllm", n, 20) for n in (102, 101)] == [(0, 0), (1, 1)]  # it cuts the prompt to keep the answer's room
-
-
-# --- whole evaluations of the zoo's math agent, without the limits that would hold for this process too ------------
-
-LIMIT, BATCH = 16, 8
-
-
-class Told:
-    """Takes what is reported; `progress` is told how many prompts are done."""
-
-    def __init__(self, progress: Callable[[int], None] = lambda done: None) -> None:
-        self._progress = progress
-
-    def stage(self, name: str) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        self._progress(done)
-
-
-@pytest.fixture
-def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mapping[str, Any]]:
-    """`evaluate(told, **changes)`: a run in `tmp_path` on the model that lies there, by a changed spec."""
-    shutil.copytree(ZOO / "math", tmp_path / models.MODEL_FOLDER)
-    tasks = []
-    for domain in ("math", "tool", "mem"):
-        questions = read_questions(EVAL_FOLDER / f"{domain}.jsonl", LIMIT)
-        rows = [{"prompt": prompt, "answer": answer} for prompt, answer in questions]
-        Dataset.from_list(rows).save_to_disk(str(tmp_path / domain / "test"))
-        tasks.append(task_spec(f"zoo_{domain}", tmp_path / domain))
-    spec = {"workdir": str(tmp_path), "identity": "i", "seed": 0, "tasks": tasks, "max_model_len": None}
-    spec |= {name: str(tmp_path / name) for name in ("cache", "generations", "details")}
-    spec |= {"backend": "transformers", "device": "cpu", "dtype": "auto", "memory_bytes": 10**9, "batch_size": BATCH}
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(child, "confine_child", lambda spec: None)
-    for owner, name in ((Registry, "load_all_task_configs"), (LightevalTask, "download_dataset_worker")):
-        monkeypatch.setattr(owner, name, staticmethod(getattr(owner, name)))  # to be set back
-    return lambda told=None, **changes: child.evaluate({**spec, **changes}, told or Told())  # type: ignore[arg-type]
-
-
-def test_a_run_that_goes_on_generates_only_what_the_stopped_one_had_not_written(
-    evaluate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[dict[str, bytes]] = []
-
-    def stop(done: int) -> None:
-        if done == 3 * BATCH:  # in the middle of the second task; a kill leaves what is on the disk now
-            written.append({path.name: path.read_bytes() for path in (tmp_path / "generations").iterdir()})
-            raise CancelledError("x")
-
-    with pytest.raises(CancelledError):
-        evaluate(Told(stop))
-    assert {name: len(lines.splitlines()) for name, lines in written[0].items()} == {
-        "zoo_math.jsonl": 2,
-        "zoo_tool.jsonl": 1,
-    }
-    generated: list[tuple[str, int]] = []
-    done: list[int] = []
-    really = models.StrictModel.greedy_until
-
-    def greedy_until(model: Any, batch: list[Doc]) -> Any:
-        generated.append((batch[0].task_name.partition("|")[0], len(batch)))
-        return really(model, batch)
-
-    monkeypatch.setattr(models.StrictModel, "greedy_until", greedy_until)
-    assert [task["samples"] for task in evaluate(Told(done.append))["tasks"]] == [LIMIT] * 3
-    assert generated == [("zoo_tool", BATCH), ("zoo_mem", BATCH), ("zoo_mem", BATCH)]
-    assert done == list(range(BATCH, 3 * LIMIT + 1, BATCH))
-    for name in ("zoo_math.jsonl", "zoo_tool.jsonl", "zoo_mem.jsonl"):
-        lines = (tmp_path / "generations" / name).read_bytes()
-        assert lines.startswith(written[0].get(name, b""))
-        assert [len(json.loads(line)) for line in lines.splitlines()] == [BATCH] * (LIMIT // BATCH)
-
-
-def test_a_checkpoint_without_all_its_tensors_does_not_load(evaluate: Any, tmp_path: Path) -> None:
-    """transformers itself fills them with random numbers."""
-    path = tmp_path / models.MODEL_FOLDER / "model.safetensors"
-    tensors = load_file(path)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(EvaluationError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        evaluate()
-    assert not (tmp_path / "details").exists()
-
-
-def test_a_model_too_short_for_a_task_has_no_score_and_nothing_is_generated(evaluate: Any, tmp_path: Path) -> None:
-    with pytest.raises(EvaluationError, match="cannot read the prompts of a task"):
-        evaluate(max_model_len=8)
-    assert not list((tmp_path / "generations").glob("*"))
-
-
-def test_transformers_loads_the_model_in_the_dtype_that_was_chosen(evaluate: Any, tmp_path: Path) -> None:
-    folder = tmp_path / models.MODEL_FOLDER
-    known = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in known.items() if "dtype" not in k}))
-    wide = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
-    stored, narrow = evaluate(), evaluate(dtype="bfloat16")
-    assert (stored["dtype"], narrow["dtype"]) == ("float32", "bfloat16")
-    # half the bytes for keys and values
-    assert narrow["batch_tokens"] == pytest.approx(2 * stored["batch_tokens"], rel=0.01)

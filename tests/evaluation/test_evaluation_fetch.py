@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
+from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.in_child import WallLimitError
 from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
@@ -31,14 +30,6 @@ NOWHERE = "http://127.0.0.1:9"
 TASK = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
 TASK |= {"name": "gsm8k"}
 Fetch = Callable[..., list[Mapping[str, Any]]]
-
-
-def in_child(module: str, home: Path, endpoint: str, token: str | None, tasks: list[dict[str, Any]]) -> Event:
-    """Fetch tasks in a process of their own; its last event."""
-    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
-    told = {"token": token, "cache": str(home), "tasks": tasks}
-    return run_child(ChildJob(module, told, environment, home / "log", 120.0, "the data"), lambda event: None)
 
 
 @pytest.fixture
@@ -56,7 +47,11 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
     ) -> list[Mapping[str, Any]]:
         folder, own = tmp_path / "rows", {"repo": repo, "revision": commit, **changes}
         spec = {**TASK, "limit": None, "expands": False, "folder": str(folder), **own}
-        in_child(module, tmp_path / name, endpoint, changes.pop("token", hub.token), [spec])
+        home = tmp_path / name
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
+        told = {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]}
+        run_child(ChildJob(module, told, environment, home / "log", 120.0, "the data"), lambda event: None)
         with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
             rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
         state = json.loads((folder / spec["split"] / "state.json").read_text())
@@ -118,29 +113,26 @@ def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:
     assert len(fetch(repo, sha)) == 10
 
 
-UNREADABLE: Mapping[str, tuple[Mapping[str, bytes], Mapping[str, Any], str]] = {
-    "no such split": ({"test.jsonl": LINES}, {"split": "validation"}, "validation"),
-    "no such subset": ({"test.jsonl": LINES}, {"subset": "no-such-subset"}, "no-such-subset"),
-    "no such commit": ({"test.jsonl": LINES}, {"revision": "0" * 40}, "cannot be read"),
-    "torn": ({"test.jsonl": b'{"n": 1}\n{"n": [torn'}, {}, "cannot be read"),
-    "no data": ({"notes.md": b"nothing here"}, {}, "."),
-    "empty": ({"test.txt": b""}, {}, "."),
-    "images": ({"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}, {}, "format that is not read"),
-}
-
-
-def test_a_dataset_that_cannot_be_read_is_refused(hub: Hub, name: str, tmp_path: Path) -> None:
-    api, tasks = HfApi(hub.endpoint, token=hub.token), []
-    for kind, (files, changes, _) in UNREADABLE.items():
-        repo = f"{name}-{kind.replace(' ', '-')}"
-        own = {"repo": repo, "revision": publish(api, repo, files), "folder": str(tmp_path / "rows" / kind)}
-        tasks.append({**TASK, "limit": None, "expands": False, **own, **changes})
-    (tmp_path / "rows").mkdir()
-    refused = in_child("fetch_each", tmp_path / "home", hub.endpoint, hub.token, tasks)["refused"]
-    for task, said, (_, _, reason) in zip(tasks, refused, UNREADABLE.values(), strict=True):
-        assert task["repo"] in said
-        assert re.search(reason, said), said
-    assert not [path for path in (tmp_path / "rows").iterdir() if path.is_dir()]
+@pytest.mark.parametrize(
+    ("files", "changes", "reason"),
+    [
+        ({"test.jsonl": LINES}, {"split": "validation"}, "validation"),
+        ({"test.jsonl": LINES}, {"subset": "no-such-subset"}, "no-such-subset"),
+        ({"test.jsonl": LINES}, {"revision": "0" * 40}, "cannot be read"),
+        ({"test.jsonl": b'{"n": 1}\n{"n": [torn'}, {}, "cannot be read"),
+        ({"notes.md": b"nothing here"}, {}, "."),
+        ({"test.txt": b""}, {}, "."),
+        ({"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}, {}, "format that is not read"),
+    ],
+    ids=["no such split", "no such subset", "no such commit", "torn", "no data", "empty", "images"],
+)
+def test_a_dataset_that_cannot_be_read_is_refused(
+    fetch: Fetch, dataset: Any, tmp_path: Path, files: Mapping[str, bytes], changes: Mapping[str, Any], reason: str
+) -> None:
+    repo, sha = dataset(files)
+    with pytest.raises(HubmergeError, match=reason):
+        fetch(repo, sha, **changes)
+    assert not (tmp_path / "rows").exists()
 
 
 @pytest.mark.parametrize("task", [name for name, task in registry().items() if isinstance(task, Task)])

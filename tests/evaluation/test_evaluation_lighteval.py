@@ -1,6 +1,6 @@
 """The real thing: lighteval on the zoo's models, against a direct count over generations of our own.
 
-An import of lighteval takes long, so there are two: in a run as users have it, and in a process of tests.
+Each run costs an import of lighteval, so there are three of them, and each serves several promises.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ import json
 import math
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file, save_file
 
 from examples.zoo.evaluate import EVAL_FOLDER, evaluate_model, read_questions
+from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.evaluation.runner import EvaluateOptions, evaluate
-from hubmerge.evaluation.suites import pin
+from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
+from hubmerge.evaluation.suites import SUITES, Suite, pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from localhub.process import LocalHubProcess
@@ -28,39 +34,75 @@ from localhub.process import LocalHubProcess
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "examples" / "zoo"
 INSIDE = Path(__file__).with_name("inside_lighteval.py")
-LIMIT, BATCH = 24, 8
+LIMIT, BATCH = 72, 8  # enough batches for a kill to come before the last
+OPTIONS = {"batch_size": BATCH, "dtype": "float32", "device": "cpu"}
 
 
-class Run(NamedTuple):
-    result: EvaluationResult
+class Watching(Unobserved):
+    """Notes how many answers were generated, and kills the evaluating process once these are `most`."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+        self.done: list[int] = []
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage == "generate":
+            self.done.append(done)
+            if done >= self.most:
+                [child] = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1:]
+                os.kill(int(child), signal.SIGKILL)
+
+
+class Runs(NamedTuple):
+    killed: MachineFaultError
+    journal_of_the_killed: bytes
+    resumed: EvaluationResult
     workdir: Path
+    generated: list[int]
 
 
 @pytest.fixture(scope="module")
-def run(zoo_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def runs(zoo_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run that is killed after its second batch, and the same command again."""
     workdir = tmp_path_factory.mktemp("real")
     hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    options = EvaluateOptions(**OPTIONS)  # type: ignore[arg-type]
     name, suite = ModelName.parse("zoo/math-agent"), pin("zoo", hub, limit=LIMIT)
-    options = EvaluateOptions(batch_size=BATCH, dtype="float32", device="cpu")
-    return Run(evaluate(name, suite, hub=hub, workdir=workdir, options=options), workdir)
+    with pytest.raises(MachineFaultError) as killed:
+        evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=Watching(2 * BATCH))
+    journal = (workdir / "generations" / "zoo_math.jsonl").read_bytes()
+    generated = Watching()
+    resumed = evaluate(name, suite, hub=hub, workdir=workdir, options=options, observer=generated)
+    return Runs(killed.value, journal, resumed, workdir, generated.done)
 
 
-def test_scores_equal_a_direct_count_with_the_standard_error_of_the_mean(run: Run) -> None:
+def test_scores_equal_a_direct_count_with_the_standard_error_of_the_mean(runs: Runs) -> None:
     direct = evaluate_model(str(ZOO / "math"), limit=LIMIT)
-    assert run.result.status == "done"
-    assert {s.domain: round(s.value * s.samples) for s in run.result.tasks} == {
+    assert runs.resumed.status == "done"
+    assert {s.domain: round(s.value * s.samples) for s in runs.resumed.tasks} == {
         domain: score.correct for domain, score in direct.items()
     }
     assert direct["math"].correct > LIMIT / 2 > direct["tool"].correct  # so that equal counts mean something
-    for score in run.result.tasks:
+    for score in runs.resumed.tasks:
         p, n = score.value, score.samples
         assert n == LIMIT
         assert score.stderr == pytest.approx(math.sqrt(p * (1 - p) / (n - 1)))
 
 
-def test_every_sample_is_kept_as_it_was_asked_answered_and_scored(run: Run) -> None:
-    for score in run.result.tasks:
-        rows = pq.read_table(run.workdir / "details" / f"{score.task}.parquet").to_pylist()
+def test_a_killed_run_says_nothing_of_the_model_and_the_next_one_generates_only_what_is_missing(runs: Runs) -> None:
+    assert "SIGKILL" in str(runs.killed)
+    assert len(runs.journal_of_the_killed.splitlines()) >= 2
+    journal = (runs.workdir / "generations" / "zoo_math.jsonl").read_bytes()
+    assert journal.startswith(runs.journal_of_the_killed)
+    for task in ("math", "tool", "mem"):
+        lines = (runs.workdir / "generations" / f"zoo_{task}.jsonl").read_text().splitlines()
+        assert [len(json.loads(line)) for line in lines] == [BATCH] * (LIMIT // BATCH)
+    assert runs.generated == list(range(BATCH, 3 * LIMIT + 1, BATCH))
+
+
+def test_every_sample_is_kept_as_it_was_asked_answered_and_scored(runs: Runs) -> None:
+    for score in runs.resumed.tasks:
+        rows = pq.read_table(runs.workdir / "details" / f"{score.task}.parquet").to_pylist()
         questions = read_questions(EVAL_FOLDER / f"{score.domain}.jsonl", LIMIT)
         assert [(row["prompt"], json.loads(row["reference"])) for row in rows] == questions
         assert [row["score"] for row in rows] == [
@@ -69,13 +111,13 @@ def test_every_sample_is_kept_as_it_was_asked_answered_and_scored(run: Run) -> N
         assert sum(row["score"] for row in rows) == pytest.approx(score.value * score.samples)
 
 
-def test_the_result_says_what_ran(run: Run) -> None:
-    environment = run.result.environment
+def test_the_result_says_what_ran(runs: Runs) -> None:
+    environment = runs.resumed.environment
     assert environment.lighteval == "0.13.0"
     assert (environment.dtype, environment.backend, environment.device[:3]) == ("float32", "transformers", "CPU")
     assert environment.batch_size == BATCH
     assert environment.batch_tokens is not None
-    assert {s.truncated for s in run.result.tasks} == {0}
+    assert {s.truncated for s in runs.resumed.tasks} == {0}
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +140,31 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_inside_a_process_that_has_lighteval(name: str, inside: str) -> None:
     outcomes = re.findall(rf"^([A-Z]+) \S+::{name}\b", inside, re.MULTILINE)
     assert set(outcomes) == {"PASSED"}, inside[-5000:]
+
+
+def test_a_checkpoint_without_all_its_tensors_does_not_load(tmp_path: Path, hub: Hub, rows: Path) -> None:
+    """transformers itself fills them with random numbers."""
+    folder = tmp_path / "model"
+    shutil.copytree(ZOO / "math", folder)
+    tensors = load_file(ZOO / "math" / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight" in failure_of(folder, SUITES["zoo"], tmp_path, hub, rows)
+    assert not (tmp_path / "run" / "details").exists()
+
+
+def test_a_model_too_short_for_a_task_has_no_score_and_nothing_is_generated(
+    tmp_path: Path, hub: Hub, rows: Path
+) -> None:
+    short = replace(SUITES["zoo"], max_model_len=8)
+    assert "cannot read the prompts of a task" in failure_of(ZOO / "math", short, tmp_path, hub, rows)
+    assert not list((tmp_path / "run" / "generations").glob("*"))
+
+
+def failure_of(folder: Path, suite: Suite, tmp_path: Path, hub: Hub, rows: Path) -> str:
+    options = EvaluateOptions(**OPTIONS, data_cache=rows)  # type: ignore[arg-type]
+    name, pinned = ModelName.parse(str(folder)), pin(suite, hub, limit=LIMIT)
+    result = evaluate(name, pinned, hub=hub, workdir=tmp_path / "run", options=options, allow_local=True)
+    assert (result.status, result.tasks) == ("failed", ())
+    assert result.error is not None
+    return result.error.message

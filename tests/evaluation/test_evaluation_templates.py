@@ -31,7 +31,7 @@ BOMBS = {
     "a wide field": ("{{ '%1000000000d' % 1 }}", "too much memory"),
     "a wide format": ("{{ '{:>1000000000}'.format(1) }}", "too much memory"),
     "a wide filter": ("{{ 'x' | center(1000000000) }}", "too much memory"),
-    "a prompt without measure": ("{{ 'x' * 5000000 }}", "too long"),
+    "a prompt without measure": ("{{ 'x' * 50000000 }}", "too long"),
     "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     "recursion that branches": (
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
@@ -45,12 +45,9 @@ BOMBS = {
 
 @pytest.fixture(scope="module")
 def answered() -> dict[str, Any]:
-    # what does not come to an end takes all the time of a prompt, so it gets less
-    seconds = {"does not come to an end": 1.0}
-    bombs = {name: (template, seconds.get(reason, templates.PROMPT_S)) for name, (template, reason) in BOMBS.items()}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("template_bombs.py"))],
-        input=json.dumps(bombs),
+        input=json.dumps({name: template for name, (template, _) in BOMBS.items()}),
         capture_output=True,
         text=True,
         timeout=240,
@@ -68,7 +65,7 @@ def test_a_template_that_takes_too_much_is_refused_with_its_reason_within_five_s
     assert answer["said"].startswith("E_EVALUATION: ")
     assert "chat template" in answer["said"]
     assert BOMBS[name][1] in answer["said"]
-    assert answer["seconds"] < 5 > templates.PROMPT_S
+    assert answer["seconds"] < 5
 
 
 def test_no_template_takes_a_gigabyte(answered: dict[str, Any]) -> None:

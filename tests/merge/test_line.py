@@ -104,11 +104,11 @@ def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_d
 
 def test_kills_at_random_moments_cost_nothing_but_time(tmp_path: Path) -> None:
     out = tmp_path / "kills.json"
-    command = ["benchmarks.kills", "--kills", "4", "--models", "synthetic", "--out", str(out)]
+    command = ["benchmarks.kills", "--kills", "6", "--models", "synthetic", "--out", str(out)]
     done = python("-m", *command, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
     [campaign] = figures["campaigns"]
-    assert figures["kills"] == sum(campaign["kills_by_stage"].values()) == 4
+    assert figures["kills"] == sum(campaign["kills_by_stage"].values()) == 6
     assert campaign["failures"] == []
     assert 0 < campaign["disk_high_water_bytes"] <= campaign["disk_budget_bytes"]

@@ -86,7 +86,7 @@ def test_the_report_says_what_was_fetched(line: Line) -> None:
     assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7])
 def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(line: Line, share: float) -> None:
     plan = line.prepare().plan
     line.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
@@ -220,7 +220,7 @@ def journal_lines(line: Line) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize("moment", range(0, 40, 8))
+@pytest.mark.parametrize("moment", range(0, 40, 6))
 def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(line: Line, moment: int) -> None:
     left = [moment]
 

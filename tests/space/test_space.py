@@ -265,7 +265,6 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
     port = _free_port()
     patched = (place.tree / "app.py").read_text(encoding="utf-8").replace("7860", str(port))
     (place.tree / "app.py").write_text(patched, encoding="utf-8")
-    compile_quickly(place.tree)
     variables = {
         "HF_ENDPOINT": hub.endpoint,
         "HUBMERGE_SECRET": "a long random string that only this test knows",
