@@ -320,13 +320,13 @@ class _Tallies:
 
 def _check_result(tensor: PlannedTensor, tally: ResultTally) -> None:
     if tally.nonfinite:
-        wider = "Choose dtype: float32 or bfloat16." if tensor.dtype == "F16" else ""
+        smaller = "Choose smaller weights, or remove the agent whose update of this tensor is this large."
         raise NonFiniteError(
             "the merge overflows the output's dtype",
             where=tensor.name,
             expected=f"finite values of {tensor.dtype}",
             got=f"{tally.nonfinite} NaN or Inf",
-            next_step=wider or "Choose smaller weights, or remove the agent whose update of this tensor is this large.",
+            next_step="Choose dtype: float32 or bfloat16." if tensor.dtype == "F16" else smaller,
         )
 
 

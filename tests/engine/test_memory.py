@@ -224,12 +224,12 @@ def test_two_processes(long_family: Family, tmp_path: Path) -> None:
 # --- sweeps -------------------------------------------------------------------------------------------------------
 
 MANY_SHORT = "synthetic:?layers=60&hidden=64&vocabulary=512"
-FEW_LONG = "synthetic:?layers=1&hidden=1024&vocabulary=40000"
+FEW_LONG = "synthetic:qwen2.5-0.5b?layers=1"
 MIXED: list[dict[str, Any]] = [
     {"method": ["linear", "ram", "ties", "dare_ties"]},
     {"method": "ram_plus", "parameters": {"r": [0.0, 0.1, 0.2, 0.3]}},
 ]
-GRID = [{"method": "ram_plus", "parameters": {"r": [i / 32 for i in range(32)]}}]
+GRID = [{"method": "ram_plus", "parameters": {"r": [i / 64 for i in range(64)]}}]
 
 
 def models(shape: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Every page for everybody: axe objects to nothing, light and dark, at a desk and on a phone; nothing moves about, and
-nobody scrolls sideways; no other host is asked for anything; and `make screenshots` runs."""
+"""Every page for everybody: axe objects to nothing, light and dark, at three widths; nothing moves about; a phone shows
+it without scrolling sideways; no other host is asked for anything; and `make screenshots` runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pages_site import ADDRESSES, READY, whole_site
 from workflows.app.frame import PAGES
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-NARROWED = {1440: 1024, 390: 360}  # the widths of a desk and of a phone at which a page opens, and then becomes
+WIDTHS = (1440, 1024, 390)
+PHONE = 360
 MOST = 0.05  # of a page's height and width, that may move
-SETTLED_MS = 2_000  # everything that a page asks for when it opens is there, many times over
+SETTLED_MS = 3_000  # everything that a page asks for when it opens is there, many times over
 NOTHING_CUT = """() => [...document.querySelectorAll(".hm-table:not(.hm-wide)")].every(
   (table) => table.scrollWidth <= table.clientWidth)"""
 MOVED = """() => new Promise((told) => {
@@ -55,22 +56,23 @@ def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(site: str, op
         return page
 
     for _ in range(3):  # a busy machine delays one part or another of a page
-        pages = [opened(width) for width in NARROWED]
+        pages = [opened(width) for width in WIDTHS]  # which settle together
         pages[-1].wait_for_timeout(SETTLED_MS)
         if (moved := max(page.evaluate(MOVED) for page in pages)) < MOST:
             break
     assert moved < MOST
     objections = {}
-    for page, (width, narrower) in zip(pages, NARROWED.items(), strict=True):
+    for width, page in zip(WIDTHS, pages, strict=True):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             page.wait_for_function(TURNED, arg=scheme)
             page.wait_for_timeout(200)
             found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
             objections |= {(width, scheme, v["id"]): [n["html"][:200] for n in v["nodes"]] for v in found}
-        page.set_viewport_size({"width": narrower, "height": 780})
-        page.wait_for_timeout(300)
-        assert page.evaluate(NOTHING_CUT)
+        if width == 390:
+            page.set_viewport_size({"width": PHONE, "height": 780})
+            page.wait_for_timeout(300)
+            assert page.evaluate(NOTHING_CUT)
         assert page.evaluate("document.scrollingElement.scrollWidth <= window.innerWidth")
     assert not objections
     assert {urlsplit(url).netloc for url in asked if url.startswith("http")} == {urlsplit(site).netloc}

@@ -30,11 +30,15 @@ MODEL = "org50/model-50"
 FORM = "merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&agent=zoo/mem-agent"
 PAGES = {
     "": "h1",
+    "merge": "#base",
     FORM: "#verdict:has-text('These models fit')",
     f"{FORM}&method=sar": "#verdict:not(:has-text('Choose models'))",
     "leaderboard": "#board tbody tr",
+    "leaderboard?page=7": "#board tbody tr",
+    f"model?model={MODEL}": ".hm-title",
     f"model?model={MODEL}&tab=changed": ".hm-title",
     "evaluate": "h1",
+    "activity": "h1",
     "activity?show=all": "h1",
     "watchers": "#watchers article",
     "docs": "h1",
