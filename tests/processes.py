@@ -71,14 +71,6 @@ class Beside(threading.Thread):
         return self._error
 
 
-def compile_quickly(tree: Path) -> None:
-    """Have this copy of the code build its fast pass without optimizing it, which takes most of the time."""
-    path = tree / "hubmerge" / "engine" / "build.py"
-    plain = path.read_text(encoding="utf-8").replace('"-O3", ', "")
-    assert "-O3" not in plain
-    path.write_text(plain, encoding="utf-8")
-
-
 def as_ada(hub: LocalHubProcess, folder: Path) -> dict[str, str]:
     """The variables of her commands on a Hub, which keep what they keep in `folder`."""
     return {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub.tokens["ada"], "HUBMERGE_DATA": str(folder / "data")}

@@ -11,7 +11,6 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,46 +52,25 @@ MBPP_ROWS: list[dict[str, Any]] = [
 HUMANEVAL = own_task("humaneval")
 
 
-def passing(answers: Iterable[tuple[dict[str, Any], str]]) -> list[bool]:
-    """Which answers pass: the programs and tests of the task, run in one sandbox, each in a namespace of its own."""
-    runs: list[tuple[str, str, str]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for row, answer in answers:
-            keep = lambda *units, timeout_s, name=row["entry_point"]: runs.append((name, *units)) or True  # noqa: E731
-            patch.setattr(humaneval, "run_python", keep)
-            scored(HUMANEVAL, row, answer)
-    solutions = "\n".join(
-        f"space = {{}}\nexec({program!r}, space)\nsolution_{n} = space[{name!r}]"
-        for n, (name, program, _) in enumerate(runs)
-    )
-
-    def run(*asked: str) -> bool:
-        return sandbox.run_python(solutions, "\n".join(asked), timeout_s=100.0)
-
-    checks = [f"exec({tests!r}, {{{name!r}: solution_{n}}})" for n, (name, _, tests) in enumerate(runs)]
-    fails = [f"try: {check}\nexcept Exception: pass\nelse: raise ValueError" for check in checks]
-    if run(*checks):
-        return [True] * len(runs)
-    return [False] * len(runs) if run(*fails) else [run(check) for check in checks]
-
-
 def test_every_reference_solution_of_humaneval_passes() -> None:
     assert len(ROWS) == 164
-    passed = passing((row, f"```python\n{row['prompt']}{row['canonical_solution']}\n```") for row in ROWS)
-    assert [row["task_id"] for row, each in zip(ROWS, passed, strict=True) if not each] == []
+    answers = {row["task_id"]: f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in ROWS}
+    failed = [row["task_id"] for row in ROWS if scored(HUMANEVAL, row, answers[row["task_id"]]) != 1.0]
+    assert failed == []
 
 
 def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
-    bodies = [(row, row["canonical_solution"]) for row in ROWS[::12]]
-    assert all(passing(bodies))
-    assert all(passing((row, body.lstrip() + "\n\ndef other():\n    return") for row, body in bodies))
-    assert all(passing((row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") for row, body in bodies))
-    assert scored(HUMANEVAL, ROWS[0], ROWS[0]["canonical_solution"]) == 1.0
+    for row in ROWS[::12]:
+        body = row["canonical_solution"]
+        assert scored(HUMANEVAL, row, body) == 1.0
+        assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
+        assert scored(HUMANEVAL, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
 
 
 def test_damaged_solutions_of_humaneval_fail() -> None:
-    assert not any(passing((row, "    return None\n") for row in ROWS[::6]))
-    for answer in ("    return None\n", "", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
+    for row in ROWS[::6]:
+        assert scored(HUMANEVAL, row, "    return None\n") == 0.0
+    for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
         assert scored(HUMANEVAL, ROWS[0], answer) == 0.0
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from packaging_helpers import ROOT, uv
-from processes import compile_quickly
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +29,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tree / "docs").mkdir()
     for name in ("api.md", "glossary.md"):
         shutil.copy(ROOT / "docs" / name, tree / "docs")
-    compile_quickly(tree)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*build, "-w", str(out), str(tree)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -289,8 +289,9 @@ def test_rows_that_are_read_apart_are_those_that_are_read_here(
             "an answer without tokens in row 1",
         ),
         ({"train/a.png": b"\x89PNG", "train/b.png": b"\x89PNG"}, "a dataset in a format that is not read"),
+        ({"test.jsonl": ROWS}, "the dataset cannot be read"),
     ],
-    ids=["rows", "format"],
+    ids=["rows", "format", "split"],
 )
 def test_what_cannot_be_used_is_refused_with_its_reason(
     hub: Hub, publish: Publish, files: Mapping[str, bytes], reason: str

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import HfApi, SpaceHardware
-from processes import as_ada, compile_quickly, python
+from processes import as_ada, python
 
 from localhub.process import LocalHubProcess
 from localhub.users import default_users
@@ -371,7 +371,6 @@ def test_the_merge_in_the_image_builds_the_fast_pass_where_nothing_was_installed
     merge, clear = [shlex.split(each) for each in step.split("&&")]
     assert (merge[:2], merge[3], clear) == (["hubmerge", "merge"], "--out", ["rm", "-r", merge[4]])
 
-    compile_quickly(image.tree)
     where, before = run([sys.executable, "-c", asked]).split()
     run([sys.executable, "-m", *merge[:4], str(image.home / "merged")])
     _, after = run([sys.executable, "-c", asked]).split()

@@ -154,9 +154,9 @@ def floods(_spec: JobSpec, emit: Emit) -> None:
     emit(Statistics(values={"longer": "x" * 2_000_000}))
     for number in range(1500):  # of a merge of half an hour
         emit(Statistics(values={"elements": number}))
-    for number in range(1500):
+    for number in range(5000):
         emit(Notice(message=f"notice {number}"))
-        emit(Progress(stage="stream", done=number + 1, total=1500))
+        emit(Progress(stage="stream", done=number + 1, total=5000))
     emit(Result(values={}))
 
 

@@ -247,9 +247,9 @@ def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
             assert 'href="/jobs"' in told.text
             assert "a sign-in ended" in caplog.text
             switch.clear()
-        _, done = sign_in(client, faulty_hub, "/jobs")
-        assert done.status_code in (302, 307), done.text
-        assert done.headers["location"] == "/jobs"
+            _, done = sign_in(client, faulty_hub, "/jobs")
+            assert done.status_code in (302, 307), done.text
+            assert done.headers["location"] == "/jobs"
 
 
 @pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
