@@ -98,9 +98,7 @@ def shown_models(page: Any) -> list[str]:
 
 
 @pytest.mark.browser
-def test_the_table_ranks_searches_and_links_to_a_page_with_a_model_s_scores_parents_lineage_and_recipe(
-    url: str, open_page: Any
-) -> None:
+def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
     shown(page, "#board tbody th", "org/merge")
     cells = page.locator("#board tbody tr").first.locator("td")
@@ -113,23 +111,11 @@ def test_the_table_ranks_searches_and_links_to_a_page_with_a_model_s_scores_pare
     page.locator("#board tbody th a").click()
     page.wait_for_url("**/model?model=bob/grandchild")
     shown(page, "#model h1", "bob/grandchild")
-    page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
-    line = shown(page, "#model-tab .hm-wide tbody tr", "Instructions")
-    assert "50.0 (40.4 to 59.6)" in line.inner_text()
-    tree = page.locator("#model-tab .hm-tree").first
-    assert tree.get_by_role("link", name="org/code").count() == 1
-    hub = page.locator("#model").get_by_role("link", name="bob/grandchild")
-    assert hub.get_attribute("href") == f"{ENDPOINT}/bob/grandchild/tree/{sha('1')}"
-    page.get_by_role("link", name="Reproduce").click()
-    shown(page, "#model-tab pre", "method: linear")
-    page.get_by_role("link", name="Scores").click()
-    tree.get_by_role("link", name="org/merge").click()
-    shown(page, "#model h1", "org/merge")
 
 
 @pytest.mark.browser
 def test_the_first_rows_are_asked_for_once_while_the_page_still_loads(url: str, open_page: Any) -> None:
-    page = open_page("about:blank")
+    page = open_page(url)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/board/page" in request.url else None)
     page.goto(f"{url}/leaderboard?view=skills&q=%22%3E%3Cb%3E", wait_until="commit")
@@ -159,16 +145,16 @@ def test_views_filters_chart_and_a_board_without_navigation_are_addresses(url: s
     page.locator("#view-skills").click()
     shown(page, "#board thead th", "Synergy")
     shown(page, "#board tbody td", "2 of 2 skills: 115% of the gain in math, 84% in code")
-    page.goto(f"{url}/leaderboard?kind=merges&sort=model&cols=overall", wait_until="domcontentloaded")
-    page.locator("#board tbody th").first.wait_for()
-    assert shown_models(page) == ["bob/grandchild", "org/merge", "org/odd"]
-    assert page.locator("#board thead th").count() == 4
-    assert page.locator("#chart circle").count() == 3
-    assert "61.0 (" in page.locator("#chart a title").first.text_content()
-    page.goto(f"{url}/leaderboard?embed=1", wait_until="domcontentloaded")
-    page.locator("#board tbody tr").first.wait_for()
-    assert not page.locator(".hm-top").is_visible()
-    assert "embed=1" in page.locator("#by-overall").get_attribute("href")
+    again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
+    again.locator("#board tbody th").first.wait_for()
+    assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]
+    assert again.locator("#board thead th").count() == 4
+    assert again.locator("#chart circle").count() == 3
+    assert "61.0 (" in again.locator("#chart a title").first.text_content()
+    embedded = open_page(f"{url}/leaderboard?embed=1")
+    embedded.locator("#board tbody tr").first.wait_for()
+    assert not embedded.locator(".hm-top").is_visible()
+    assert "embed=1" in embedded.locator("#by-overall").get_attribute("href")
 
 
 @pytest.mark.browser
@@ -185,15 +171,40 @@ def test_two_to_five_models_are_compared(url: str, open_page: Any) -> None:
 
 
 @pytest.mark.browser
+def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/model?model=bob/grandchild")
+    page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
+    line = shown(page, "#model-tab .hm-wide tbody tr", "Instructions")
+    assert "50.0 (40.4 to 59.6)" in line.inner_text()
+    tree = page.locator("#model-tab .hm-tree").first
+    assert tree.get_by_role("link", name="org/code").count() == 1
+    hub = page.locator("#model").get_by_role("link", name="bob/grandchild")
+    assert hub.get_attribute("href") == f"{ENDPOINT}/bob/grandchild/tree/{sha('1')}"
+    page.get_by_role("link", name="Reproduce").click()
+    shown(page, "#model-tab pre", "method: linear")
+    page.get_by_role("link", name="Scores").click()
+    tree.get_by_role("link", name="org/merge").click()
+    shown(page, "#model h1", "org/merge")
+
+
+@pytest.mark.browser
+def test_a_phone_shows_the_scores_beside_their_names(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/leaderboard", width=390)
+    cell = page.locator("#board tbody tr").first.locator("td[data-label=Overall]")
+    cell.wait_for()
+    box = cell.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+    assert "61.0" in cell.inner_text()
+    name = "getComputedStyle(document.querySelector('#board td.hm-number'), '::before').whiteSpace"
+    assert page.evaluate(name) == "normal"  # a long one does not run into its value
+
+
+@pytest.mark.browser
 def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
-    source.content, page = Board(), open_page("about:blank")
-    for address, selector, words in (
-        ("leaderboard", "#leaderboard", "No results yet"),
-        ("model?model=org/none", "#model", "This model cannot be shown"),
-        ("model", "#model", "No model is named"),
-    ):
-        page.goto(f"{url}/{address}", wait_until="domcontentloaded")
-        shown(page, selector, words)
+    source.content = Board()
+    shown(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
+    shown(open_page(f"{url}/model?model=org/none"), "#model", "This model cannot be shown")
+    shown(open_page(f"{url}/model"), "#model", "No model is named")
 
 
 # --- files -----------------------------------------------------------------------------------------------
@@ -390,28 +401,19 @@ def test_methods_are_named_by_their_titles_in_chart_table_and_filter() -> None:
 
 
 @pytest.mark.browser
-def test_the_chart_s_labels_can_be_read_at_every_width_and_a_phone_shows_the_scores_beside_their_names(
-    url: str, open_page: Any
-) -> None:
-    page = open_page(f"{url}/leaderboard", width=1440)
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_the_chart_s_labels_can_be_read_at_every_width(url: str, source: FakeBoard, open_page: Any, width: int) -> None:
+    page = open_page(f"{url}/leaderboard", width=width)
     page.locator(".hm-chart text").first.wait_for()
-    for width in (1440, 1024, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        heights = page.evaluate(
-            """[...document.querySelectorAll(".hm-chart text")].map((e) => {
-              const scale = e.ownerSVGElement.getBoundingClientRect().width / e.ownerSVGElement.viewBox.baseVal.width;
-              return parseFloat(getComputedStyle(e).fontSize) * scale;
-            })"""
-        )
-        assert min(heights) >= 12
-        seen = page.locator(".hm-point circle").first.bounding_box()
-        assert 0 < seen["x"] < width  # without a push to the side
-    cell = page.locator("#board tbody tr").first.locator("td[data-label=Overall]")
-    box = cell.bounding_box()
-    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
-    assert "61.0" in cell.inner_text()
-    name = "getComputedStyle(document.querySelector('#board td.hm-number'), '::before').whiteSpace"
-    assert page.evaluate(name) == "normal"  # a long one does not run into its value
+    heights = page.evaluate(
+        """[...document.querySelectorAll(".hm-chart text")].map((e) => {
+          const scale = e.ownerSVGElement.getBoundingClientRect().width / e.ownerSVGElement.viewBox.baseVal.width;
+          return parseFloat(getComputedStyle(e).fontSize) * scale;
+        })"""
+    )
+    assert min(heights) >= 12
+    seen = page.locator(".hm-point circle").first.bounding_box()
+    assert 0 < seen["x"] < width  # without a push to the side
 
 
 def test_a_chart_of_nothing_is_a_sentence() -> None:

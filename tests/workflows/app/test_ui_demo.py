@@ -107,7 +107,8 @@ def merge_page(demo: Demo, open_page: Any, method: str) -> Any:
     """The form with the zoo, after ada signed in."""
     agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
     page = open_page(f"{demo.url}/merge?base=zoo/base&{agents}&method={method}")
-    sign_in(page)  # which leads back to it
+    sign_in(page)
+    page.goto(f"{demo.url}/merge?base=zoo/base&{agents}&method={method}", wait_until="domcontentloaded")
     return page
 
 
@@ -152,21 +153,26 @@ def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published_and_no_token_
             assert b"hf_oauth_" not in path.read_bytes(), path
 
 
-def test_a_killed_worker_is_replaced_and_the_job_ends_in_one_commit_which_a_restarted_app_still_shows(
-    demo: Demo, open_page: Any
-) -> None:
+def test_a_killed_worker_is_replaced_and_the_job_ends_in_one_commit(demo: Demo, open_page: Any) -> None:
     page = merge_page(demo, open_page, "ram")
     demo.worker().suspend()  # so that the job is certainly not done before the kill
-    job = start(page, "after-a-kill")
+    start(page, "after-a-kill")
     demo.worker().kill()
+    wait_for_the_end(page)
+    assert len(demo.hub.list_repo_commits("ada/after-a-kill")) == 2
+
+
+def test_a_restarted_app_still_shows_the_job_and_the_repo(demo: Demo, open_page: Any) -> None:
+    page = merge_page(demo, open_page, "linear")
+    job = start(page, "before-restart")
     wait_for_the_end(page)
     demo.stop(signal.SIGKILL)
     demo.start()
     page.goto(f"{demo.url}/job?id={job}", wait_until="domcontentloaded")
     wait_for_the_end(page)
-    page.locator("#job").filter(has_text="ada/after-a-kill").first.wait_for()
+    page.locator("#job").filter(has_text="ada/before-restart").first.wait_for()
     page.get_by_role("button", name="Sign out (ada)").wait_for()
-    assert len(demo.hub.list_repo_commits("ada/after-a-kill")) == 2
+    assert len(demo.hub.list_repo_commits("ada/before-restart")) == 2
 
 
 def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: Demo, open_page: Any) -> None:

@@ -49,16 +49,7 @@ def job_of(pages: Pages, **changes: Any) -> str:
 
 
 @pytest.mark.browser
-def test_from_an_address_to_the_result_that_everybody_sees_on_a_phone_too_and_who_is_signed_in_alone_starts_it(
-    pages: Pages, open_page: Any, zoo_diff: Diff
-) -> None:
-    anybody = open_page(f"{pages.url}{ADDRESS}")
-    shown(anybody, "#diff", "Sign in to have them compared")
-    anybody.locator("#compare").click()
-    anybody.wait_for_timeout(700)
-    shown(anybody, "#diff", "Sign in to have them compared")
-    assert pages.service.store == {}
-
+def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
     page = open_page(f"{pages.url}{ADDRESS}", "ada", width=1440)
     shown(page, "#diff-models", BASE)
     shown(page, "#diff", "were not compared yet")
@@ -68,25 +59,28 @@ def test_from_an_address_to_the_result_that_everybody_sees_on_a_phone_too_and_wh
     job_of(pages, **RUNNING)
     shown(page, "#diff .hm-amount", "25.0%")
     shown(page, "#diff .hm-current", "Measure")
-    result = zoo_diff.with_top_tensors(20).to_json()
-    job_of(pages, state="done", queue_position=None, result=result, warnings=("x" * 90,))
+    job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
     shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
     assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
     assert not page.locator("#cancel").is_visible()
-
-    anybody.reload(wait_until="domcontentloaded")  # what is public was compared for everybody
+    anybody = open_page(f"{pages.url}{ADDRESS}")  # what is public was compared for everybody
     shown(anybody, "#diff strong", "9.97% of the parameters changed")
     for fold in anybody.locator("#diff summary").all():
         fold.click()
     shown(anybody, "#diff details th", "layer")
     shown(anybody, "#diff details dd", "9.97% (17,124 parameters)")
-    anybody.set_viewport_size({"width": 360, "height": 900})
-    anybody.locator("#diff figure img").wait_for()
-    anybody.wait_for_function("document.scrollingElement.scrollWidth <= 360")
-    value = anybody.locator("#diff dd").last.bounding_box()
-    assert value["x"] + value["width"] <= 360  # no figure waits to be scrolled to
+
+
+@pytest.mark.browser
+def test_nobody_who_is_not_signed_in_starts_anything(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{ADDRESS}")
+    shown(page, "#diff", "Sign in to have them compared")
+    page.locator("#compare").click()
+    page.wait_for_timeout(700)
+    shown(page, "#diff", "Sign in to have them compared")
+    assert pages.service.store == {}
 
 
 @pytest.mark.browser
@@ -102,18 +96,23 @@ def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
 
 
 @pytest.mark.browser
-def test_an_address_that_names_nothing_to_compare_is_said(pages: Pages, open_page: Any) -> None:
-    page = open_page("about:blank")
-    for address, words in (
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
         ("/diff", "Choose a model"),
         (f"/diff?base={BASE}&agent=zoo/nothing", "no such repo"),
         (f"/diff?base={BASE}&agent=/etc", "no model of the Hub is named"),
-        (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
         (f"/diff?base={BASE}&agent={HOSTILE}", "no model of the Hub is named"),
-    ):
-        page.goto(pages.url + address.replace("#", "%23"), wait_until="domcontentloaded")
-        shown(page, "#diff", words)
-        untouched(page)
+        (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
+    ],
+)
+def test_an_address_that_names_nothing_to_compare_is_said(
+    pages: Pages, open_page: Any, address: str, words: str
+) -> None:
+    page = open_page("about:blank")
+    page.goto(pages.url + address.replace("#", "%23"), wait_until="domcontentloaded")
+    shown(page, "#diff", words)
+    untouched(page)
 
 
 @pytest.mark.browser
@@ -129,11 +128,24 @@ def test_text_of_strangers_stays_text(pages: Pages, open_page: Any, zoo_diff: Di
     job_of(pages, state="done", result=hostile.to_json())
     page = open_page(f"{pages.url}{ADDRESS}", "ada")
     shown(page, "#diff tbody th", HOSTILE)
-    untouched(page)
+    failed = open_page("about:blank", "ada")
     pages.service.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
-    page.reload(wait_until="domcontentloaded")
-    shown(page, "#diff .hm-what", HOSTILE)
-    untouched(page)
+    failed.goto(f"{pages.url}{ADDRESS}", wait_until="domcontentloaded")
+    shown(failed, "#diff .hm-what", HOSTILE)
+    untouched(page, failed)
+
+
+@pytest.mark.browser
+def test_a_phone_shows_the_figure_and_every_number_without_scrolling_sideways(
+    pages: Pages, open_page: Any, zoo_diff: Diff
+) -> None:
+    job_of(pages, state="done", result=zoo_diff.to_json(), warnings=("x" * 90,))
+    page = open_page(f"{pages.url}{ADDRESS}", "ada", width=360)
+    page.locator("#diff figure img").wait_for()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    page.locator("#diff summary").last.click()
+    value = page.locator("#diff dd").last.bounding_box()
+    assert value["x"] + value["width"] <= 360  # no figure waits to be scrolled to
 
 
 @pytest.mark.browser

@@ -38,33 +38,19 @@ def choose_models(page: Any, *agents: str) -> None:
     page.keyboard.press("Escape")
 
 
-def refuses_names(page: Any) -> None:
-    """A name that no repo can have is not called missing."""
-    field = page.locator(TARGET_NAME).first
-    for name, what in (("my merge!", "no repo can have this name"), ("", "the result needs a name")):
-        field.fill(name)
-        field.blur()
-        page.locator("#start:not([disabled])").click()  # what was refused can be tried again
-        shown(page, "#said", what)
-    field.fill("one")
-    field.blur()
-
-
-def test_a_start_takes_no_name_that_no_repo_has_and_a_public_merge_alone_is_evaluated_with_the_suite_that_was_chosen(
+def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_with_none(
     pages: Pages, open_page: Any
 ) -> None:
-    asked = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}"
+    asked = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&name=one"
     for visibility, suite in (("public", "tool"), ("private", None)):
         page = open_page(asked, "ada")
         page.locator("#start:not([disabled])").wait_for()
-        shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
+        shown(page, "#agents", CATALOGUE[2])
         assert page.locator("#suite input").input_value() == "Mathematics"  # the usual one
         page.locator("#suite input").click()
         page.get_by_role("option").filter(has_text="Function calling").first.click()
         page.locator("#visibility").get_by_label(visibility, exact=True).check()
-        if visibility == "public":
-            refuses_names(page)
-        page.locator("#start:not([disabled])").click()
+        page.locator("#start").click()
         page.wait_for_url("**/job?id=*")
         request, _ = pages.service.requests[-1]
         assert (request.private, request.suite) == (visibility == "private", suite)
@@ -87,9 +73,7 @@ def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
     assert all(step in text for step, text in zip(steps, told, strict=True))
 
 
-def test_a_form_says_what_is_missing_and_a_recipe_in_yaml_fills_it_which_holds_the_parameters_of_a_method(
-    pages: Pages, open_page: Any
-) -> None:
+def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     shown(page, "#outcome", "Choose a base and the agents")
     assert not page.get_by_role("button", name="Copy as").first.is_visible()  # of what is not there yet
@@ -97,28 +81,6 @@ def test_a_form_says_what_is_missing_and_a_recipe_in_yaml_fills_it_which_holds_t
     shown(page, "#verdict", "Choose the agents")
     page.get_by_role("button", name="Copy as link").wait_for()
     assert page.locator("#outcome .hm-problems").count() == 0
-
-    page.get_by_text("Load a recipe").click()
-    page.locator("#yaml textarea").fill(
-        "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
-    )
-    page.locator("#load-yaml").click()
-    shown(page, "#said", "Loaded")
-    shown(page, "#agents", "zoo/mem-agent")
-    assert page.locator("#base input").input_value() == "zoo/base"
-    assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
-    page.get_by_text("Weights", exact=True).click()
-    assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
-
-    page.get_by_label("Another method").check()
-    page.locator("#method input").click()
-    page.get_by_role("option", name="Task arithmetic", exact=True).click()
-    page.get_by_text("How it works, and its settings").click()
-    shown(page, "#about-method", "The sum of the agents' updates")
-    page.get_by_label("lambda").fill("0.4")
-    page.locator("#show-yaml").click()
-    page.wait_for_function("document.querySelector('#yaml textarea').value.includes('task_arithmetic')")
-    assert recipe_from_yaml(page.locator("#yaml textarea").input_value()).parameters == {"lambda": 0.4}
 
 
 def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_asked_for(
@@ -136,6 +98,21 @@ def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_ask
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
     assert pages.service.requests[0][0].private is True
+
+
+def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    shown(page, "#agents", CATALOGUE[2])
+    page.get_by_label("Another method").check()
+    page.locator("#method input").click()
+    page.get_by_role("option", name="Task arithmetic", exact=True).click()
+    page.get_by_text("How it works, and its settings").click()
+    shown(page, "#about-method", "The sum of the agents' updates")
+    page.get_by_label("lambda").fill("0.4")
+    page.get_by_text("Load a recipe").click()
+    page.locator("#show-yaml").click()
+    page.wait_for_function("document.querySelector('#yaml textarea').value.includes('task_arithmetic')")
+    assert recipe_from_yaml(page.locator("#yaml textarea").input_value()).parameters == {"lambda": 0.4}
 
 
 def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
@@ -163,7 +140,35 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
     assert own == [None, ("org/tools", "answer")]
 
 
-def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_form_is_filled_and_no_other_address(
+def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
+    base, *agents = CATALOGUE[:3]
+    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
+    field = page.locator(TARGET_NAME).first
+    for name, what in (("my merge!", "no repo can have this name"), ("", "the result needs a name")):
+        field.fill(name)
+        field.blur()
+        page.locator("#start:not([disabled])").click()  # what was refused can be tried again
+        shown(page, "#said", what)
+
+
+def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge")
+    page.get_by_text("Load a recipe").click()
+    page.locator("#yaml textarea").fill(
+        "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
+    )
+    page.locator("#load-yaml").click()
+    shown(page, "#said", "Loaded")
+    shown(page, "#agents", "zoo/mem-agent")
+    assert page.locator("#base input").input_value() == "zoo/base"
+    assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
+    page.get_by_text("Weights", exact=True).click()
+    assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
+
+
+def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_form_is_filled(
     pages: Pages, open_page: Any
 ) -> None:
     def kept() -> None:
@@ -187,14 +192,10 @@ def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_for
     page.goto(f"{pages.url}/merge", wait_until="domcontentloaded")
     kept()
     assert "agent=" in page.url  # with its address
-    page.goto(f"{pages.url}/merge?base={CATALOGUE[0]}", wait_until="domcontentloaded")  # as the kept one begins
-    page.wait_for_function(f"document.querySelector('#base input')?.value === '{CATALOGUE[0]}'")
-    page.locator("#inspect:not([disabled])").wait_for()
-    assert page.locator("#agents").filter(has_text=CATALOGUE[1]).count() == 0
 
 
 def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages: Pages, open_page: Any) -> None:
-    page = open_page("about:blank")
+    page = open_page(pages.url)
     held: list[Any] = []
     page.route("**/gradio_api/run/**", lambda route: held.append(route))
     page.goto(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
@@ -208,14 +209,20 @@ def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages
     assert page.locator(TARGET_NAME).first.input_value() == "typed-at-once"
 
 
-def test_a_job_is_followed_without_a_reload_and_polling_ends_with_it(pages: Pages, open_page: Any) -> None:
+def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(pages: Pages, open_page: Any) -> None:
+    short = f"{pages.url}/merge?base={CATALOGUE[0]}"
+    page = open_page(f"{short}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    shown(page, "#verdict", "These models fit")
+    page.goto(short, wait_until="domcontentloaded")
+    page.wait_for_function(f"document.querySelector('#base input')?.value === '{CATALOGUE[0]}'")
+    page.locator("#inspect:not([disabled])").wait_for()
+    assert page.locator("#agents").filter(has_text=CATALOGUE[1]).count() == 0
+
+
+def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> None:
     pages.service.put([job_view(JOB, queue_position=3)])
-    page = open_page("about:blank")
-    page.clock.install()
-    page.goto(f"{pages.url}/job?id={JOB}", wait_until="domcontentloaded")
+    page = open_page(f"{pages.url}/job?id={JOB}")
     shown(page, "#job", "2 jobs are ahead of it")
-    with page.expect_request("**/run/predict*"):
-        page.clock.fast_forward(2_500)
     pages.service.put([job_view(JOB, **RUNNING)])
     shown(page, "#job .hm-amount", "31.6%")
     shown(page, "#job", "312 MB of 988 MB · 41 MB/s · about 16 s left")  # 676 / 41 = 16.49
@@ -226,6 +233,18 @@ def test_a_job_is_followed_without_a_reload_and_polling_ends_with_it(pages: Page
     shown(page, "#job", "Published")
     assert page.locator("#job .hm-result a").get_attribute("href") == f"model?model=ada/three-in-one&sha={'c' * 40}"
     assert page.locator(f"#job a[href^='{pages.service.endpoint}/ada/three-in-one']").count()
+
+
+def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, **RUNNING)])
+    page = open_page("about:blank")
+    page.clock.install()
+    page.goto(f"{pages.url}/job?id={JOB}", wait_until="domcontentloaded")
+    shown(page, "#job", "41 MB/s")
+    with page.expect_request("**/run/predict*"):
+        page.clock.fast_forward(2_500)
+    pages.service.put([job_view(JOB, state="cancelled", queue_position=None)])
+    shown(page, "#job", "Nothing was published")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.clock.fast_forward(60_000)
@@ -259,23 +278,23 @@ def test_the_owner_cancels_a_job_and_tries_it_again_and_nobody_else_sees_the_but
     shown(page, "#job", "Queued")
 
 
-def test_my_jobs_lists_the_visitor_s_own_and_links_to_them_and_a_private_one_is_shown_to_nobody_else(
-    pages: Pages, open_page: Any
-) -> None:
-    private = job_view(JOB, private=True, target="ada/secret")
-    pages.service.put([private, job_view("2" * 64, user="bob", target="bob/other")])
+def test_a_job_of_somebody_else_with_a_private_target_is_not_shown(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
+    page = open_page(f"{pages.url}/job?id={JOB}", "bob")
+    shown(page, "#job", "This job cannot be shown")
+    assert "ada/secret" not in page.content()
+    shown(open_page(f"{pages.url}/job?id={JOB}", "ada"), "#job", "ada/secret")
+
+
+def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB), job_view("2" * 64, user="bob", target="bob/other")])
     page = open_page(f"{pages.url}/activity", "ada")
-    row = shown(page, "#jobs tbody tr", "ada/secret")
+    row = shown(page, "#jobs tbody tr", "ada/three-in-one")
     assert page.locator("#jobs tbody tr").count() == 1
-    row.get_by_role("link", name="ada/secret").click()
+    row.get_by_role("link", name="ada/three-in-one").click()
     page.wait_for_url(f"**/job?id={JOB}")
-    shown(page, "#job", "ada/secret")
     shown(open_page(f"{pages.url}/activity?show=mine"), "#jobs", "Sign in to see your jobs")
-    stranger = open_page(f"{pages.url}/activity", "carol")
-    shown(stranger, "#jobs", "No jobs yet")
-    stranger.goto(f"{pages.url}/job?id={JOB}", wait_until="domcontentloaded")
-    shown(stranger, "#job", "This job cannot be shown")
-    assert "ada/secret" not in stranger.content()
+    shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 
 def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
@@ -291,17 +310,16 @@ def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: 
     )
     pages.service.put([view])
     pages.service.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
-    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
-    shown(page, "#job h1", HOSTILE)
-    page.locator("#recipe-card button").first.click()
-    page.wait_for_function("document.querySelector('#recipe textarea').value.includes('<img src=x')")
-    untouched(page)
-    inspected = f"merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}"
-    for address, selector, text in (
-        ("activity", "#jobs tbody th", HOSTILE),
-        (f"merge?job={JOB}", "#agents", "<img src=x"),
-        (inspected, "#outcome .hm-what", HOSTILE),
-    ):
-        page.goto(f"{pages.url}/{address}", wait_until="domcontentloaded")
-        shown(page, selector, text)
-        untouched(page)
+    job = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    shown(job, "#job h1", HOSTILE)
+    job.locator("#recipe-card button").first.click()
+    job.wait_for_function("document.querySelector('#recipe textarea').value.includes('<img src=x')")
+    jobs = open_page(f"{pages.url}/activity", "ada")
+    shown(jobs, "#jobs tbody th", HOSTILE)
+    again = open_page(f"{pages.url}/merge?job={JOB}", "ada")
+    shown(again, "#agents", "<img src=x")
+    inspected = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}", "ada")
+    shown(inspected, "#agents", CATALOGUE[2])
+    inspected.locator("#inspect").click()
+    shown(inspected, "#outcome .hm-what", HOSTILE)
+    untouched(job, jobs, again, inspected)

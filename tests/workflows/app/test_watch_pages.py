@@ -232,30 +232,36 @@ def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any) -> None
 
 
 @pytest.mark.browser
-def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look_on_a_phone_too(
-    site: tuple[str, Source], open_page: Any
+def test_a_failure_of_the_source_is_told(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
+    source.error = HubUnavailableError("the job database is locked")
+    open_page(url).locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(
+    site: tuple[str, Source], open_page: Any, width: int
 ) -> None:
     url, source = site
-    page = open_page(url, "ada")
+    page = open_page(url, "ada", width)
     rule = page.locator("article[data-rule='zoo-watch']")
     rule.get_by_role("button", name="Look now").wait_for()
-    for width in (1280, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        heights = rule.locator(".hm-acts button").evaluate_all("all => all.map((one) => one.offsetHeight)")
-        assert len(set(heights)) == 1
-        rule.get_by_role("button", name="Pause").click()
-        told = page.locator("#said").get_by_text("Paused: it starts nothing more")
-        told.wait_for()
-        page.wait_for_timeout(300)
-        top = told.bounding_box()["y"]
-        assert 0 < top < 900  # in sight, wherever the button was
-        rule.locator(".hm-badge").get_by_text("Paused").wait_for()
-        rule.get_by_role("button", name="Resume").focus()
-        page.keyboard.press("Enter")
-        rule.locator(".hm-badge").get_by_text("Watching").wait_for()
-        rule.get_by_role("button", name="Look now").click()
-        page.locator("#said").get_by_text("It looks within seconds").wait_for()
-    assert source.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")] * 2
+    heights = rule.locator(".hm-acts button").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert len(set(heights)) == 1
+    rule.get_by_role("button", name="Pause").click()
+    told = page.locator("#said").get_by_text("Paused: it starts nothing more")
+    told.wait_for()
+    page.wait_for_timeout(300)
+    top = told.bounding_box()["y"]
+    assert 0 < top < 900  # in sight, wherever the button was
+    rule.locator(".hm-badge").get_by_text("Paused").wait_for()
+    rule.get_by_role("button", name="Resume").focus()
+    page.keyboard.press("Enter")
+    rule.locator(".hm-badge").get_by_text("Watching").wait_for()
+    rule.get_by_role("button", name="Look now").click()
+    page.locator("#said").get_by_text("It looks within seconds").wait_for()
+    assert source.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")]
 
 
 @pytest.mark.browser
@@ -279,27 +285,29 @@ def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
     again.locator("#try").click()
     again.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
     assert source.tried[-1][1] is None  # nobody is signed in
-    address = page.url.partition("?")[2]
+    back = open_page(f"{url}?base=zoo/base", "bob")  # what a sign-in leaves of an address
+    back.evaluate("address => localStorage.setItem('hubmerge-watcher', address)", page.url.partition("?")[2])
+    back.goto(f"{url}?base=zoo/base")
+    back.locator("#trial").get_by_text("by zoo or ada").wait_for()
     page.get_by_label("These, by name").check()
     page.locator("#watch-named").wait_for()
     page.locator("#trial").get_by_text("Not a rule so far").wait_for()
-    page.goto(url.replace("/watchers", "/robots.txt"))  # no page of the app writes there what it holds
-    page.evaluate("address => localStorage.setItem('hubmerge-watcher', address)", address)
-    page.goto(f"{url}?base=zoo/base", wait_until="domcontentloaded")  # what a sign-in leaves of an address
-    page.locator("#trial").get_by_text("by zoo or ada").wait_for()
 
 
 @pytest.mark.browser
-def test_a_rule_that_runs_opens_in_the_form_and_a_failure_of_a_trial_or_of_the_source_is_told(
-    site: tuple[str, Source], open_page: Any
-) -> None:
+def test_a_rule_that_runs_opens_in_the_form(site: tuple[str, Source], open_page: Any) -> None:
     url, source = site
     source.views[0] = replace(ZOO, rule=ZOO.rule + "agents: {authors: [zoo]}\nrecipe: {method: ties}\n")
     page = open_page(f"{url}?watcher=zoo-watch")
     page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo, with TIES").wait_for()
+
+
+@pytest.mark.browser
+def test_a_trial_that_is_not_possible_says_why(site: tuple[str, Source], open_page: Any) -> None:
+    url, source = site
+    page = open_page(f"{url}?base=zoo/base&author=zoo")
     page.locator("#watchers article").first.wait_for()
+    page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
     source.error = HubUnavailableError("the Hub cannot be reached")
     page.locator("#try").click()
     page.locator("#trial .hm-code").filter(has_text="E_HUB").wait_for()
-    page.goto(url, wait_until="domcontentloaded")
-    page.locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
