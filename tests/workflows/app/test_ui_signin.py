@@ -232,24 +232,23 @@ def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(site: Runnin
     assert "The Hub did not sign you in: &lt;b&gt;x." in other.text
 
 
+@pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
 @pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
 def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, caplog: pytest.LogCaptureFixture
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = build_web_app(FakeService(), **signing_in_at(faulty_hub))
+    app = build_web_app(FakeService(), **signing_in_at(faulty_hub))  # of its own: an app asks for some of it only once
     with TestClient(app, base_url="https://127.0.0.1") as client:
-        for fault in (Status(status=503), Reset(at=0), LostAnswer()):
-            caplog.clear()
-            switch.add(path, fault, times=None)
-            _, told = sign_in(client, faulty_hub, "/jobs")
-            assert told.status_code == 503, fault
-            assert "The Hub does not answer" in told.text
-            assert 'href="/jobs"' in told.text
-            assert "a sign-in ended" in caplog.text
-            switch.clear()
-            _, done = sign_in(client, faulty_hub, "/jobs")
-            assert done.status_code in (302, 307), done.text
-            assert done.headers["location"] == "/jobs"
+        switch.add(path, fault, times=None)
+        _, told = sign_in(client, faulty_hub, "/jobs")
+        assert told.status_code == 503
+        assert "The Hub does not answer" in told.text
+        assert 'href="/jobs"' in told.text
+        assert "a sign-in ended" in caplog.text
+        switch.clear()
+        _, done = sign_in(client, faulty_hub, "/jobs")
+        assert done.status_code in (302, 307), done.text
+        assert done.headers["location"] == "/jobs"
 
 
 @pytest.mark.parametrize("path", ["/login/huggingface", "/login/callback"])
