@@ -234,7 +234,9 @@ def test_the_platforms_own_package_runs_the_bursts(
         assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
     else:
         assert len(told["warnings"]) == 1
-        assert calls == (["/schedule"] if granted == "quota" else ["/schedule", "/allow", "/release"])
+        refused = granted == "quota"
+        assert calls == (["/schedule"] if refused else ["/schedule", "/allow", "/release"])
+        assert ("GPU limit" if refused else "AssertionError") in told["warnings"][0]  # the package's own reason
 
 
 # --- from and to the embedded Hub, within the disk budget --------------------------------------------------------
