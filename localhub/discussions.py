@@ -59,9 +59,9 @@ def open_discussion(
 ) -> int:
     """A new discussion, or with `base` and `head` a pull request; its number."""
     [row] = hub.store.change(
-        "INSERT INTO discussions SELECT ?1, coalesce(max(num), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7, NULL"
-        " FROM discussions WHERE repo = ?1 RETURNING num",
-        *(repo.id, title, "draft" if draft else "open", base is not None, me.user.name, now(), base),
+        "INSERT INTO discussions SELECT ?, coalesce(max(num), 0) + 1, ?, ?, ?, ?, ?, ?, NULL"
+        " FROM discussions WHERE repo = ? RETURNING num",
+        *(repo.id, title, "draft" if draft else "open", base is not None, me.user.name, now(), base, repo.id),
     )
     num = int(row["num"])
     if base is not None:

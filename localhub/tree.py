@@ -28,11 +28,11 @@ _KEPT_TREES = 64
 COMMITS_BACK: ContextVar[int] = ContextVar("COMMITS_BACK", default=0)
 _HEX, _WHOLE_HEX = re.compile(r"[0-9a-f]{7,40}"), re.compile(r"[0-9a-f]{40}")
 _WALK = """
-WITH RECURSIVE walk(sha, depth) AS (
-    SELECT ?1, 0
-    UNION ALL SELECT c.parent, depth + 1 FROM walk JOIN commits c ON c.repo = ?2 AND c.sha = walk.sha
+WITH RECURSIVE walk(repo, sha, depth) AS (
+    SELECT ?, ?, 0
+    UNION ALL SELECT repo, c.parent, depth + 1 FROM walk JOIN commits c USING (repo, sha)
     WHERE c.parent IS NOT NULL {stop})
-SELECT c.* FROM walk JOIN commits c ON c.repo = ?2 AND c.sha = walk.sha ORDER BY depth
+SELECT c.* FROM walk JOIN commits c USING (repo, sha) ORDER BY depth
 """
 
 
@@ -122,7 +122,7 @@ class Trees:
         """Every file of a commit, by path."""
         if (known := self._read.get((repo, sha))) is not None:
             return known
-        rows = self._store.rows(_WALK.format(stop="AND c.whole = 0"), sha, repo)
+        rows = self._store.rows(_WALK.format(stop="AND c.whole = 0"), repo, sha)
         tree: dict[str, Entry] = {}
         for row in reversed(rows):
             files = json.loads(row["files"])
@@ -141,7 +141,7 @@ class Trees:
 
     def history(self, repo: int, sha: str, *, start: int = 0, limit: int = -1) -> list[Commit]:
         """The commit and its ancestors, newest first."""
-        rows = self._store.rows(_WALK.format(stop="") + " LIMIT ?3 OFFSET ?4", sha, repo, limit, start)
+        rows = self._store.rows(_WALK.format(stop="") + " LIMIT ? OFFSET ?", repo, sha, limit, start)
         return [Commit(*(row[name] for name in Commit._fields)) for row in rows]
 
     def commit(
@@ -172,7 +172,8 @@ class Trees:
         values = (repo, sha, parent, title, description, author, date, *kept)
         self._store.change("INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", *values)
         self._store.change(
-            "INSERT INTO refs (repo, name, sha) VALUES (?1, ?2, ?3) ON CONFLICT (repo, name) DO UPDATE SET sha = ?3",
+            "INSERT INTO refs (repo, name, sha) VALUES (?, ?, ?)"
+            " ON CONFLICT (repo, name) DO UPDATE SET sha = excluded.sha",
             *(repo, ref, sha),
         )
         self._remember(repo, sha, tree)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ _IMPORTED = 54 * _MB  # interpreter, numpy
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
-_TORCH = 200 * _MB  # what `import torch` adds
-_DEVICE = 800 * _MB  # CUDA's libraries, the driver's context on the host, pinned buffers
+# what `import torch` adds at most, by the libraries' share that the page cache maps at once (half as much is usual)
+_TORCH, _TORCH_FOR_CUDA = 285 * _MB, 500 * _MB
+_DEVICE = 500 * _MB  # the driver's context on the host, pinned buffers
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
 DEVICE_OPERATIONS = 3e13  # additions and multiplications a second in products of float32; 5e13 on an H200
@@ -59,6 +61,7 @@ class Machine:
     speed: float = 1.0  # of one core, relative to the one that the rate was measured on
     to_build: bool = False  # whether its fast pass has to be built first
     device: bool = False  # whether it has one
+    torch_for_cuda: bool = False  # whether its torch, if any, was built for CUDA, which takes more memory
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
@@ -66,7 +69,7 @@ class Machine:
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
-        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), max(0, free))
+        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), _torch_for_cuda(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,9 @@ def predict(
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
             needed += min(KEPT_BLOCKS * BLOCK_BYTES, plan.download_bytes)  # of shards that are read by ranges
-    needed += _DEVICE * on_device + _TORCH * (on_device or options.ranks.size > 1)
+    if on_device or options.ranks.size > 1:
+        needed += _TORCH_FOR_CUDA if on_device or machine.torch_for_cuda else _TORCH
+    needed += _DEVICE * on_device
     if machine.to_build and options.backend != "eager":
         seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)
@@ -119,6 +124,13 @@ def _seconds(plans: Sequence[Plan], machine: Machine, options: StreamOptions, *,
     operations = sum(operations_of(plan, t) for plan in plans for t in plan.tensors())
     products = operations / DEVICE_OPERATIONS if on_device else operations / CORE_OPERATIONS / threads / machine.speed
     return products + (_START_S + work / min(threads + 2, machine.cores)) / machine.speed
+
+
+def _torch_for_cuda() -> bool:
+    """As the library lies there: importing it would take what is to be told."""
+    found = find_spec("torch")
+    folders = (found.submodule_search_locations if found else None) or ()
+    return any(Path(folder, "lib/libtorch_cuda.so").exists() for folder in folders)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Torch's CPU in the place of a CUDA device."""
+"""A CUDA device where there is one, and torch's CPU in its place."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from hubmerge.machine import resources
 from hubmerge.numerics.counter_rng import make_key
 
 CPU = torch.device("cpu")
+ON_GPU = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"),
+)
+DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(torch.device("cuda", 0), id="cuda", marks=ON_GPU)]
 
 
 def engine_here() -> Engine:

@@ -1,15 +1,16 @@
-"""The device's pass gives the definition's bits: every method, dtype, rounding and size, in torch on the CPU."""
+"""The device's pass gives the definition's bits: every method, dtype, rounding and size, in torch on CPU and GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
-from device_helpers import CPU, compare, engine_here
+from device_helpers import CPU, DEVICES, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fast import chunk_of, rule_of
@@ -17,17 +18,21 @@ from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.device import Engine
 from hubmerge.engine.lanes import Lane
 from hubmerge.engine.memory import device_bytes
+from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
+from hubmerge.methods.base import Each, Scope, one_by_one
+from hubmerge.numerics.arrays import Array
 from hubmerge.numerics.counter_rng import Key, draws, make_key
 from hubmerge.numerics.dtypes import STORAGE, encode
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    opened = engine_here()
+@pytest.fixture(scope="module", params=DEVICES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    opened = Engine(request.param, definition, memory_bytes=DEVICE_BYTES)
     yield opened
     opened.close()
 
@@ -42,7 +47,9 @@ def test_every_method_gives_the_bits_of_the_definition(
 ) -> None:
     for n in (1, 2 * BLOCK + 65):
         chunk = chunk_of(method, 3, n, stored, start=2**40)
-        compare(engine, chunk, rule_of(method, chunk, rounding), output)
+        rule = rule_of(method, chunk, rounding)
+        compare(engine, chunk, rule, output)
+        engine.prove(rule, 3, output)
 
 
 @pytest.mark.parametrize("agents", [2, 9])
@@ -80,12 +87,47 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
 @settings(max_examples=300, deadline=None)
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_every_float_is_rounded_alike(dtype: str, rounding: str, values: list[float], seed: int) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_float_is_rounded_alike(
+    device: torch.device, dtype: str, rounding: str, values: list[float], seed: int
+) -> None:
     array = np.array(values, dtype=np.float32)
     random = draws(Key(seed, seed), 0, len(array))
-    found = encode(torch.from_numpy(array.copy()), dtype, rounding, torch.from_numpy(random.view(np.int64).copy()))
+    there = [torch.from_numpy(x.copy()).to(device) for x in (array, random.view(np.int64))]
+    found = encode(there[0], dtype, rounding, there[1])
     wanted = encode(array, dtype, rounding, random)
-    assert found.view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
+    assert found.cpu().view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
+
+
+def test_the_products_of_a_whole_tensor_are_float32s_whatever_torch_was_told(engine: Engine) -> None:
+    of_torch = torch.backends.cuda.matmul
+    kept, of_torch.allow_tf32 = of_torch.allow_tf32, True
+    try:
+        engine.prove_products()
+        assert of_torch.allow_tf32
+        for shape in ((800, 120), (120, 800)):
+            _check_products(engine, shape)
+    finally:
+        of_torch.allow_tf32 = kept
+
+
+def _check_products(engine: Engine, shape: tuple[int, int]) -> None:
+    method, rng = registry()["wudi"], np.random.default_rng(0)
+    scope = Scope(method.parse_parameters({"steps": 100}), [1.0, 0.5, 1.0])
+    values = [rng.normal(size=shape).astype(np.float32) * np.float32(0.01) for _ in range(4)]
+    chunk = ChunkInputs(tuple(v.reshape(-1) for v in values), ("F32",) * 4, 0)
+
+    def whole(deltas: Sequence[Array], each: Each) -> Array:
+        return method.merge_whole([d.reshape(shape) for d in deltas], scope, each).reshape(-1)
+
+    rule = replace(rule_of("linear", chunk, "nearest"), whole=whole)
+    wanted = definition.whole_update(chunk, rule, one_by_one)
+    found = engine.whole_update(chunk, rule, lambda: pytest.fail("the CPU was asked"))
+    start = sum(w * (v - values[0]).reshape(-1) for w, v in zip(scope.weights, values[1:], strict=True))
+    moved = np.abs(wanted - start)
+    assert moved.max() > 5e-4
+    assert np.abs(found - wanted).mean() < 1e-3 * moved.mean()
+    assert np.abs(found - wanted).max() < 0.1 * moved.max()
 
 
 def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:

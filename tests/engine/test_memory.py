@@ -216,9 +216,9 @@ def test_two_processes(long_family: Family, tmp_path: Path) -> None:
         done = [pool.submit(measure, command, {**common, "RANK": str(rank)}) for rank in range(2)]
         peaks = [future.result().peak_rss_bytes for future in done]
     plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
-    said = predict(plan, Machine(2), StreamOptions(threads=2, ranks=Two())).memory_bytes
+    said = predict(plan, replace(Machine.here(plan), cores=2), StreamOptions(threads=2, ranks=Two())).memory_bytes
     for peak in peaks:
-        assert_near(said, peak)
+        assert_near(said, peak, most=1.5)  # of torch's libraries the page cache maps more or less at once
 
 
 # --- sweeps -------------------------------------------------------------------------------------------------------

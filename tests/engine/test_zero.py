@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -236,7 +237,8 @@ def test_the_platforms_own_package_runs_the_bursts(
         assert len(told["warnings"]) == 1
         refused = granted == "quota"
         assert calls == (["/schedule"] if refused else ["/schedule", "/allow", "/release"])
-        assert ("GPU limit" if refused else "AssertionError") in told["warnings"][0]  # the package's own reason
+        reason = "GPU limit" if refused else "AssertionError|RuntimeError"  # the package's own, or what torch raised
+        assert re.search(reason, told["warnings"][0])
 
 
 # --- from and to the embedded Hub, within the disk budget --------------------------------------------------------
