@@ -71,7 +71,7 @@ def page(rows: dict[str, tuple[str, str]], version: str) -> str:
         "|---|---|---|---|---|",
         *(f"| `{family}` | `{name}` | {result} |" for family, (name, result) in sorted(built.items())),
         "\n## Not built here\n",
-        "What needs no more than a package merges where there is that package: of timm and torchaudio this was tried.\n",
+        "What needs no more than a package merges where that is installed, as was tried with timm and torchaudio.\n",
         "| family | class | why |",
         "|---|---|---|",
         *(f"| `{family}` | `{name}` | {why} |" for family, (name, why) in sorted(others.items())),
