@@ -15,7 +15,7 @@ from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
 from hubmerge.board.values import Board
 from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
 
-REFRESH_S = 30.0
+REFRESH_S = 10.0  # a page that says an evaluation is done is followed soon by the board
 FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it
 
 
