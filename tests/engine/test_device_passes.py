@@ -65,7 +65,7 @@ def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, meth
     n = 8 * BLOCK
     chunk = chunk_of(method, agents, n, "F32")
     rule, lane = rule_of(method, chunk, "stochastic"), Lane(CPU)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
     events = seen.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
