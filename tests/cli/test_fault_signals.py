@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -148,15 +147,15 @@ def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    left, rmtree = [1], shutil.rmtree
+    left, rmdir = [1], os.rmdir  # by which every Python removes the folder itself, in the end
 
     def interrupted(path: Any, **options: Any) -> None:
         if left[0] and Path(path).parent == scratch:
             left[0] -= 1
             raise KeyboardInterrupt
-        rmtree(path, **options)
+        rmdir(path, **options)
 
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    monkeypatch.setattr(os, "rmdir", interrupted)
     assert main([*command, str(recipe_file)]) == 1
     assert left == [0]
     assert not list(scratch.iterdir())
