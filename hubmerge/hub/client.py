@@ -7,6 +7,7 @@ words, and which of them are worth a retry).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 MAX_COMMITS = 1000  # of a repo's history that one question looks through
+
+_one_thread = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -318,9 +321,18 @@ def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return eval_result_entries_to_yaml([EvalResultEntry(**entry) for entry in entries])
 
 
-@cache
 def _limit_waiting() -> None:
-    """Give the client timeouts, since it waits for ever by default. This is done once, as it closes connections."""
+    """Give the client timeouts, since it waits for ever by default.
+
+    This is done once, as it closes connections: a thread that asks just then finds no client. Neither `cache` nor
+    `cached_property` keeps several threads from beginning at once, the latter since Python 3.12.
+    """
+    with _one_thread:
+        _set_timeouts()
+
+
+@cache
+def _set_timeouts() -> None:
     import httpx2
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from hubmerge.errors import (
     PermissionDeniedError,
     SourceChangedError,
 )
+from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, TransientHubError
@@ -397,6 +400,23 @@ def test_a_local_hub_leads_to_no_other_machine(server: ScriptedHub, hub: Hub, lo
     server.bend = lambda request: Answer(302, headers={"Location": location})
     with pytest.raises(HubUnavailableError, match="another machine"):
         hub.read_file(server.repo, server.sha, "config.json")
+
+
+def test_threads_that_connect_at_once_set_the_client_up_once(monkeypatch: pytest.MonkeyPatch):
+    """Setting it up closes the connections that another thread has just got."""
+    set_up, factories = huggingface_hub.set_client_factory, []
+
+    def slow(factory: Any) -> None:
+        factories.append(factory)
+        time.sleep(0.05)
+        set_up(factory)
+
+    monkeypatch.setattr(huggingface_hub, "set_client_factory", slow)
+    client._set_timeouts.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        for asked in [pool.submit(client._limit_waiting) for _ in range(8)]:
+            asked.result()
+    assert len(factories) == 1
 
 
 class Web:
