@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
 
 
 @pytest.fixture(scope="module")
-def names(hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The models and repos, and a finished merge."""
-    here = tmp_path_factory.mktemp("here")
-    made = mistakes.build(here, *(HfApi(hub.endpoint, token=hub.tokens[name]) for name in ("ada", "bob")))
-    (here / "first.yaml").write_text(f"base: {made['base']}\nagents: [{made['one']}, {made['two']}]\nmethod: ram\n")
-    assert main(["merge", str(here / "first.yaml"), "--out", str(here / "merged")]) == 0
-    return {**made, "merged": str(here / "merged"), "here": str(here)}
+def names(hub: LocalHubProcess) -> Iterator[dict[str, str]]:
+    """The models and repos, and a finished merge; in a folder with a short name, since messages cut long values."""
+    with tempfile.TemporaryDirectory(prefix="mistakes-", dir="/tmp") as folder:
+        here = Path(folder)
+        made = mistakes.build(here, *(HfApi(hub.endpoint, token=hub.tokens[name]) for name in ("ada", "bob")))
+        (here / "first.yaml").write_text(f"base: {made['base']}\nagents: [{made['one']}, {made['two']}]\nmethod: ram\n")
+        assert main(["merge", str(here / "first.yaml"), "--out", str(here / "merged")]) == 0
+        yield {**made, "merged": str(here / "merged"), "here": str(here)}
 
 
 def answered(
