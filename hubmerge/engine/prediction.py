@@ -39,9 +39,9 @@ _IMPORTED = 54 * _MB  # interpreter, numpy
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
-# what `import torch` adds at most: by the state of the page cache, more or less of the libraries is mapped at once
-_TORCH, _TORCH_FOR_CUDA = 285 * _MB, 660 * _MB
-_DEVICE = 400 * _MB  # the driver's context on the host, pinned buffers
+# what `import torch` adds; by the state of the page cache a quarter more or less, as libraries are mapped at once
+_TORCH, _TORCH_FOR_CUDA = 230 * _MB, 620 * _MB
+_DEVICE = 440 * _MB  # the driver's context on the host, pinned buffers
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
 DEVICE_OPERATIONS = 3e13  # additions and multiplications a second in products of float32; 5e13 on an H200

@@ -66,7 +66,7 @@ def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_h
     assert predict(plan, replace(machine, device=False), StreamOptions(device="cuda")).memory_bytes >= alone
 
 
-def test_what_torch_takes_is_at_most_what_was_said_and_half_as_much_again() -> None:
+def test_what_torch_takes_is_what_importing_it_takes_here() -> None:
     script = (
         "from pathlib import Path; import numpy\n"
         "def held(): return 4096 * int(Path('/proc/self/statm').read_text().split()[1])\n"
@@ -74,7 +74,7 @@ def test_what_torch_takes_is_at_most_what_was_said_and_half_as_much_again() -> N
     )
     held, cuda = printed_by(script).split()
     assert prediction._torch_for_cuda() == (cuda != "None")
-    assert 0.95 <= (prediction._TORCH if cuda == "None" else prediction._TORCH_FOR_CUDA) / int(held) <= 1.5
+    assert 0.75 <= (prediction._TORCH if cuda == "None" else prediction._TORCH_FOR_CUDA) / int(held) <= 1.25
 
 
 def test_time_is_the_elements_that_are_read_over_cores_and_speed() -> None:
