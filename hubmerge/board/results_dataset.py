@@ -51,7 +51,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"config_name": "results", "data_files": "data/results.parquet"},
     {"config_name": "details", "data_files": "details/**/*.parquet"},
 )
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*\n?", re.DOTALL | re.MULTILINE)
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*\n?", re.DOTALL | re.MULTILINE)
 _TEXT = """\
 # Evaluation results
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import SourceNotFoundError
-from hubmerge.hub.names import FileInfo, RepoState, is_sha
+from hubmerge.hub.names import FileInfo, RepoState, is_sha, stated_license
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
@@ -62,8 +62,7 @@ class ClientCache:
         if missing := _missing(files, folder):
             raise _not_here(where, repo_id, revision, f"it without {', '.join(missing[:3])}")
         card = _card(folder)
-        stated = card.get("license")
-        return RepoState(repo_id, sha, files, False, False, stated if isinstance(stated, str) else None, card)
+        return RepoState(repo_id, sha, files, False, False, stated_license(card), card)
 
     def _commit(self, repo_id: str, revision: str) -> str | None:
         if is_sha(revision):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hubmerge.errors import FormatError, HubUnavailableError, LoginError
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
-from hubmerge.hub.names import FileInfo, is_hub_id, is_sha
+from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
 from hubmerge.hub.writing import Answer, HubWriting
@@ -184,8 +184,7 @@ class Hub(HubWriting):
             found = map(_file_info, info.siblings or ())
             files = {f.path: replace(f, here=self._here(info.id, info.sha, f.path, f.size)) for f in found}
             card = dict(info.card_data.to_dict()) if info.card_data else {}
-            license_name = card.get("license") if isinstance(card.get("license"), str) else None
-            return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), license_name, card)
+            return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), stated_license(card), card)
 
         return self._ask(where, ask, pinned=pinned)
 

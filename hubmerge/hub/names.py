@@ -35,6 +35,13 @@ def stated_bases(card: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(base for base in bases if isinstance(base, str) and is_hub_id(base))
 
 
+def stated_license(card: Mapping[str, Any]) -> str | None:
+    """The license that a card states; of a list, which the Hub allows, all that it names, joined by "and"."""
+    stated = card.get("license")
+    names = stated if isinstance(stated, list) else [stated]
+    return " and ".join(name for name in names if isinstance(name, str)) or None
+
+
 @dataclass(frozen=True)
 class FileInfo:
     """One file of a model: `sha256` is the LFS oid where the Hub states one."""

@@ -25,7 +25,7 @@ from hubmerge.methods.varying import worded
 from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
 from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
-from hubmerge.plan.licenses import KNOWN, UNDECIDED
+from hubmerge.plan.licenses import KNOWN, UNDECIDED, stated_names
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.sources.ancestry import Ancestor
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
@@ -346,7 +346,7 @@ def _anomalies(report: Report, losses: Sequence[Loss]) -> list[tuple[str, list[s
         (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),
         ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
         ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
-        ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
+        ("No known license is stated", [p.label for p in report.parents if not {*stated_names(p.license)} <= {*KNOWN}]),
         ("Gated, with terms that bind every user of the merge", [p.label for p in report.parents if p.gated]),
     )
     return [(what, who) for what, who in findings if who]

@@ -160,6 +160,11 @@ def covers(strict: str, lenient: str) -> bool:
     return lenient in _COVERS[strict]
 
 
+def stated_names(stated: str | None) -> list[str]:
+    """What one input states, name by name: all bind that a list names (hub/names.py joins them)."""
+    return _normal(stated).split(" and ")
+
+
 def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     """The license that all inputs together allow; RecipeError where one forbids derivatives.
 
@@ -167,8 +172,7 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     """
     known: list[str] = []
     unclear: list[str] = []
-    for stated in licenses:
-        name = _normal(stated)
+    for name in (name for stated in licenses for name in stated_names(stated)):
         if name in NO_DERIVATIVES:
             raise RecipeError(
                 "a license that forbids derivatives, and a merge is one",

@@ -21,7 +21,8 @@ from hubmerge.text.plain_yaml import load_plain_yaml
 
 _STANDARD_INPUT = Path("-")
 _WRITTEN = (
-    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
+    "Write one document without anchors, a key and its value on a line of their own (`method: ram`); indent with "
+    "spaces, close quotes and brackets."
 )
 
 

@@ -46,9 +46,12 @@ _DRAW = (
 )
 
 
+_MARKS = frozenset(("merge_method", "experts", "genome"))  # of a merge, a mixture of experts and an evolution
+
+
 def is_mergekit(document: Any) -> bool:
     """True for plain data that is written for mergekit."""
-    return isinstance(document, Mapping) and "merge_method" in document
+    return isinstance(document, Mapping) and not _MARKS.isdisjoint(document)
 
 
 def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tuple[Recipe, tuple[str, ...]]:
@@ -56,6 +59,14 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
 
     Raises RecipeError, which lists everything without a counterpart.
     """
+    if "merge_method" not in document:
+        raise RecipeError(
+            "a mergekit document of another kind than a merge, such as a mixture of experts",
+            where=where,
+            expected="merge_method",
+            got=", ".join(map(str, document))[:120],
+            next_step="Merge whole models: list them under `models`, with a `merge_method`.",
+        )
     reading = Reading(document, where)
     method = document["merge_method"]
     read = _METHODS.get(method) if isinstance(method, str) else None

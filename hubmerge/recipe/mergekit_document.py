@@ -203,7 +203,8 @@ class Document:
     def _check_keys(self, what: str, table: Mapping[str, Any], path: Path, known: tuple[str, ...]) -> None:
         for key in table:
             if key not in known:
-                self.refuse(f"a key that a {what} does not have", *path, str(key)[:80])
+                step = "Write it under `parameters`." if key in _EVERY_PARAMETER else ""
+                self.refuse(f"a key that a {what} does not have", *path, str(key)[:80], next_step=step)
 
     def _level(self, table: Mapping[str, Any], path: Path) -> Tables:
         """The parameters of a slice or module, checked."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, Problem, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import FileInfo
+from hubmerge.hub.names import FileInfo, stated_license
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import parse_adapter_config
@@ -214,9 +214,8 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
         made_from = stated_ancestors(card, files, place.read_file)
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
-    license_name = card["license"] if isinstance(card.get("license"), str) else None
     ref = replace(ref, sha=digest)
-    return replace(model, ref=ref, license=license_name, made_from=made_from, outside=outside)
+    return replace(model, ref=ref, license=stated_license(card), made_from=made_from, outside=outside)
 
 
 def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
@@ -231,7 +230,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
 
 def _card_data(content: bytes) -> dict[str, Any]:
     """The YAML front matter of a local card; empty where it is broken."""
-    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8-sig", errors="replace"), re.DOTALL)
+    match = re.match(r"\s*---\r?\n(.*?)\r?\n---", content.decode("utf-8-sig", errors="replace"), re.DOTALL)
     try:
         data = load_plain_yaml(match.group(1)) if match else {}
     except ValueError:

@@ -289,6 +289,7 @@ def test_a_card_that_cannot_be_read_is_left_alone() -> None:
     assert own is not None
     assert dataset_card(own) is None
     assert dataset_card(b"\xef\xbb\xbf" + own.replace(b"\n", b"\r\n")) is None, "as an editor may leave it"
+    assert dataset_card(b"\n" + own) is None
 
 
 def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:

@@ -306,6 +306,8 @@ def second_half(more: str) -> str:
         ),
         ("merge_method: linear\nmodels: [{model: org/a}]\nparameters: {weight: 1}\n", "models", "single model"),
         ("merge_method: linear\n" + models("weight: 1", "weight: 1").replace("org/a", "org/c+org/l"), "model", "LoRA"),
+        ("base_model: org/base\ngate_mode: random\nexperts: [{source_model: org/a}]\n", "", "mixture of experts"),
+        ("genome: {models: [org/a, org/b]}\ntasks: []\n", "", "of another kind than a merge"),
         (RAM + "chat_template: auto\n", "chat_template", "not supported"),
         (RAM + "agents: [org/c]\n", "agents", "does not know"),
         (RAM + "seed: 1\n", "seed", "does not know"),
@@ -360,6 +362,12 @@ def test_everything_without_a_counterpart_is_told_at_once():
     told = str(refused(text))
     for place in ("parameters → weight", "model 2", "model", "dtype", "tokenizer_source", "frob", "chat_template"):
         assert f"→ {place}" in told
+
+
+def test_a_parameter_outside_parameters_is_told_where_it_belongs():
+    told = str(refused(TIES.replace("model: org/a", "density: 0.5, model: org/a")))
+    assert "a key that a model does not have" in told
+    assert "model 1 → density. Write it under `parameters`." in told
 
 
 def test_values_out_of_range_are_refused_by_the_recipe():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hubmerge.errors import RecipeError
+from hubmerge.hub.names import stated_license
 from hubmerge.plan.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, strictest
 from localhub.cards import LICENSES
 
@@ -78,8 +79,23 @@ def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None
 def test_a_license_that_forbids_derivatives_is_refused(stated: str) -> None:
     with pytest.raises(RecipeError, match="forbids derivatives"):
         strictest(["mit", stated])
+    with pytest.raises(RecipeError, match="forbids derivatives"):
+        strictest([stated_license({"license": ["mit", stated]})])
     with pytest.raises(RecipeError):
         choose(strictest(["mit"]), stated)
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [(["MIT"], "mit"), (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"), (["mit", "license"], "unknown")],
+)
+def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str) -> None:
+    assert strictest(["mit", stated_license({"license": listed})]).id == expected
+
+
+@pytest.mark.parametrize("card", [{}, {"license": []}, {"license": [None]}, {"license": 3}, {"license": ""}])
+def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]) -> None:
+    assert stated_license(card) is None
 
 
 def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known_inputs() -> None:

@@ -116,7 +116,9 @@ def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_
     cards = {
         b"---\nlicense: apache-2.0\ntags: [x]\n---\n# Hi": "apache-2.0",
         b"\xef\xbb\xbf---\r\nlicense: mit\r\n---\r\n": "mit",
-        b"---\nlicense: [mit]\n---\n": None,
+        b"\n---\nlicense: mit\n---\n": "mit",  # as Qwen2.5-VL's begins
+        b"---\nlicense: [mit]\n---\n": "mit",
+        b"---\nlicense: [mit, cc-by-nc-4.0]\n---\n": "mit and cc-by-nc-4.0",
         b"---\nlicense: &a mit\nother: *a\n---\n": None,
         b"---\n[" + b"[" * 5000 + b"\n---\n": None,
         b"# no front matter": None,
