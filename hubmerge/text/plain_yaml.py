@@ -108,6 +108,8 @@ def _at(error: yaml.MarkedYAMLError) -> str:
     why = " ".join((error.problem or error.context or "no YAML").split())
     if "'\\t'" in why:
         why = "a tab, where YAML wants spaces"
+    elif "found another document" in why:
+        why = "a second document"
     elif error.problem and error.context_mark and mark and error.context_mark.line != mark.line:
         why += f", {error.context} at line {error.context_mark.line + 1}"
     return (why if mark is None else f"{why} (line {mark.line + 1}, column {mark.column + 1})")[:300]

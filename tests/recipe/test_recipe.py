@@ -270,7 +270,7 @@ def test_a_file_below_the_home_of_nobody_is_refused():
         ("base: [", "YAML"),
         ("- base", "table"),
         ("", "table"),
-        ("base: org/base\n---\nbase: org/other", "document"),
+        ("base: org/base\n---\nbase: org/other", "got a second document (line 2, column 1)"),
         ("[" * 20_000, "YAML"),
         ("base: \0", "YAML"),
         ("seed: " + "9" * 5000, "digits"),
