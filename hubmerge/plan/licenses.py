@@ -172,18 +172,17 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     """
     known: list[str] = []
     unclear: list[str] = []
-    for name in (name for stated in licenses for name in stated_names(stated)):
-        if name in NO_DERIVATIVES:
+    for stated in licenses:
+        names = stated_names(stated)
+        if forbidding := NO_DERIVATIVES.intersection(names):
             raise RecipeError(
                 "a license that forbids derivatives, and a merge is one",
                 where="the licenses of the models",
-                got=name,
+                got=min(forbidding),
                 next_step="Remove the model that carries it.",
             )
-        if name in _COVERS:
-            known.append(name)
-        else:
-            unclear.append(_complaint(name))
+        known += [name for name in names if name in _COVERS]
+        unclear += [_complaint(name) for name in names if name not in _COVERS][:1]
     distinct = [name for name in KNOWN if name in known]
     binding = tuple(n for n in distinct if not any(n != other and covers(other, n) for other in distinct))
     if unclear or not binding:

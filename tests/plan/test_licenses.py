@@ -93,6 +93,13 @@ def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str)
     assert strictest(["mit", stated_license({"license": listed})]).id == expected
 
 
+def test_a_card_that_lists_thousands_of_names_is_a_short_question() -> None:
+    decision = strictest([stated_license({"license": ["mit", *map(str, range(10_000))]})])
+    assert decision.needs_choice
+    assert decision.binding == ("mit",)
+    assert decision.reason.count("no license id of the Hub") == 1
+
+
 @pytest.mark.parametrize("card", [{}, {"license": []}, {"license": [None]}, {"license": 3}, {"license": ""}])
 def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]) -> None:
     assert stated_license(card) is None
