@@ -193,7 +193,7 @@ REPO = "ada/published"
 def hub(local_hub: LocalHubProcess, ada: HfApi) -> Hub:
     if not ada.repo_exists(REPO):
         ada.create_repo(REPO)
-        for path, data in (("README.md", b"---\nlicense: mit\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
+        for path, data in (("README.md", b"---\nlicense: [mit]\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
             ada.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=REPO)
     return Hub(local_hub.endpoint, local_hub.tokens["ada"])
 
