@@ -4,7 +4,8 @@ There are three kinds of failed requests. A refusal (missing, gated, forbidden) 
 handled by the code that publishes. Passing trouble (429, 5xx, a dropped connection) is retried a few times, after the
 pause that the server asks for in `Retry-After` or `RateLimit`. Without such a word the pause doubles and is drawn at
 random, so that many clients do not come back at once. If the pause is longer than a request may wait, the request fails
-and its job stays queued.
+and its job stays queued. The bytes of a merge may wait for the end of the Hub's window, in which it counts requests: a
+shard that is read by ranges takes more of them than a window has.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ _KINDS: Mapping[int, type[HubUnavailableError]] = {
     412: BranchMovedError,
 }
 COMMIT_TRIES = 5  # of one commit to a branch
+WINDOW_S = 300.0  # in which the Hub counts requests; it asks for the rest of it
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Patience:
 
     tries: int = 5
     first_pause_s: float = 0.5  # doubles with every try
-    longest_pause_s: float = 60.0  # also of what a server may ask for
+    longest_pause_s: float = 60.0  # also of what a server may ask for, but for pauses that another thread can end
     sleep: Callable[[float], None] | None = None  # instead of waiting
     stopped: threading.Event | None = None
     until: float | None = field(default_factory=ASKED_UNTIL.get)  # seconds of the monotonic clock
@@ -105,12 +107,17 @@ class Patience:
         """Wait after so many failures in a row; raises `error` where no further try is left."""
         self.check()  # a request that was broken off fails as if the connection had dropped
         after_s = error.after_s if isinstance(error, TransientHubError) else None
-        if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
+        longest_s = self.longest_pause_s if self.stopped is None else WINDOW_S
+        if self.until is not None:
+            longest_s = min(longest_s, self.until - time.monotonic())
+        if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > longest_s:
             raise error
         if after_s is None:
             pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
             self._wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
         else:
+            if after_s > self.longest_pause_s:
+                logging.getLogger(__name__).warning("the Hub asks for a pause of %.0f s: %s", after_s, error)
             # a second more: servers count in whole ones
             self._wait(after_s + random.uniform(0.0, 1.0))  # noqa: S311
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,31 @@ def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, 
         hub.repo_state("org/model")
     assert caught.value.retryable
     assert caught.value.after_s == 290
+    assert clock.pauses == []
+
+
+def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_say_so(
+    server: ScriptedHub, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture
+):
+    answers: list[Answer | None] = [error(429, RateLimit='"resolvers";r=0;t=290'), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.breakable().repo_state("org/model")
+    [pause] = clock.pauses
+    assert 290 <= pause <= 291
+    assert "asks for a pause of 290 s" in caplog.text
+
+
+def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_nobody(
+    server: ScriptedHub, hub: Hub, clock: Clock
+):
+    server.bend = lambda request: error(429, Retry_After="3600")
+    with pytest.raises(TransientHubError):
+        hub.breakable().repo_state("org/model")
+    server.bend = lambda request: error(429, Retry_After="20")
+    hub.patience = replace(hub.patience, until=time.monotonic() + 10)
+    for asked in (hub, hub.breakable()):
+        with pytest.raises(TransientHubError):
+            asked.repo_state("org/model")
     assert clock.pauses == []
 
 
