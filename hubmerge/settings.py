@@ -124,6 +124,12 @@ def use_one_blas_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def limit_uploads() -> None:
+    """Let the Hub's client send at most eight blocks of 64 MB to Xet at a time, which it holds in memory; its own limit
+    is 64 blocks."""
+    os.environ.setdefault("HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY", "8")
+
+
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
     """The variables of `environ` (default: the process environment) that an evaluating process inherits.
 

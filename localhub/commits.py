@@ -17,11 +17,12 @@ from typing import IO
 
 from starlette.responses import JSONResponse, Response
 
-from localhub import webhooks
+from localhub import webhooks, xet
 from localhub.access import Repo, can_take_part, can_write, require_write
 from localhub.cards import card_problems
 from localhub.discussions import add_event, open_discussion
 from localhub.http_errors import HubError, bad_request, entry_not_found, forbidden, revision_not_found, unprocessable
+from localhub.lfs import has
 from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules, lfs_rules
 from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, parse_json, text_of
 from localhub.repos import commit_to
@@ -240,9 +241,7 @@ def _base64(content: str) -> bytes:
 
 def _large_file(store: Store, repo: Repo, value: Json) -> File:
     sha256 = text_of(value, "oid")
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not store.row(
-        "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, sha256
-    ):
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not (has(store, repo.id, sha256) or xet.take(store, repo, sha256)):
         raise unprocessable(f"The LFS object {sha256} was not uploaded to {repo.full_name}")
     size = store.lfs_path(sha256).stat().st_size
     return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)

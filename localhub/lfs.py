@@ -47,12 +47,12 @@ def _objects(body: Json) -> list[tuple[str, int]]:
     return objects
 
 
-def _has(store: Store, repo: int, sha256: str) -> bool:
+def has(store: Store, repo: int, sha256: str) -> bool:
     """Whether a large file was uploaded or copied to the repo."""
     return store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo, sha256) is not None
 
 
-def _uploadable(call: Call) -> Repo:
+def uploadable(call: Call) -> Repo:
     """The repo, if the caller may upload to it, as for a pull request. Only commits make objects visible."""
     repo = call.readable()
     if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
@@ -65,12 +65,12 @@ def batch(call: Call) -> Response:
     repo, body = call.readable(), call.json()
     if body.get("operation") != "upload":
         raise bad_request("Only the upload operation is served; files are downloaded from their resolve URL")
-    _uploadable(call)
+    uploadable(call)
     limits, answers, in_all = call.hub.limits, [], 0
     takes_parts = "multipart" in list_of(body, "transfers")
     for oid, size in _objects(body):
         answer: dict[str, Any] = {"oid": oid, "size": size}
-        if not _has(call.store, repo.id, oid):
+        if not has(call.store, repo.id, oid):
             upload = secrets.token_hex(24)
             in_parts = takes_parts and size > limits.multipart_bytes
             call.store.change(
@@ -172,7 +172,7 @@ def complete(call: Call) -> Response:
             _keep(call, upload, joined, sha256, joined.stat().st_size)
     except FileNotFoundError as error:
         # an earlier try, or one beside this, may have joined them and lost its answer
-        if not _has(call.store, upload["repo"], upload["sha256"]):
+        if not has(call.store, upload["repo"], upload["sha256"]):
             missing = [number for number, part in enumerate(parts, 1) if not part.exists()]
             raise bad_request(f"Parts {missing} were not uploaded") from error
     for part in parts:
@@ -182,8 +182,8 @@ def complete(call: Call) -> Response:
 
 @router.on("POST", "/{P}{id}.git/info/lfs/verify", atomic=False)
 def verify(call: Call) -> Response:
-    repo, body = _uploadable(call), call.json()
-    known = _has(call.store, repo.id, str(body.get("oid")))
+    repo, body = uploadable(call), call.json()
+    known = has(call.store, repo.id, str(body.get("oid")))
     if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
         raise not_found("The object was not uploaded, or has another size")
     return JSONResponse({}, media_type=MEDIA_TYPE)
@@ -208,7 +208,7 @@ def duplicate(call: Call) -> Json:
         # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
         if (
             listed
-            and _has(call.store, source.id, sha256)
+            and has(call.store, source.id, sha256)
             and call.store.row(
                 "SELECT 1 FROM commits, json_each(commits.files) AS file"
                 " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",

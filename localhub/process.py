@@ -32,7 +32,8 @@ class LocalHubProcess:
         users: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self._command = [sys.executable, "-m", "localhub", "--port", str(port), "--data", str(data_dir.resolve())]
+        self.data_dir = data_dir.resolve()
+        self._command = [sys.executable, "-m", "localhub", "--port", str(port), "--data", str(self.data_dir)]
         self._command += ["--zoo"] if zoo else []
         self._command += ["--users", str(users.resolve())] if users else []
         self._command += options

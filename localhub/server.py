@@ -31,7 +31,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as CatchAll
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
-from localhub import accounts, commits, discussions, files, lfs, listing, oauth, pages, refs, repos, spaces, webhooks
+from localhub import (
+    accounts,
+    commits,
+    discussions,
+    files,
+    lfs,
+    listing,
+    oauth,
+    pages,
+    refs,
+    repos,
+    spaces,
+    webhooks,
+    xet,
+)
 from localhub.fault_rules import ADMIN_PATH
 from localhub.faults import Faults
 from localhub.protocol import Hub, Limits, Route, answer, open_hub
@@ -39,7 +53,7 @@ from localhub.seed import examples, seed_datasets, seed_zoo, with_mirrors
 from localhub.users import default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
-_MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, spaces, repos, files, listing, pages)
+_MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, xet, spaces, repos, files, listing, pages)
 ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
 
 

@@ -7,9 +7,7 @@ import re
 _REPO = r"/api/(?:models|datasets|spaces)/[^/]+/[^/]+"
 _UNSERVED = {
     r"/api/(?:scheduled-)?jobs(?:/.*)?": "Jobs",
-    r"/api/(?:models|datasets|spaces)/[^/]+(?:/[^/]+)?/xet-(?:read|write)-token/.*": (
-        "Xet; set HF_HUB_DISABLE_XET=1 before the client is imported, and files go through LFS"
-    ),
+    r"/api/(?:models|datasets|spaces)/[^/]+(?:/[^/]+)?/xet-read-token/.*": "downloads through Xet",
     r".*\.git/(?:info/refs|git-(?:upload|receive)-pack|HEAD|objects/.*)": "git over HTTP; use `hf upload`",
     r".*\.git/info/lfs/locks.*": "locks of large files",
     r"(?:/api)?/buckets(?:/.*)?": "buckets",

@@ -23,7 +23,7 @@ from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
 from hubmerge.hub.writing import Answer, HubWriting
-from hubmerge.settings import DEFAULT_ENDPOINT, Settings
+from hubmerge.settings import DEFAULT_ENDPOINT, Settings, limit_uploads
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -123,6 +123,7 @@ class Hub(HubWriting):
         if Settings(endpoint=self.endpoint).is_loopback:
             constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
         _limit_waiting()
+        limit_uploads()
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
 
     def connect(self) -> None:

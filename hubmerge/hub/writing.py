@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -237,6 +237,18 @@ class HubWriting:
             from huggingface_hub.utils._xet import abort_xet_session
 
             abort_xet_session()  # type: ignore[no-untyped-call]
+
+
+def bytes_read(path: Path) -> int:
+    """How far this process has read into a file that it holds open, whoever opened it; 0 where the system does not
+    tell."""
+    with suppress(OSError, ValueError, IndexError):
+        path = path.resolve()
+        for opened in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if opened.readlink() == path:
+                    return int(Path("/proc/self/fdinfo", opened.name).read_text().split()[1])
+    return 0
 
 
 def _goes_to_xet() -> bool:

@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from huggingface_hub import HfApi, constants
 from line import OUT_SHARD_BYTES, Killed, Line, threads_left
-from processes import ROOT, Beside, as_ada, until
+from processes import ROOT, Beside, as_ada, printed_by, until
 from scripted_hub import Answer, Request, ScriptedHub, error
 
 from hubmerge.errors import CancelledError, HubmergeError, HubUnavailableError, LoginError, PermissionDeniedError
@@ -29,6 +30,7 @@ from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, RefusedError
 from hubmerge.hub.transfer import BreakableFile
+from hubmerge.hub.writing import bytes_read
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -168,6 +170,27 @@ def weights(tmp_path: Path) -> Path:
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2_000_000))
     return path
+
+
+def test_how_far_an_upload_is_can_be_seen_whoever_reads_the_file(weights: Path) -> None:
+    seen_as = weights.parent / "folder"
+    seen_as.symlink_to(weights.parent)
+    assert bytes_read(weights) == 0
+    with weights.open("rb", buffering=0) as file:
+        file.read(1_500_000)
+        assert bytes_read(weights) == bytes_read(seen_as / weights.name) == 1_500_000
+    assert bytes_read(weights) == bytes_read(weights.parent / "nothing") == 0
+
+
+@pytest.mark.parametrize(("given", "taken"), [({}, "8"), ({"HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY": "3"}, "3")])
+def test_uploads_to_xet_hold_few_blocks_in_memory_unless_somebody_wants_more(given: dict[str, str], taken: str) -> None:
+    script = """
+        from hubmerge.hub.client import Hub
+        Hub("https://hub.example").connect()
+        from hf_xet import XetConfig
+        print(dict(XetConfig().items())["client.ac_max_upload_concurrency"])
+    """
+    assert printed_by(dedent(script), **given).strip() == taken
 
 
 @pytest.fixture

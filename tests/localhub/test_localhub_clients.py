@@ -216,7 +216,6 @@ def test_the_hf_command_names_what_is_not_served(hf: Hf) -> None:
         ("/api/papers/search", "papers"),
         ("/api/spaces/hardware", "hardware"),
         ("/api/spaces/semantic-search", "semantic search"),
-        ("/api/models/ada/x/xet-write-token/main", "HF_HUB_DISABLE_XET=1"),
         ("/api/models/ada/x/xet-read-token/main", "Xet"),
         ("/ada/x.git/info/refs?service=git-receive-pack", "git over HTTP"),
         ("/datasets/ada/x.git/info/refs", "git over HTTP"),

@@ -1,0 +1,131 @@
+"""Uploads through Xet by the Hub's own library (hf_xet), whose storage is a folder of the embedded Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.utils import get_session
+from processes import ROOT, as_ada, printed_by
+from raw_requests import ask
+
+from localhub.process import LocalHubProcess
+
+UPLOAD = """
+import sys
+from huggingface_hub import HfApi
+for folder in sys.argv[2:]:
+    HfApi().upload_folder(repo_id=sys.argv[1], folder_path=folder)
+"""
+# hubmerge itself sends nothing through Xet to a Hub on this machine
+RUN = """
+import sys
+from types import SimpleNamespace
+from hubmerge.cli.main import main
+from hubmerge.hub import client
+client.Settings = lambda endpoint: SimpleNamespace(is_loopback=False)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def through_xet(script: str, hub: LocalHubProcess, folder: Path, *arguments: str) -> str:
+    """What a script prints whose uploads left chunks in the Hub's storage for Xet."""
+    storage = hub.data_dir / "xet"
+    before = {*storage.rglob("default.*")}
+    home = {"HF_HUB_DISABLE_XET": "0", "HF_HOME": str(folder / "home")}
+    said = printed_by(script, *arguments, **as_ada(hub, folder), **home)
+    assert {*storage.rglob("default.*")} > before
+    return said
+
+
+def asked_for_address(hub: LocalHubProcess, repo: str, user: str | None) -> int:
+    headers = {"authorization": f"Bearer {hub.tokens[user]}"} if user else {}
+    url = f"{hub.endpoint}/api/models/{repo}/xet-write-token/main"
+    return int(get_session().get(url, headers=headers).status_code)
+
+
+def committed(api: HfApi, repo: str, sha256: str) -> Any:
+    """The Hub's answer to a commit of a large file by its digest alone."""
+    lines = [
+        {"key": "header", "value": {"summary": "a file"}},
+        {"key": "lfsFile", "value": {"path": "b.safetensors", "algo": "sha256", "oid": sha256}},
+    ]
+    return ask(api, "POST", f"/api/models/{repo}/commit/main", content="\n".join(map(json.dumps, lines)))
+
+
+def test_what_the_client_sends_through_xet_is_what_is_downloaded(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path
+) -> None:
+    block = random.Random(0).randbytes(1_000_000)
+    files = {
+        "one/a.safetensors": block,
+        "one/b.safetensors": block * 3 + b"end",  # chunks that are there already
+        "one/c.bin": b"",
+        "two/a.safetensors": block[::-1],
+        "two/d.safetensors": block,
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"), str(tmp_path / "two"))
+    assert ada.list_repo_commits(repo)[0].title == "Upload folder using huggingface_hub"
+    for name in ("a.safetensors", "b.safetensors", "d.safetensors", "c.bin"):
+        expected = files.get(f"two/{name}", files.get(f"one/{name}"))
+        assert Path(ada.hf_hub_download(repo, name, local_dir=tmp_path / "got")).read_bytes() == expected
+    [large] = ada.get_paths_info(repo, "b.safetensors")
+    assert large.lfs is not None  # type: ignore[union-attr]
+
+
+def test_a_merge_is_published_through_xet(
+    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    target, base, *agents = f"ada/{fresh()}", *(str(ROOT / "examples" / "zoo" / n) for n in ("base", "math", "tool"))
+    (tmp_path / "recipe.yaml").write_text(json.dumps({"base": base, "agents": agents, "method": "ram"}))
+    through_xet(RUN, local_hub, tmp_path, "run", str(tmp_path / "recipe.yaml"), "--to", target)
+    report = Path(ada.hf_hub_download(target, "hubmerge.json", local_dir=tmp_path)).read_text()
+    [shard] = ada.get_paths_info(target, "model.safetensors")
+    assert shard.lfs.sha256 in report  # type: ignore[union-attr]
+
+
+def test_only_who_may_upload_is_given_a_storage(local_hub: LocalHubProcess, repo: str) -> None:
+    assert asked_for_address(local_hub, repo, "ada") == 200
+    assert asked_for_address(local_hub, repo, "ada_read") == 403
+    assert asked_for_address(local_hub, repo, None) == 401
+    assert asked_for_address(local_hub, "ada/nothing-there", "ada") == 404
+
+
+def test_a_file_that_was_sent_to_one_repo_cannot_be_committed_to_another(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
+    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))
+    [file] = ada.get_paths_info(repo, "a.safetensors")
+    other = ada.create_repo(f"ada/{fresh()}").repo_id
+    answer = committed(ada, other, file.lfs.sha256)  # type: ignore[union-attr]
+    assert answer.status_code == 422
+    assert "was not uploaded to" in answer.json()["error"]
+
+
+def test_a_storage_that_was_cut_short_or_lies_makes_no_object(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
+    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))
+    [file] = ada.get_paths_info(repo, "a.safetensors")
+    sha256: str = file.lfs.sha256  # type: ignore[union-attr]
+    [shard] = max((local_hub.data_dir / "xet").glob("*/*"), key=os.path.getmtime).rglob("shards/*.mdb")
+    content = shard.read_bytes()
+    stored = b"".join(int(sha256[at : at + 16], 16).to_bytes(8, "little") for at in range(0, 64, 16))
+    assert stored in content
+    shard.write_bytes(content.replace(stored, bytes(32)))
+    answer = committed(ada, repo, "0" * 64)
+    assert (answer.status_code, "calls a file" in answer.json()["error"]) == (400, True)
+    shard.write_bytes(content[:60])
+    assert committed(ada, repo, "0" * 64).status_code == 422
