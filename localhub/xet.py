@@ -1,4 +1,4 @@
-"""Xet storage for uploads: the client's own library keeps what it sends in a folder of this machine, one for each repo.
+"""Xet storage for uploads: the client's own library keeps what it sends in a folder of this machine, one an upload.
 
 Where the address of the storage names a folder (`local://`), hf_xet writes there what it would send: chunks, and shards
 that name every file by its Xet hash and its sha256. A commit asks for a file by its sha256; then the library puts it
@@ -26,7 +26,7 @@ from localhub.store import Store
 
 router = Router()
 _TOKEN_S = 3600
-_FILES = 48  # bytes before the first file of a shard; also of each of a shard's records
+_RECORD = 48  # bytes of each record of a shard; its files begin after one
 _VERIFIED, _HAS_SHA256 = 1 << 31, 1 << 30  # flags of a file: what follows its segments
 
 
@@ -79,14 +79,14 @@ def _folder(store: Store, repo: Repo) -> Path:
 
 def _files(shard: bytes) -> Iterator[tuple[str, int, str]]:
     """(Xet hash, size, sha256) of every file that a shard lists with its sha256."""
-    at = _FILES
+    at = _RECORD
     while (xet_hash := _hash(shard, at)) != "f" * 64:
         flags, segments = struct.unpack_from("<II", shard, at + 32)
-        size = sum(struct.unpack_from("<I", shard, at + _FILES * (1 + n) + 36)[0] for n in range(segments))
-        at += _FILES * (1 + segments * (2 if flags & _VERIFIED else 1))
+        size = sum(struct.unpack_from("<I", shard, at + _RECORD * (1 + n) + 36)[0] for n in range(segments))
+        at += _RECORD * (1 + segments * (2 if flags & _VERIFIED else 1))
         if flags & _HAS_SHA256:
             yield xet_hash, size, _hash(shard, at)
-            at += _FILES
+            at += _RECORD
 
 
 def _hash(shard: bytes, at: int) -> str:
