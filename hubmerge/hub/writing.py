@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 Answer = TypeVar("Answer")
+_WATCHED_EVERY_S = 0.5  # how far an upload to Xet is
 
 
 class HubWriting:
@@ -99,8 +100,8 @@ class HubWriting:
         """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
 
         Bytes that the Hub already holds are not sent again. `sha256`: of the file where it is known, so that the
-        client need not read the file for it. `sent` is told how far into the file the upload is, where it is read here
-        (not by hf_xet); it may raise to break the upload off.
+        client need not read the file for it. `sent` is told how far into the file the upload is; it may raise to break
+        the upload off.
         """
         from huggingface_hub import CommitOperationAdd
 
@@ -124,13 +125,19 @@ class HubWriting:
     ) -> Iterator[None]:
         self.patience.check()
         if _goes_to_xet():
+            raised: list[BaseException] = []
             try:
-                yield
+                with _watched(path, sent or (lambda position: None), raised):
+                    yield
             except (RuntimeError, OSError) as error:
+                if raised:
+                    raise raised[0] from None
                 self.patience.check()
                 if "/xet-write-token/" in str(error):
                     self._ask_for_xet_token(repo_id)
                 raise
+            if raised:
+                raise raised[0]
             return
 
         def check(position: int) -> None:
@@ -234,9 +241,36 @@ class HubWriting:
         """
         self.hang_up()
         if _goes_to_xet():
-            from huggingface_hub.utils._xet import abort_xet_session
+            _abort_xet()
 
-            abort_xet_session()  # type: ignore[no-untyped-call]
+
+@contextmanager
+def _watched(path: Path, sent: Callable[[int], None], raised: list[BaseException]) -> Iterator[None]:
+    """Tell `sent` from a thread how far the file is read, since hf_xet tells nobody. What it raises ends all uploads to
+    Xet, and stands in `raised`."""
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not over.wait(_WATCHED_EVERY_S):
+                sent(bytes_read(path))
+        except BaseException as error:  # noqa: BLE001  (it is raised by the upload's own thread)
+            raised.append(error)
+            _abort_xet()
+
+    watching = threading.Thread(target=watch, name="hubmerge-watch", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def _abort_xet() -> None:
+    from huggingface_hub.utils._xet import abort_xet_session
+
+    abort_xet_session()  # type: ignore[no-untyped-call]
 
 
 def bytes_read(path: Path) -> int:

@@ -22,7 +22,6 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import MANIFEST, FinishedShard
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.writing import bytes_read
 from hubmerge.output.publish import Target, ensure_target, note_created
 from hubmerge.plan.plan import Plan
 
@@ -58,7 +57,6 @@ class ShardUploader:
         self.hub = self.hub.breakable()
         self._target_is_there = False
         self.sent = self.size = 0  # bytes of the shard that is on its way
-        self._path = self.folder  # the shard that is on its way
         self._pending: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
 
@@ -93,8 +91,6 @@ class ShardUploader:
             if wait((self._pending[0],), _TICK_S).done:
                 self._pending.popleft().result()
             else:
-                # of an upload to Xet nobody else tells how far it is
-                self.sent = max(self.sent, bytes_read(self._path))
                 self.waiting()
 
     def _upload(self, shard: FinishedShard) -> None:
@@ -103,7 +99,7 @@ class ShardUploader:
             if state.created:
                 note_created(self.folder, self.target, state)
             self._target_is_there = True
-        self._path = path = self.folder / shard.filename
+        path = self.folder / shard.filename
         self.sent, self.size = 0, shard.size
         operation = self.hub.preupload(
             self.target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent

@@ -207,20 +207,26 @@ def hub_with_xet(server: ScriptedHub) -> Hub:
     return hub
 
 
-def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: ScriptedHub, weights: Path) -> None:
-    over = threading.Event()
+def storage_that_never_answers(xet: ScriptedHub) -> tuple[threading.Event, threading.Event]:
+    """Two events: the storage was asked; it may answer after all."""
+    asked, over = threading.Event(), threading.Event()
 
     def bend(request: Request) -> Answer:
         if "/xet-write-token/" not in request.path and "/preupload/" not in request.path:
+            asked.set()
             over.wait()
-        token = {"Cas-Url": xet.endpoint, "Access-Token": "t", "Token-Expiration": str(int(time.time()) + 3600)}
-        headers = {f"X-Xet-{name}": value for name, value in token.items()}
-        return sent_to_xet(request) or Answer(body=b"{}", headers=headers)
+        token = {"casUrl": xet.endpoint, "accessToken": "t", "exp": int(time.time()) + 3600}
+        return sent_to_xet(request) or Answer(body=json.dumps(token).encode())
 
     xet.bend = bend
+    return asked, over
+
+
+def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: ScriptedHub, weights: Path) -> None:
+    asked, over = storage_that_never_answers(xet)
     hub = hub_with_xet(xet)
     uploading = Beside(lambda: hub.preupload("ada/x", weights, weights.name, sha256="0" * 64))
-    until(lambda: xet.paths("/xet-write-token/"))
+    assert asked.wait(60)
     for _ in range(100):
         hub.break_off()
         uploading.join(0.2)
@@ -228,6 +234,23 @@ def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: Scr
             break
     over.set()
     assert isinstance(uploading.ended_with(), CancelledError)
+
+
+def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet: ScriptedHub, weights: Path) -> None:
+    _, over = storage_that_never_answers(xet)
+    told: list[int] = []
+
+    def sent(position: int) -> None:
+        told.append(position)
+        if position == weights.stat().st_size:
+            raise CancelledError("enough")
+
+    try:
+        with pytest.raises(CancelledError, match="enough"):
+            hub_with_xet(xet).preupload("ada/x", weights, weights.name, sha256="0" * 64, sent=sent)
+    finally:
+        over.set()
+    assert told[-1] == 2_000_000
 
 
 @pytest.mark.parametrize(
