@@ -219,11 +219,12 @@ def _require_room(state: RepoState, folder: Path) -> None:
             next_step="Name a dataset that holds the rows alone.",
         )
     disk = shutil.disk_usage(folder)
-    if 2 * size + disk.total // 20 > disk.free:
+    left = min(disk.total // 20, MAX_DATA_BYTES)
+    if 2 * size + left > disk.free:
         raise DiskError(
             "the calibration dataset does not fit on this disk",
             where=where,
-            expected=f"{2 * size} bytes free, and a twentieth of the disk for everything else",
+            expected=f"{2 * size} bytes free, and {left} for everything else",
             got=str(disk.free),
             next_step="Try again later, or on a machine with more disk.",
         )
