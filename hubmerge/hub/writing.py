@@ -251,9 +251,11 @@ def _watched(path: Path, sent: Callable[[int], None], raised: list[BaseException
     over = threading.Event()
 
     def watch() -> None:
+        position = 0
         try:
             while not over.wait(_WATCHED_EVERY_S):
-                sent(bytes_read(path))
+                position = max(position, bytes_read(path))  # it is closed before all of it is sent
+                sent(position)
         except BaseException as error:  # noqa: BLE001  (it is raised by the upload's own thread)
             raised.append(error)
             _abort_xet()
