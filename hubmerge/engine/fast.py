@@ -29,13 +29,12 @@ from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.numerics.counter_rng import Key
 from hubmerge.numerics.dtypes import STORAGE, Float32
-from hubmerge.sources.buffers import empty
+from hubmerge.sources import buffers
 from hubmerge.statistics.histogram import BINS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
 
 PIECE = 16_384  # elements that a kernel in numpy takes at once
 _COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could overflow
-_LINE = 64  # bytes of a cache line
 _KINDS = {"F32": 0, "BF16": 1, "F16": 2}
 _WORKSPACES = 4  # kept per thread; variants of a merge take turns at every chunk
 
@@ -176,8 +175,8 @@ class _Workspace:
 
     def __init__(self, agents: int, extras: int) -> None:
         size = library().workspace_bytes(agents, extras)
-        self._memory = np.zeros(size + _LINE, np.uint8)
-        self.address = -(-_address(self._memory) // _LINE) * _LINE
+        self._memory = np.frombuffer(buffers.pages(size), np.uint8)  # which begins at a page, and is all zero
+        self.address = _address(self._memory)
         self.room = np.empty((3, agents * BINS), np.int64)  # for a histogram
 
     @classmethod
@@ -236,7 +235,7 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     extras = len(chunk.uniform_keys) + len(chunk.sensitivities)
     plain = chunk if fused else replace(chunk, uniform_keys=(), sensitivities=())
     work = _Pass(plain, rule.epsilon, extras if fused else 0)
-    out = empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
+    out = buffers.empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
     work.merge_into(out, rule, dtype, key)
     if not fused:
         work.call.kernel = -1

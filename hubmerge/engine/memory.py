@@ -32,7 +32,7 @@ COMPUTING = 9  # bytes per element beside a computed input: of fp8 its bits, val
 LARGEST_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 256 * 1024  # elements
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
-THREAD, THREAD_PER_AGENT = 4_000_000, 400_000  # counters of a thread, and what the allocator keeps for it
+THREAD, THREAD_PER_AGENT = 300_000, 900_000  # scratch and counters of a thread (`laid_out` in pass.c)
 ROW = 4 * 65_648 * 4  # one agent's histogram of keys, COPIES times (pass.c); a thread counts one agent after the other
 
 HOST_THREADS = 8  # that feed a device; more only contend for the interpreter
@@ -125,11 +125,11 @@ def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     extras = {name for plan in plans for name in get_method(plan.recipe.method).extras}
     measured = 4 * agents if "sensitivity" in extras else 0
     of_inputs = max((_input_bytes(kind, agents) for kind in plans[0].input_kinds), default=0)
-    # two results in flight per thread (threads.py), and one that is written
-    of_outputs = sum(3 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) for p in plans)
+    # two results in flight per thread (threads.py), and half as many again as one writes: few at once, on any machine
+    of_outputs = sum(5 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) // 2 for p in plans)
     if not fused:
         # values, differences and masks, and their scaled forms, squares and products
-        return 20 + 26 * agents + measured + of_outputs - 3 * DTYPE_BYTES["F32"]
+        return 20 + 26 * agents + measured + of_outputs - 5 * DTYPE_BYTES["F32"] // 2
     return max(1, of_inputs + of_outputs + measured)
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from hubmerge.hub.client import Hub
 from hubmerge.numerics.dtypes import STORAGE, Float32, decode
+from hubmerge.sources import buffers
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
 from hubmerge.sources.folder import ShardFiles
@@ -171,7 +172,7 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         needed = len(tensors) * width * storage.itemsize
         buffer = self._scratch.buffer
         if buffer is None or buffer.size < needed:
-            buffer = self._scratch.buffer = np.empty(needed, dtype=np.uint8)
+            buffer = self._scratch.buffer = np.frombuffer(buffers.pages(needed), np.uint8)
         rows = tuple(buffer[:needed].view(storage).reshape(len(tensors), width)[:, :count])
         for model, (tensor, row) in enumerate(zip(tensors, rows, strict=True)):
             self._fill(model, tensor, start, row)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from stream_helpers import sensitivity_metadata
 
 from benchmarks.metering import NOWHERE, measure, merging
@@ -36,7 +37,10 @@ SHORT = small_shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabul
 
 @dataclass(frozen=True)
 class Family:
-    """A base and AGENTS agents with their sensitivities."""
+    """A base and AGENTS agents with their sensitivities.
+
+    Their updates are of every magnitude, so that they are counted in every bin there is: the most that counting takes.
+    """
 
     folder: Path
     shape: DecoderShape
@@ -44,6 +48,9 @@ class Family:
     @classmethod
     def written(cls, folder: Path, shape: DecoderShape) -> Family:
         write_family(shape, folder, tuple(0.1 * (k + 1) for k in range(AGENTS)))
+        half = np.random.default_rng(0).random(sum(prod(dims) for _, dims in shape.tensors())) < 0.5
+        for k, name in enumerate(("base", *(f"agent{k}" for k in range(AGENTS)))):
+            _of_every_magnitude(folder / name / "model.safetensors", half, seed=k)
         return cls(folder, shape)
 
     def recipe(self, method: str, agents: int = AGENTS, **more: Any) -> Recipe:
@@ -61,6 +68,17 @@ class Family:
             parts = ((n, np.linspace(0, 1, prod(s), dtype=np.float32)) for n, s in shapes.items())
             write_tensors(path, shapes, metadata.to_strings(), parts)
         return str(path)
+
+
+def _of_every_magnitude(path: Path, where: NDArray[np.bool_], seed: int) -> None:
+    """Elements `where` so: 0 in the base (seed 0), in an agent mostly 0, else ±2^-17 to ±2^14, as in float16."""
+    data, rng = path.read_bytes(), np.random.default_rng(seed)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    bits, count = np.frombuffer(data, np.uint16, offset=begin).copy(), int(where.sum())
+    signs, exponents, digits = rng.integers(0, 2, count), rng.integers(110, 141, count), rng.integers(0, 128, count)
+    written = rng.random(count) < 0.3 * (seed > 0)
+    bits[where] = np.where(written, signs << 15 | exponents << 7 | digits, 0)
+    path.write_bytes(data[:begin] + bits.tobytes())
 
 
 def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, str] | None = None) -> int:

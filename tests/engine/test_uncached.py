@@ -110,7 +110,7 @@ def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkey
 def test_a_lack_of_disk_or_memory_is_found_when_the_file_is_made_and_leaves_no_descriptor_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str, error: type[Exception]
 ) -> None:
-    def refuse(*_: int) -> None:
+    def refuse(*_: int, **__: int) -> None:
         code = errno.ENOSPC if lack == "disk" else errno.ENOMEM
         raise OSError(code, os.strerror(code))
 
