@@ -17,11 +17,10 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.errors import SourceChangedError
 from hubmerge.output.diff import SCHEMA, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.plan.plan import Plan
-from workflows.jobs.jobs import NewJob
+from workflows.jobs.jobs import COMPARISON, NewJob
 from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Emit, JobSpec, Result
 
-KIND = "diff"
 TOP_TENSORS = 20  # of each list, in a job's result
 MAX_RESULT_CHARACTERS = 256 * 1024  # of JSON
 
@@ -36,12 +35,12 @@ def comparison_job(plan: Plan, user: str) -> NewJob:
         "private": is_closed(plan),
         "warnings": list(plan.warnings),
     }
-    return NewJob(id=comparison_id(plan, user), kind=KIND, user=user, payload=payload)
+    return NewJob(id=comparison_id(plan, user), kind=COMPARISON, user=user, payload=payload)
 
 
 def comparison_id(plan: Plan, user: str) -> str:
     pins = [[ref.id, ref.sha] for ref in (plan.base.ref, plan.agents[0].ref)]
-    identity = ["diff", SCHEMA, pins, user if is_closed(plan) else ""]
+    identity = [COMPARISON, SCHEMA, pins, user if is_closed(plan) else ""]
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 

@@ -34,6 +34,7 @@ BACKOFF_BASE_S = 4.0
 BACKOFF_CAP_S = 600.0
 DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone within seconds
 EVALUATION = "evaluate"  # the kind of job that measures a model
+COMPARISON = "diff"  # and that which compares two
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
 SHA = re.compile(r"[0-9a-f]{40}")
 

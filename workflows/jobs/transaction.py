@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from hubmerge.errors import (
@@ -22,6 +22,7 @@ from hubmerge.errors import (
 )
 from workflows.jobs.jobs import (
     ACTIVE,
+    COMPARISON,
     DISK_STEPS,
     EVALUATION,
     HELD,
@@ -37,10 +38,11 @@ from workflows.jobs.jobs import (
     got_further,
     iso,
 )
-from workflows.jobs.schema import EVENTS, JOBS, TOKENS
+from workflows.jobs.schema import EVENTS, JOBS, SETS, TOKENS
 from workflows.jobs.tokens import SealedToken
 
 MAX_WAITING = 2000  # jobs of all users together
+KEPT_ENDED = 500  # of a user's jobs that left nothing behind
 MEMORY_DEATHS = 2  # the second one at the same place is final
 MOST_ATTEMPTS = 25  # of a job that gets further each time before something kills it
 MOST_MACHINE_FAULTS = 12  # attempts, after which a fault of the machine counts as any other
@@ -105,10 +107,23 @@ class Transaction:
         else:
             values |= {"id": new.id, "max_attempts": new.max_attempts, "attempt": 0, "fence": 0}
             self.connection.execute(insert(JOBS).values(created=self.now, updated=self.now, **values))
+            self._forget_oldest(new.user)
         self.event(new.id, "submitted", {"again": known is not None})
         if token is not None:
             self.keep_token(new.id, token)
         return get_job(self.connection, new.id)
+
+    def _forget_oldest(self, user: str) -> None:
+        """Keep the newest KEPT_ENDED of a user's jobs that left nothing behind: merges that failed or were cancelled,
+        and comparisons. Else one who submits and cancels again and again would fill the disk. What a watcher has made
+        stays, since its rule would make it again."""
+        given_up, compared = JOBS.c.state.in_((State.FAILED, State.CANCELLED)), JOBS.c.state == State.DONE
+        nothing_left = or_(and_(JOBS.c.kind != EVALUATION, given_up), and_(JOBS.c.kind == COMPARISON, compared))
+        of_rules = select(SETS.c.job_id).where(SETS.c.job_id.is_not(None))
+        ended = and_(JOBS.c.user == user, nothing_left, JOBS.c.id.not_in(of_rules))
+        old = select(JOBS.c.id).where(ended).order_by(JOBS.c.ticket.desc()).offset(KEPT_ENDED)
+        self.connection.execute(delete(EVENTS).where(EVENTS.c.job_id.in_(old)))
+        self.connection.execute(delete(JOBS).where(JOBS.c.id.in_(old)))
 
     def _check_quota(self, new: NewJob, limit: int) -> None:
         asked_by = JOBS.c.payload["asked_by"].as_string()

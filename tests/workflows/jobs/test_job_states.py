@@ -18,11 +18,14 @@ from job_helpers import (
     new_job,
 )
 from pydantic import ValidationError
+from sqlalchemy import insert
 
 from hubmerge.errors import QuotaError, RecipeError
+from workflows.jobs import transaction
 from workflows.jobs.jobs import (
     BACKOFF_BASE_S,
     BACKOFF_CAP_S,
+    EVALUATION,
     OUTAGE_TRIES,
     Job,
     JobError,
@@ -32,6 +35,7 @@ from workflows.jobs.jobs import (
     State,
     backoff_s,
 )
+from workflows.jobs.schema import SETS
 from workflows.jobs.store import Store
 
 
@@ -61,6 +65,32 @@ def test_an_endless_recipe_is_refused(store: Store) -> None:
     with pytest.raises(RecipeError, match="too long"):
         store.submit(new_job("a", payload={"x": "y" * 300_000}))
     assert store.list_jobs() == ()
+
+
+def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept_and_of_the_others_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who submits and cancels again and again fills no disk."""
+    monkeypatch.setattr(transaction, "KEPT_ENDED", 2)
+    for name, kind in (("merged", "merge"), ("compared", "diff"), ("measured", EVALUATION)):
+        job = claimed(store, name, kind=kind)
+        store.finish(job.id, job.fence, {})
+    for name, changes in (("failed", {}), ("not measured", {"kind": EVALUATION}), ("of a rule", {})):
+        job = claimed(store, name, **changes)
+        store.fail(job.id, job.fence, FINAL)
+    with store.writing() as change:
+        row = dict.fromkeys(("rule", "set_id", "weights_id", "time", "target"), "r") | {"members": {}, "job_id": job.id}
+        change.connection.execute(insert(SETS).values(**row))
+    store.submit(new_job("of bob", user="bob"))
+    store.request_cancel(job_id("of bob"), "bob")
+    for name in ("cancelled", "and again"):
+        store.submit(new_job(name))
+        store.request_cancel(job_id(name), "ann")
+    store.submit(new_job("waits"))
+    kept = ["waits", "and again", "cancelled", "of bob", "of a rule", "not measured", "measured", "merged"]
+    assert [job.payload["name"] for job in store.list_jobs()] == kept
+    assert store.events(job_id("failed")) == ()
+    assert store.submit(new_job("failed")).state is State.QUEUED, "it is a new one"
 
 
 def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store: Store) -> None:
