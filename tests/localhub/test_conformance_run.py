@@ -50,14 +50,14 @@ def report(folder: Path, *, passed: int, failed: int = 0, errors: int = 0, skipp
 def test_every_test_must_run_and_pass(
     run: ModuleType, tmp_path: Path, counts: dict[str, int], code: int, expected: int
 ) -> None:
-    assert run.summarize(report(tmp_path, **counts), code, everything=True) == expected
+    assert run.summarize(report(tmp_path, **counts), code, run.PLAIN) == expected
 
 
 def test_a_selection_needs_no_number_but_something_that_passed(run: ModuleType, tmp_path: Path) -> None:
-    assert run.summarize(report(tmp_path, passed=3, skipped=5), 0, everything=False) == 0
-    assert run.summarize(report(tmp_path, passed=3, failed=1), 1, everything=False) == 1
-    assert run.summarize(report(tmp_path, passed=0), 5, everything=False) == 1
+    assert run.summarize(report(tmp_path, passed=3, skipped=5), 0, None) == 0
+    assert run.summarize(report(tmp_path, passed=3, failed=1), 1, None) == 1
+    assert run.summarize(report(tmp_path, passed=0), 5, None) == 1
 
 
 def test_a_run_that_left_no_report_failed(run: ModuleType, tmp_path: Path) -> None:
-    assert run.summarize(tmp_path / "report.xml", 0, everything=True) == 1
+    assert run.summarize(tmp_path / "report.xml", 0, run.PLAIN) == 1
