@@ -33,6 +33,7 @@ LARGEST_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 256 * 1024  # elements
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
 THREAD, THREAD_PER_AGENT = 300_000, 900_000  # scratch and counters of a thread (`laid_out` in pass.c)
+COUNTERS_PER_AGENT = 786_000  # of that; updates of few magnitudes touch few of them, those of every magnitude all
 ROW = 4 * 65_648 * 4  # one agent's histogram of keys, COPIES times (pass.c); a thread counts one agent after the other
 
 HOST_THREADS = 8  # that feed a device; more only contend for the interpreter

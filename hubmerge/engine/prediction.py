@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hubmerge.engine.compiled import is_built
-from hubmerge.engine.memory import shares_of, whole_bytes
+from hubmerge.engine.memory import COUNTERS_PER_AGENT, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.rules import is_whole, operations_of
 from hubmerge.engine.uncached import gathered_bytes
@@ -104,7 +104,10 @@ def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -
     shares = shares_of(plans, options)
     whole = [t for t in tensors if any(is_whole(plan, t) for plan in plans)]
     longest = max((t.elements for t in tensors if t not in whole), default=0)
-    buffers = shares.threads * (shares.thread_bytes + min(shares.chunk, longest) * shares.element_bytes)
+    touched = (
+        shares.thread_bytes - agents * COUNTERS_PER_AGENT // 2
+    )  # the middle between what few and all updates touch
+    buffers = shares.threads * (touched + min(shares.chunk, longest) * shares.element_bytes)
     buffers += gathered_bytes(len(plans)) * len(plans)
     if on_device:
         buffers += max((2 * t.elements * (2 * (agents + 1) + _DELTA_AND_OUTPUT) for t in whole), default=0)
