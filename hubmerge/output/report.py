@@ -69,7 +69,7 @@ class AgentOutcome:
     kept_shared: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A finished merge. JSON in and out without loss (`to_json`, `from_json`)."""
 
@@ -99,6 +99,10 @@ class Report:
     sensitivities: tuple[Mapping[str, Any], ...] = ()
     tokenizer: str = "base"  # whose: the base's, with agents' tokens ("union"), or that of the agent so labelled
     task: Mapping[str, Any] = field(default_factory=dict)  # Task.as_dict; {} in reports of before it was known
+
+    def __repr__(self) -> str:
+        merge = f"{self.method['title']} of {len(self.recipe['agents'])} agents"
+        return f"<Report {self.identity[:16]}: {merge}, {self.parameters:,} parameters>"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -84,7 +84,7 @@ class PlannedShard:
         return self.tensors[-1].end if self.tensors else len(self.header)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """Everything that a merge reads and writes."""
 
@@ -97,6 +97,10 @@ class Plan:
     companions: Companions  # files beside the weights
     vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
     calibration: tuple[CalibrationRows, ...] = ()  # what agents are weighed by, each; none where it was not read
+
+    def __repr__(self) -> str:  # all of its tensors would flood a notebook
+        merge = f"{self.recipe.method} of {len(self.agents)} agents on {self.base.ref.id}"
+        return f"<Plan {self.identity[:16]}: {merge}, {self.elements:,} parameters>"
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -247,13 +247,17 @@ def _counts(*shape: int) -> Counts:
     return np.zeros(shape, dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statistics:
     """The tallies of every merged tensor, in plan order, and of the groups that cards and figures show."""
 
     agents: tuple[str, ...]  # labels, in recipe order
     epsilon: float
     tensors: Mapping[str, Tally]
+
+    def __repr__(self) -> str:
+        changed = ", ".join(f"{a} changed {d:.2%}" for a, d in zip(self.agents, self.total.density, strict=True))
+        return f"<Statistics of {len(self.tensors)} tensors: {changed}>"
 
     @property
     def total(self) -> Tally:

@@ -71,6 +71,16 @@ def test_recipes_are_mappings_files_or_recipes(place: Path) -> None:
     assert plan.identity == hubmerge.inspect("recipe.yaml").identity == hubmerge.inspect(plan.recipe).identity
 
 
+def test_what_is_returned_shows_itself_in_one_line(place: Path) -> None:
+    plan, statistics, report = hubmerge.inspect(RECIPE), hubmerge.probe(RECIPE), hubmerge.merge(RECIPE, "merged")
+    merge = f"{plan.identity[:16]}: %s of 2 agents"
+    assert repr(plan).startswith(f"<Plan {merge % 'ram'} on zoo/base, {plan.elements:,} parameters>")
+    assert repr(report).startswith(f"<Report {merge % 'RAM'}, {plan.elements:,} parameters>")
+    [math, _] = statistics.total.density
+    assert f" math-agent changed {math:.2%}," in repr(statistics)
+    assert all(len(repr(value)) < 200 for value in (plan, statistics, report))
+
+
 def test_a_merge_goes_to_one_place(place: Path) -> None:
     with pytest.raises(hubmerge.HubmergeError, match="E_RECIPE: a merge goes to a folder or to a repo"):
         hubmerge.merge(RECIPE)  # type: ignore[call-overload]
