@@ -97,8 +97,9 @@ class FakeService:
         self.suites = {"math": "Mathematics", "tool": "Function calling"}
         self.evaluations: list[QueuedEvaluation] = []
         self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
-        self.go_on = Event()  # a look into layers waits for it
+        self.go_on, self.end = Event(), Event()  # a look into layers waits for them, and tells how far it is between
         self.go_on.set()
+        self.end.set()
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
     def visitor(self, name: str | None, token: str) -> Visitor:
@@ -141,6 +142,8 @@ class FakeService:
         plan = self.inspect(recipe, visitor)
         tell(2_000_000, 8_257_536)
         self.go_on.wait(120.0)
+        tell(5_000_000, 8_257_536)
+        self.end.wait(120.0)
         agents = [{**told, "agent": name} for told, name in zip(STATISTICS["agents"], plan.labels, strict=False)]
         reason = "71% of what changed was changed by one agent alone; averaging would divide it by three."
         figures = {**STATISTICS, "elements": 1_376_256, "agents": agents}

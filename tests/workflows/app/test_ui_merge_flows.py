@@ -316,25 +316,28 @@ def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages
 def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_models_that_it_was_about(
     pages: Pages, open_page: Any
 ) -> None:
+    # beside it gradio keeps, in a place that nobody sees, that the look was cancelled
+    nothing_told = "document.querySelector('#preview .prose').innerText.trim() === ''"
+
     def change_the_models() -> None:
         page.locator("#agents .token-remove").first.click()
-        nothing_is_told()
-
-    def nothing_is_told() -> None:
-        # beside it gradio keeps, in a place that nobody sees, that the look was cancelled
-        page.wait_for_function("document.querySelector('#preview .prose').innerText.trim() === ''")
+        page.wait_for_function(nothing_told)
 
     page = open_page(f"{pages.url}{FILLED}&agent={MEM}&method=linear")
     errors = errors_of(page)
     page.locator("#look:not([disabled])").wait_for()
     pages.service.go_on.clear()
+    pages.service.end.clear()
     page.locator("#look").click()
     shown(page, "#preview", "Read 2 MB of about 8.26 MB of the models")
     change_the_models()
     pages.service.go_on.set()
     shown(page, "#verdict", "These models fit")
+    page.wait_for_timeout(1500)  # it would have told that it is further
+    assert page.evaluate(nothing_told)
+    pages.service.end.set()
     page.wait_for_timeout(1500)  # the answer would have come, and is gone when it has ended
-    nothing_is_told()
+    assert page.evaluate(nothing_told)
     page.locator("#look:not([disabled])").click()
     told = shown(page, "#preview", "Recommended: RAM+")
     assert "71% of what changed was changed by one agent alone" in told.inner_text()
