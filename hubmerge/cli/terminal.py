@@ -7,10 +7,13 @@ taken: the clock of the bar moves on, JSON has a `waiting` line, and a log has a
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -201,5 +204,18 @@ def _bar(words: str, total: int | None, unit: str) -> Any:
 
     form = "{desc}: {elapsed}" if total is None else None
     unit = f" {unit}" if unit not in ("", "B", " el") else unit
-    scaled = unit in ("B", " el")
-    return tqdm(total=total, desc=words, unit=unit, unit_scale=scaled, file=sys.stderr, leave=False, bar_format=form)
+    scaled, columns, rows = unit in ("B", " el"), None, None
+    with suppress(OSError):
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:  # a container's, whose size nobody has set
+            columns, rows = shutil.get_terminal_size()  # tqdm would show nothing
+    return tqdm(
+        total=total,
+        desc=words,
+        unit=unit,
+        unit_scale=scaled,
+        file=sys.stderr,
+        leave=False,
+        bar_format=form,
+        ncols=columns,
+        nrows=rows,
+    )

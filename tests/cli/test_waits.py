@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pkgutil
+import pty
+import subprocess
 import sys
 import threading
 import time
@@ -240,6 +243,15 @@ def test_on_a_terminal_the_clock_of_a_stage_moves_on(monkeypatch: pytest.MonkeyP
     assert len(list(turned.spoke_at(4))) >= 4
     assert "merging:   0%" in turned.ear.getvalue()
     turned.terminal.close()
+
+
+def test_a_terminal_that_does_not_know_its_size_shows_the_bar_too():
+    script = "from hubmerge.cli.terminal import Terminal; Terminal(False).progress('merge', 0, 4, 'B')"
+    ours, theirs = pty.openpty()  # as of a container or a remote command: no columns and no lines
+    subprocess.run([sys.executable, "-c", script], stderr=theirs, check=True)
+    os.set_blocking(ours, False)
+    with open(ours, "rb", buffering=0) as said, open(theirs):
+        assert b"merging:   0%" in (said.read(1000) or b"")
 
 
 def test_nothing_is_said_after_the_end(monkeypatch: pytest.MonkeyPatch):
