@@ -310,7 +310,7 @@ def _methods(arguments: Any, settings: Settings) -> int:
         for field_name, field in method.parameters.model_fields.items():
             print(f"{'':<18}   {field.alias or field_name} = {field.default}: {field.description}")
         for paper in method.papers:
-            print(f"{'':<18} {paper.title}, arXiv:{paper.arxiv}, {paper.equations}")
+            print(f"{'':<18} {paper}")
     return 0
 
 

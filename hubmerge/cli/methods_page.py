@@ -72,7 +72,7 @@ def method_section(method: Method) -> str:
             shown = "—" if default is None else f"`{default}`"
             lines.append(f"| `{name}` | {shown} | {_range(spec)} | {spec.get('description', '')} |")
         lines.append("")
-    lines += [f"- {p.title}{f', arXiv:{p.arxiv}' if p.arxiv else ''}, {p.equations}" for p in method.papers]
+    lines += [f"- {paper}" for paper in method.papers]
     return "\n".join(lines) + "\n"
 
 

@@ -128,23 +128,24 @@ def whole_update(chunk: ChunkInputs, rule: Rule, each: Each) -> Array:
     """δ* [n], float32, of a chunk that is a whole tensor."""
     assert rule.whole is not None
     deltas = decoded(chunk)[1]
-    return _checked(rule.whole(tuple(deltas), each), deltas[0], rule)
+    return _checked(rule.whole(tuple(deltas), each), deltas[0], rule.whole)
 
 
 def _update(deltas: Array, chunk: ChunkInputs, rule: Rule) -> Array:
     """δ* [n] of the rule's kernel."""
-    return _checked(rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants), deltas[0], rule)
+    inputs = (*deltas, *_extras(chunk, rule))
+    return _checked(rule.kernel(inputs, rule.per_agent, rule.constants), deltas[0], rule.kernel)
 
 
-def _checked(delta: Array, like: Array, rule: Rule) -> Array:
-    """δ* of a method, which may be somebody's own: pass.c reads it as so many float32."""
+def _checked(delta: Array, like: Array, method: Callable[..., Array]) -> Array:
+    """δ* that a method gave, which may be somebody's own: pass.c reads it as so many float32."""
     if (delta.dtype, delta.shape) != (like.dtype, like.shape):
         raise InternalError(
             "a method gives other arrays than it gets",
-            where=rule.kernel.__module__,
+            where=f"{method.__module__}.{method.__qualname__}",
             expected=f"{like.dtype} {list(like.shape)}",
             got=f"{delta.dtype} {list(delta.shape)}",
-            next_step="Its constants are float32; a number of Python's or of numpy's float64 makes results longer.",
+            next_step="A number or an array of numpy's float64 makes float64 of what it is combined with.",
         )
     return delta
 

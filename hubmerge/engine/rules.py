@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import wraps
 
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.selection import Magnitudes
@@ -32,6 +33,7 @@ def rule_of(
     scope = Scope(values.parameters, values.weights, model, overlaps, thresholds, values.own)
     rule = Rule.of(method, scope, epsilon_of(plan), plan.rounding, both_roundings=method.rescales)
 
+    @wraps(method.merge_whole)
     def whole(deltas: Sequence[Array], each: Each) -> Array:
         return method.merge_whole([d.reshape(tensor.shape) for d in deltas], scope, each).reshape(-1)
 

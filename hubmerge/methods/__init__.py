@@ -9,14 +9,14 @@ import importlib
 import pkgutil
 from functools import cache
 
-from hubmerge.errors import MisnamedError, Problem, RecipeError
+from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods.base import Method
 from hubmerge.text.wording import did_you_mean
 
 
 @cache
 def registry() -> dict[str, Method]:
-    """Every method by name, in alphabetical order."""
+    """Every method by name, in alphabetical order; InternalError where a file's is not complete."""
     found: dict[str, Method] = {}
     for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         if module_info.name in ("base", "ops", "tensor_values", "varying"):
@@ -24,8 +24,23 @@ def registry() -> dict[str, Method]:
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
+                _check(value)
                 found[value.name] = value()
     return dict(sorted(found.items()))
+
+
+def _check(method: type[Method]) -> None:
+    needed = ["name", "title", "summary", "formula", "kernel"]
+    if method.needs_whole is not Method.needs_whole:
+        needed += ["merge_whole", "operations", "floats"]
+    if missing := [name for name in needed if getattr(method, name, None) is getattr(Method, name, None)]:
+        raise InternalError(
+            "a merge method is not complete",
+            where=f"{method.__module__}.{method.__qualname__}",
+            expected=", ".join(needed),
+            got=f"no {', '.join(missing)}",
+            next_step="hubmerge/methods/base.py says what each is.",
+        )
 
 
 def get_method(name: str) -> Method:

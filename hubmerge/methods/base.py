@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
+from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import varying
 from hubmerge.numerics.arrays import Array
 from hubmerge.statistics.statistics import Overlaps
@@ -45,8 +45,11 @@ def one_by_one(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
 @dataclass(frozen=True)
 class Paper:
     title: str
-    arxiv: str  # identifier
+    arxiv: str  # identifier; empty where it has none
     equations: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.title, self.arxiv and f"arXiv:{self.arxiv}", self.equations)))
 
 
 class Parameters(BaseModel):
@@ -116,7 +119,7 @@ class Method(ABC):
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
-    matrix_products: ClassVar[bool] = False  # whose last bits differ between processors, and on a device
+    matrix_products: ClassVar[bool] = False  # whose last bits differ between processors and devices; the card says so
     of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
@@ -214,18 +217,20 @@ class Method(ABC):
     def merge_whole(self, deltas: Sequence[Array], scope: Scope, each: Each = one_by_one) -> Array:
         """δ* of a whole tensor from K deltas of its shape, float32; only where `needs_whole`.
 
-        They are numpy's, or torch's on a device. `each(work, parts)` is `[work(p) for p in parts]` in all threads; a
-        product of matrices takes one, so that no bit depends on their number.
+        They are numpy's, or torch's on a device; numerics/arrays.py has what is spelled alike for both. A tensor may
+        have no dimension, or no element. `each(work, parts)` is `[work(p) for p in parts]` in all threads; a product of
+        matrices takes one, so that no bit depends on their number.
         """
-        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+        raise NotImplementedError
 
     def operations(self, shape: tuple[int, ...], agents: int, parameters: Any) -> float:
-        """How many additions and multiplications of float32 `merge_whole` takes, roughly; to predict time."""
-        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+        """How many additions and multiplications of float32 `merge_whole` takes in products of matrices, roughly; to
+        predict time. One that is done element by element takes as long as some hundred of them."""
+        raise NotImplementedError
 
     def floats(self, shape: tuple[int, ...], agents: int) -> int:
         """How many float32 `merge_whole` holds at once beside the K deltas, roughly; to predict memory."""
-        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+        raise NotImplementedError
 
     def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
         """Where this method must count overlaps before it can merge: per tensor, or over the model, which takes a pass

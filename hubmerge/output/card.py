@@ -241,7 +241,7 @@ def _paper_link(paper: Mapping[str, Any]) -> Markdown:
     identifier = str(paper["arxiv"])
     if _ARXIV.fullmatch(identifier):
         return link(Markdown(f"arXiv:{identifier}"), f"https://arxiv.org/abs/{identifier}")
-    return code(identifier)
+    return code(identifier) if identifier else Markdown("")
 
 
 def _bibtex(paper: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from builders import write_sweep
 from huggingface_hub import HfApi
 
 from hubmerge.cli.main import main
+from hubmerge.methods import registry
 
 COMMANDS = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 
@@ -53,6 +54,15 @@ def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, to
 def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     assert "ram_plus" in json.loads(capsys.readouterr().out)
+    assert main(["methods"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    for method in registry().values():
+        assert any(line.startswith(f"{method.name} ") for line in told)
+        for paper in method.papers:
+            [line] = {
+                line.strip() for line in told if line.strip().startswith(f"{paper.title},") and paper.equations in line
+            }
+            assert ("arXiv:" in line) == bool(paper.arxiv)
 
 
 def test_publish_and_run_tell_the_repo_and_the_commit(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:

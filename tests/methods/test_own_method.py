@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from hubmerge import methods
 from hubmerge.engine import definition, fast
 from hubmerge.errors import InternalError
 from hubmerge.methods.base import one_by_one
+from hubmerge.methods.wudi import Wudi
 from hubmerge.numerics.counter_rng import make_key
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "methods"
@@ -62,6 +64,47 @@ def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, sl
         )
     with pytest.raises(InternalError, match=r"gives other arrays than it gets .* expected float32 \[5000\]"):
         act()
+
+
+COMPLETE = (EXAMPLES / "magmax.py").read_text("utf-8")
+WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @staticmethod\n    def kernel"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        (COMPLETE.replace("    summary = ", "    words = "), "summary"),
+        (COMPLETE.replace("def kernel(", "def kernels("), "kernel"),
+        (COMPLETE.replace("    name = ", "    named = "), "name"),
+        (COMPLETE.replace("    @staticmethod\n    def kernel", WHOLE), "merge_whole, operations, floats"),
+    ],
+)
+def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
+    text: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert text != COMPLETE
+    (tmp_path / "own_method.py").write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "hubmerge.methods.own_method", raising=False)
+    methods.registry.cache_clear()
+    said = f"is not complete in hubmerge.methods.own_method.MagMax: .* got no {missing}\\."
+    try:
+        with pytest.raises(InternalError, match=said):
+            methods.registry()
+    finally:
+        methods.registry.cache_clear()
+
+
+def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the method whose kernel it borrows."""
+    for seed, name in enumerate(("base", "one", "two")):
+        write_model(tmp_path / name, random_base(seed))
+    monkeypatch.setattr(Wudi, "merge_whole", lambda self, deltas, scope, each: deltas[0].astype(np.float64))
+    recipe = {"base": str(tmp_path / "base"), "agents": [str(tmp_path / "one"), str(tmp_path / "two")]}
+    with pytest.raises(InternalError, match=r"in test_own_method\..*<lambda>: expected float32"):
+        hubmerge.merge({**recipe, "method": "wudi"}, out=tmp_path / "out")
 
 
 @pytest.mark.usefixtures("own_file")

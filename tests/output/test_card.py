@@ -112,6 +112,11 @@ def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used() -> None:
     assert "https://arxiv.org/abs/2601.13572" in links
 
 
+def test_a_paper_without_a_number_is_named_alone() -> None:
+    method = {**report_data()["method"], "papers": [{"title": "A paper", "arxiv": "", "equations": "Eq. 4"}]}
+    assert "\n- A paper, Eq. 4\n" in render_card(report(method=method))
+
+
 def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it() -> None:
     parents = [{**p, "sha": "main/../../x) <b>"} for p in report_data()["parents"]]
     body = body_of(render_card(report(parents=parents)))

@@ -127,8 +127,8 @@ def _into_the_field(line: re.Match[str]) -> str:
 
 def method_panel(method: Method) -> Markup:
     papers = [
-        el("li", link(ARXIV + paper.arxiv, paper.title), f" · {paper.equations}" if paper.equations else None)
-        for paper in method.papers
+        el("li", link(ARXIV + p.arxiv, p.title) if p.arxiv else p.title, f" · {p.equations}" if p.equations else None)
+        for p in method.papers
     ]
     probes = method.overlap_scope(method.parse_parameters({})) == "model"
     tags = ["reads the models twice: it needs statistics of the whole model"] if probes else []

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from job_helpers import NOWHERE, claim, new_job, service_of
+from markupsafe import escape
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem, RecipeError
@@ -240,7 +241,9 @@ def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
 def test_a_method_shows_its_formula_and_every_paper(method: object) -> None:
     panel = method_panel(method)  # type: ignore[arg-type]
     assert el("div", method.formula, cls="hm-formula") in panel  # type: ignore[attr-defined]
-    assert all(f"https://arxiv.org/abs/{p.arxiv}" in panel for p in method.papers)  # type: ignore[attr-defined]
+    for paper in method.papers:  # type: ignore[attr-defined]
+        assert escape(paper.title) in panel
+        assert (f'href="https://arxiv.org/abs/{paper.arxiv}"' in panel) == bool(paper.arxiv)
 
 
 def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
