@@ -7,16 +7,26 @@ at with the visitor's own sign-in, so that nobody learns through the bot's accou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
-from hubmerge.errors import EvaluationError, GatedError, MemoryLimitError, PermissionDeniedError, RecipeError
+from hubmerge.board.eval_results import differ_in_scores_alone
+from hubmerge.errors import (
+    EvaluationError,
+    GatedError,
+    MemoryLimitError,
+    PermissionDeniedError,
+    RecipeError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
 from hubmerge.evaluation.runner import check_evaluable, usable_memory
 from hubmerge.evaluation.suites import SUITES, get_suite
-from hubmerge.hub.client import Hub
+from hubmerge.hub.client import Hub, RepoState
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
-from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
+from workflows.jobs.evaluations import ASKED, EvaluationRequests, ScoreKey, evaluation_id
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
 from workflows.jobs.store import Store
 
@@ -73,10 +83,12 @@ class Measuring:
         name = ModelName.parse(model)
         if name.local:
             raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])
-        id, sha = self._evaluable(name, Hub(self._settings.endpoint, visitor.token))
+        hub = Hub(self._settings.endpoint, visitor.token)
+        state = self._evaluable(name, hub)
+        id, sha = state.id, state.sha
         key = self._requests.key(id, sha, chosen)
-        if key in self._requests.scoring.known_scores():
-            return EvaluationAnswer("scored", id, sha, chosen)
+        if measured := self._measured_at(key, state, hub):
+            return EvaluationAnswer("scored", id, measured, chosen)
         before = self._store.find(evaluation_id(key))
         job = self._requests.request(key, ASKED, asked_by=visitor.name)
         shown = "" if job.payload.get("private") else job.id
@@ -85,8 +97,20 @@ class Measuring:
         place = self._store.waiting_before(job) + 1 if job.state is State.QUEUED else None
         return EvaluationAnswer(outcome, id, sha, chosen, shown, place)
 
-    def _evaluable(self, name: ModelName, hub: Hub) -> tuple[str, str]:
-        """Id and commit of a model that everybody may read and that this machine can evaluate."""
+    def _measured_at(self, key: ScoreKey, state: RepoState, hub: Hub) -> str | None:
+        """The commit at which the model was measured: this one, or one to which its scores alone were added since."""
+        assert self._requests is not None
+        known = self._requests.scoring.known_scores()
+        if key in known:
+            return key.sha
+        for earlier in sorted(other.sha for other in known if other == key._replace(sha=other.sha)):
+            with suppress(SourceNotFoundError, SourceChangedError):  # a history that was rewritten
+                if differ_in_scores_alone(hub.repo_state(key.model, earlier), state):
+                    return earlier
+        return None
+
+    def _evaluable(self, name: ModelName, hub: Hub) -> RepoState:
+        """A model that everybody may read and that this machine can evaluate."""
         state = hub.repo_state(name.id, name.revision)
         if state.private:
             raise PermissionDeniedError(
@@ -118,7 +142,7 @@ class Measuring:
                 got=f"{weight_bytes / 1e9:.1f} GB",
                 next_step="Evaluate it where there is more memory, with hubmerge's command line.",
             )
-        return state.id, state.sha
+        return state
 
     def queue(self) -> EvaluationQueue:
         """What is measured now and what waits, in its order; nothing private."""

@@ -62,6 +62,17 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
     return hub.patience.on_head(prepare)
 
 
+def differ_in_scores_alone(one: RepoState, other: RepoState) -> bool:
+    """Whether two commits of a repo differ in nothing but files that `publish_scores` writes, so that a result of one
+    is one of the other."""
+    blobs = [
+        {path: file.blob for path, file in state.files.items() if path not in (CARD, MANIFEST)}
+        for state in (one, other)
+    ]
+    blobs = [{path: blob for path, blob in each.items() if not path.startswith(f"{FOLDER}/")} for each in blobs]
+    return blobs[0] == blobs[1] and None not in blobs[0].values()
+
+
 def evaluation_rows(
     report: Report, names: Collection[str], results: Iterable[EvaluationResult]
 ) -> list[dict[str, Any]]:

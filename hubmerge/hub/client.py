@@ -303,7 +303,8 @@ class Hub(HubWriting):
 
 
 def _file_info(sibling: Any) -> FileInfo:
-    found = FileInfo(sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
+    sha256 = sibling.lfs.sha256 if sibling.lfs else None
+    found = FileInfo(sibling.rfilename, sibling.size or 0, sha256, blob=sibling.blob_id)
     if not (isinstance(found.path, str) and isinstance(found.size, int) and isinstance(found.sha256, str | None)):
         raise TypeError("a file without a name, a size or a digest")
     return found

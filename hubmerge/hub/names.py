@@ -44,12 +44,13 @@ def stated_license(card: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One file of a model: `sha256` is the LFS oid where the Hub states one."""
+    """One file of a model: `sha256` is the LFS oid, `blob` git's id of the file or of its LFS pointer, where stated."""
 
     path: str
     size: int  # bytes
     sha256: str | None = None
     here: Path | None = field(default=None, compare=False)  # where the Hub's client has it on this machine, unverified
+    blob: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

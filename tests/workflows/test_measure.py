@@ -126,6 +126,21 @@ def test_what_is_scored_at_this_commit_with_this_suite_is_not_measured_again(sit
     assert (answer.outcome, answer.sha, answer.job) == ("scored", base, "")
 
 
+def test_a_model_is_not_measured_again_for_the_scores_that_were_added_to_its_card(site: Site) -> None:
+    api, repo = HfApi(site.hub.endpoint, site.hub.tokens["ada"]), "ada/measured-before"
+    api.create_repo(repo, exist_ok=True)
+    before = str(api.upload_folder(repo_id=repo, folder_path=ZOO / "math").oid)
+    site.known.add(score(repo, before))
+    scores = {"README.md": b"---\nlicense: apache-2.0\n---\nscored\n", ".eval_results/hubmerge-zoo.yaml": b"[]\n"}
+    for path, content in scores.items():
+        api.upload_file(repo_id=repo, path_in_repo=path, path_or_fileobj=content)
+    answer = site.ask(repo)
+    assert (answer.outcome, answer.sha) == ("scored", before)
+    as_long = (ZOO / "math" / "config.json").read_bytes().replace(b"1e-06", b"1e-05")
+    api.upload_file(repo_id=repo, path_in_repo="config.json", path_or_fileobj=as_long)
+    assert site.ask(repo).outcome == "queued"
+
+
 def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -> None:
     for number in range(ASKED_EACH):
         site.requests.request(score(f"org/m{number}"), OF_MERGE, asked_by="bob")

@@ -86,7 +86,7 @@ def answer_panel(answer: EvaluationAnswer) -> Markup:
         later = "Its last evaluation failed on this machine a short while ago. Ask again in some hours."
         seen = el("p", link(job_href(answer.job), "See why")) if answer.job else None
         return notice("warn", "Not now", el("p", later), seen)
-    told = el("p", f"{answer.model} has been measured at this commit.")
+    told = el("p", f"{answer.model} has been measured, at commit {answer.sha[:12]}.")
     page = link(model_href(answer.model, answer.sha), "See its scores")
     return notice("good", "Measured already", told, el("p", page))
 

@@ -25,7 +25,18 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
-from workflows.app.format import el, evaluate_href, join, link, model_href, number_of, repo_link, table_of, tables_of
+from workflows.app.format import (
+    el,
+    evaluate_href,
+    job_href,
+    join,
+    link,
+    model_href,
+    number_of,
+    repo_link,
+    table_of,
+    tables_of,
+)
 from workflows.app.frame import LOADING, QUIET, html
 from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.lanes import ASKING, Lanes
@@ -52,7 +63,7 @@ from workflows.app.panels import (
     snippet,
     tabs,
 )
-from workflows.app.service import BoardSource, Published, Service, Visitor
+from workflows.app.service import BoardSource, Published, QueuedEvaluation, Service, Visitor
 from workflows.app.session import for_visitor
 
 TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
@@ -124,14 +135,24 @@ def _shown(
             own = error
     if row is None and not isinstance(own, Published):
         return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
-    links = tab_links(model, sha, tab)
+    links, asked = tab_links(model, sha, tab), None
     if row is not None:
         ways = ways_on(row.model, _base_of(row.facts.parents))
         head = join(verdict_panel(row), model_head(row, service.endpoint), ways)
     else:
         assert isinstance(own, Published)
-        head = _head(own, service.endpoint)
-    return [head, gr.update(value=join(links, _tab(tab, found, board, own, service.endpoint, failure)), visible=True)]
+        head, asked = _head(own, service.endpoint), _asked_for(service, own.id)
+    shown = _tab(tab, found, board, own, service.endpoint, failure, asked)
+    return [head, gr.update(value=join(links, shown), visible=True)]
+
+
+def _asked_for(service: Service, model: str) -> QueuedEvaluation | None:
+    """The evaluation of a model that is under way or waits."""
+    try:
+        queue = service.evaluation_queue()
+    except HubmergeError:
+        return None
+    return next((each for each in (*queue.running, *queue.waiting) if each.model == model), None)
 
 
 def _missing(
@@ -155,6 +176,7 @@ def _tab(
     own: Published | HubmergeError | None,
     endpoint: str,
     failure: HubmergeError | None,
+    asked: QueuedEvaluation | None,
 ) -> Markup:
     row = found[0][1] if found else None
     if tab == "scores" and row is not None:
@@ -179,7 +201,7 @@ def _tab(
     if tab == "card":
         return card_tab(own, endpoint)
     wrong = problems_panel(failure, "The leaderboard cannot be read now") if failure else None
-    return join(wrong or unscored_tab(own), _lineage(own, board))
+    return join(wrong or unscored_tab(own, asked), _lineage(own, board))
 
 
 def _base_of(parents: Iterable[ParentFacts]) -> str | None:
@@ -283,9 +305,12 @@ def card_tab(model: Published, endpoint: str) -> Markup:
     return el("article", Markup(html), cls="hm-card-text", aria_label="Model card")  # noqa: S704
 
 
-def unscored_tab(model: Published) -> Markup:
-    """In place of scores: that there are none yet, and how to use the model all the same."""
+def unscored_tab(model: Published, asked: QueuedEvaluation | None) -> Markup:
+    """In place of scores: that there are none yet, and how to use the model all the same. `asked`: of this model."""
     told = "Its card, and what changed, stand in the other tabs."
     ask = el("p", "Nobody has measured this model yet: ", link(evaluate_href(model.id), "ask for an evaluation"), ".")
+    if asked is not None:
+        now = "It is being measured now: " if asked.place is None else f"It is number {asked.place} in the queue: "
+        ask = el("p", now, link(job_href(asked.job), "follow it"), ".")
     use = use_it(model.id, ()) if is_hub_id(model.id) else None
     return join(notice("info", "Not scored yet", ask if model.is_open else None, el("p", told)), use)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from pages_fake import HOSTILE
+from pages_fake import CATALOGUE, HOSTILE, FakeService
 
 from hubmerge.errors import RecipeError
 from workflows.app.evaluate_page import answer_panel, queue_panel
-from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation
+from workflows.app.model_page import _shown
+from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 from workflows.app.submission import one_model
 
 SHA = "a" * 40
@@ -44,6 +47,21 @@ def test_the_queue_says_what_runs_and_what_waits_in_which_order() -> None:
     assert "And 2 more." in shown
     assert "<img" not in shown
     assert "Nothing waits." in queue_panel(EvaluationQueue((), (), 0), {})
+
+
+def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
+    service = FakeService()
+
+    def scores() -> str:
+        return str(_shown(service, None, None, CATALOGUE[0], None, "scores")[1]["value"])
+
+    assert "Nobody has measured this model yet" in scores()
+    asked = service.request_evaluation(CATALOGUE[0], "math", Visitor("ada", "token", ("ada",)))
+    assert "It is number 1 in the queue" in scores()
+    assert f'href="job?id={asked.job}"' in scores()
+    service.evaluations = [replace(service.evaluations[0], place=None)]
+    assert "It is being measured now" in scores()
+    assert "Nobody" not in scores()
 
 
 def test_several_models_are_refused_where_one_is_measured() -> None:
