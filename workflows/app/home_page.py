@@ -65,7 +65,8 @@ def skills_figure() -> Markup:
     caption = el(
         "figcaption",
         "Right answers to 500 held-out questions per skill, of three small agents that were trained from one base, "
-        "their plain average, and their merge with RAM+.",
+        "their plain average, and their merge with RAM+. They were computed in float32; as they are stored, in "
+        "bfloat16, scores on the leaderboard differ by about a point.",
     )
     return el("figure", el("div", *skills, cls="hm-skills"), caption, cls="hm-measured")
 
