@@ -13,9 +13,9 @@ as the parent of a merge that is shown.
 Suites that measure one domain each and carry its name (math, code, …) are joined on a combined board; there a model
 has an overall score, and a rank, once all of these suites were run on it.
 
-Rank: 1 + the number of models whose interval lies wholly above one's own, so that models whose intervals overlap
-the best one's share rank 1. Failed runs, flagged models and superseded commits are listed without a rank and push
-nobody down.
+Rank: 1 + the number of models whose interval lies wholly above one's own. Every model with none above it has rank 1;
+two that overlap may differ, since a third may lie wholly above only one of them. Failed runs, flagged models and
+superseded commits are listed without a rank and push nobody down.
 
 Against the parents, only scores of the very commit that was merged count, under the same suite, version and split:
 how much of the parents' skills was kept (hubmerge/output/scores.py), and in which domains the merge is above every

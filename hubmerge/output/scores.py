@@ -38,6 +38,7 @@ INSTRUCTION = "instruction"  # the domain whose change against the base is told
 DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
 _DOMAIN_WORDS = {"tool": "tool use", "mem": "memory", INSTRUCTION: "instructions"}
 HALF_OF_THE_GAIN = 0.5
+NO_DIFFERENCE = "no difference beyond chance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class DomainLine:
             return ""
         if self.change.high < 0:
             return "below the best parent"
-        return "no difference beyond chance" if self.change.low <= 0 else "above the best scored parent"
+        return NO_DIFFERENCE if self.change.low <= 0 else "above the best scored parent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ class SkillsKept:
 def verdict(skills: SkillsKept | None, domains: Sequence[DomainLine]) -> str | None:
     """Keeps 1 of 2 skills: math, not code. Below the best parent: math by 12 points, code by 40 points.
 
-    What is kept may still be below the best parent, beyond chance. None: too little is scored.
+    What is kept may still be below the best parent, beyond chance. A domain that may be by chance is named as such,
+    since it may seem further below than one that is not. None: too little is scored.
     """
     if skills is None:
         return None
@@ -217,6 +219,8 @@ def verdict(skills: SkillsKept | None, domains: Sequence[DomainLine]) -> str | N
         if line.change is not None and line.change.high < 0
     ]
     told = f" Below the best parent: {', '.join(below)}." if below else ""
+    alike = [domain_words(line.domain) for line in domains if line.verdict == NO_DIFFERENCE]
+    told += f" No difference from the best parent beyond chance: {', '.join(alike)}." if alike else ""
     return f"{kept}{_which(skills) if 0 < skills.kept < count else ''}.{told}"
 
 

@@ -45,7 +45,7 @@ class BoardQuery:
     sort: str = ""  # a column's key, with - in front from the highest down; empty: the board's own order
     page: int = 1
     cols: tuple[str, ...] = ()
-    compare: tuple[str, ...] = ()  # org/name@sha7
+    compare: tuple[str, ...] = ()  # org/name@sha7; in an address also org/name
     chart: str = ""  # a domain
     embed: str = ""
 
@@ -136,10 +136,12 @@ def _checked(
     cols = [c for c in given.get("cols", ()) if c in every]
     wrong.extend(f"There is no column “{c}”." for c in given.get("cols", ()) if c not in every)
     chosen = tuple(c for c in every if c in cols or c in ALWAYS) if cols else ()
-    labels = {label_of(row) for row in suite.rows} if "compare" in given else set()
-    compare = list(dict.fromkeys(given.get("compare", ())))
-    wrong.extend(f"“{c}” is not on this board, so it is not compared." for c in compare if c not in labels)
-    compare = [c for c in compare if c in labels]
+    labels = {label_of(row): label_of(row) for row in suite.rows} if "compare" in given else {}
+    named = list(dict.fromkeys(given.get("compare", ())))
+    # a name without a commit is that of the model's newest row
+    labels |= {name: label_of(row) for name in named if (row := suite.find(name))}
+    wrong.extend(f"“{name}” is not on this board, so it is not compared." for name in named if name not in labels)
+    compare = list(dict.fromkeys(labels[name] for name in named if name in labels))
     if len(compare) > COMPARED[1]:
         wrong.append(f"At most {COMPARED[1]} models can be compared; the first {COMPARED[1]} are.")
     if len(search := single.get("q", "")) > MAX_SEARCH_CHARACTERS:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,17 @@ def _method(row: Row) -> str:
     return method_title(row.facts.method) if row.facts.method else "" if row.facts.is_merge else "not a merge"
 
 
+def settings_text(values: Mapping[str, Any], names: Iterable[str]) -> str:
+    """r: 0.1, normalize: true; of those names that there are."""
+    known = ((name, values[name]) for name in names if name in values)
+    text = ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in known)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
 def task_title(name: str) -> str:
     known = registry().get(name)
     return known.title if known else name.replace("_", " ").strip().capitalize()
@@ -162,8 +174,7 @@ def _number(key: str, title: str, of: Callable[[Row], float | None], text: Calla
 
 def _text(key: str, title: str, of: Callable[[Row], str]) -> Column:
     def shown(row: Row) -> str:
-        text = " ".join(of(row).split())
-        return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+        return _cut(" ".join(of(row).split()))
 
     return Column(key, title, lambda row: shown(row).lower() or None, shown, is_number=False)
 

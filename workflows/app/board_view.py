@@ -23,6 +23,7 @@ from workflows.app.board_table import (
     default_columns,
     domain_title,
     interval_text,
+    settings_text,
     share_text,
     skills_text,
 )
@@ -34,9 +35,14 @@ MOST_CHOICES = 100  # of a filter
 MAX_REFUSED = 50  # shown; the JSON has all
 _FORM = "board-form"
 _ORDER = {"scores": "", "skills": "best", "merges": ""}  # that a view begins with
+_KIND = {"merges": "merges"}  # of models, likewise: other models have no method, agents or changed weights
 _GUIDE = (
     ("Score", "percent of the prompts answered right, with its 95% interval (Wilson's) beside or below it."),
-    ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
+    (
+        "Rank",
+        "1 + the number of models whose interval lies wholly above. Every model with none above it is first. Two that "
+        "overlap may differ in rank, since a third may lie wholly above only one of them.",
+    ),
     (
         "Skills kept",
         "a skill is a task at which a parent is above the base beyond chance. The percent say how much of the best "
@@ -82,10 +88,11 @@ def _guide(suite: SuiteBoard) -> Markup:
 
 
 def _views(query: BoardQuery) -> Markup:
-    links = (
-        _choice(title, query.href(view=view, cols=(), sort=_ORDER[view]), f"view-{view}", view == query.view)
-        for view, title in VIEWS.items()
-    )
+    def begun(view: str) -> str:
+        kind = "" if query.kind == _KIND.get(query.view) else query.kind  # the view's own ends with it
+        return query.href(view=view, cols=(), sort=_ORDER[view], kind=_KIND.get(view, kind))
+
+    links = (_choice(title, begun(view), f"view-{view}", view == query.view) for view, title in VIEWS.items())
     return el("nav", *links, cls="hm-views", aria_label="Views")
 
 
@@ -299,11 +306,20 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
     change = [interval_text(r.instruction_change, sign=True) for r in rows]
     lines.append(("Instruction following against the base", *change))
     lines.append(("Method", *(method_title(r.facts.method or NOTHING)[:80] for r in rows)))
+    lines.append(("Settings", *_settings(rows)))
     lines.append(("Weights changed", *(share_text(r.facts.density) for r in rows)))
     lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
     heads = [model_link(r.model, r.sha) for r in rows]
     lines = [line for line in lines if any(value != NOTHING for value in line[1:])]
     return el("div", table(("", *heads), lines, wide=True), cls="hm-compare")
+
+
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """Of each merge the settings of its method in which not all merges are alike."""
+    merges = [row.facts.method_parameters for row in rows if row.facts.is_merge]
+    names = dict.fromkeys(name for values in merges for name in values)
+    differing = [name for name in names if any(values.get(name) != merges[0].get(name) for values in merges)]
+    return [settings_text(row.facts.method_parameters, differing) or NOTHING for row in rows]
 
 
 def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:

@@ -315,12 +315,12 @@ def lineage_tree(
             known.setdefault(node, tuple(own))
             told += ancestor.made_from
     below = _tree(parents, known, licenses, [MAX_LINEAGE], ((model, sha),))
-    top = el("li", el("strong", model), _license(license), below)
+    top = el("li", el("strong", model), _license(license or "license not stated"), below)
     return el("ul", top, cls="hm-tree hm-lineage")
 
 
-def _license(name: str | None) -> Markup:
-    return el("span", name or "license not stated here", cls="hm-license")
+def _license(name: str) -> Markup:
+    return el("span", name, cls="hm-license")
 
 
 def _tree(
@@ -339,7 +339,9 @@ def _tree(
         own = known.get(node)
         deeper = own is not None and node not in path and len(path) < MAX_DEPTH
         below = _tree(own, known, licenses, budget, (*path, node)) if own is not None and deeper else None
-        label = [model_link(parent.id, parent.sha), el("code", parent.sha[:7], cls="hm-commit")]
         weight = "" if parent.role == "base" or parent.weight == 1 else f" × {parent.weight:.3g}"
-        items.append(el("li", *label, el("small", f"{parent.role}{weight}"), _license(licenses.get(node)), below))
+        label = [model_link(parent.id, parent.sha), el("code", parent.sha[:7], cls="hm-commit")]
+        label.append(el("small", f"{parent.role}{weight}"))
+        # of a parent that was not measured yet the board knows no license
+        items.append(el("li", *label, _license(licenses[node]) if node in licenses else None, below))
     return el("ul", *items, cls="hm-tree")

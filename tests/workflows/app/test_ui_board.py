@@ -171,6 +171,19 @@ def test_two_to_five_models_are_compared(url: str, open_page: Any) -> None:
 
 
 @pytest.mark.browser
+def test_three_models_are_compared_without_a_push_to_the_side(url: str, source: FakeBoard, open_page: Any) -> None:
+    parts = ("math", "code", "memory", "tool", "search")
+    base, agent = result("org/base", "b", dict.fromkeys(parts, 0.2)), result("org/a", "c", dict.fromkeys(parts, 0.6))
+    of = (parent("org/base", "b", "base"), parent("org/a", "c"))
+    names = ("ada/base-ram-plus-r-0.1", "ada/base-ram-plus-r-0.3", "ada/base-ram-plus-r-0.5")
+    merges = [result(name, "e", dict.fromkeys(parts, 0.55), parents=of) for name in names]
+    source.content = build_board([base, agent, *merges])
+    page = open_page(f"{url}/leaderboard?" + "&".join(f"compare={name}" for name in names))
+    shown(page, "#compared tbody tr", "of the gain in math")
+    assert page.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#compared .hm-table'))")
+
+
+@pytest.mark.browser
 def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/model?model=bob/grandchild")
     page.locator("#model-tab summary").filter(has_text="Each domain beside every parent").click()
@@ -348,6 +361,53 @@ def test_an_address_gives_the_state_that_it_was_made_from() -> None:
     assert "At most 5" in answer.wrong[0]
 
 
+def test_a_name_without_a_commit_is_compared_by_the_model_s_newest_row() -> None:
+    newer = result("org/code", "9", {"math": 0.3, "instruction": 0.4, "code": 0.7}, created="2026-02-02T00:00:00+00:00")
+    board = build_board([*family(), newer])
+    assert {r.sha[:7] for r in trio(board).rows if r.model == "org/code"} == {"ddddddd", "9999999"}
+    answer = asked(board, "compare=org/code&compare=org/code@9999999&compare=org/base&compare=org/none")
+    assert answer.query.compare == ("org/code@9999999", "org/base@bbbbbbb")
+    assert answer.wrong == ["“org/none” is not on this board, so it is not compared."]
+
+
+def test_compared_merges_of_one_method_are_told_apart_by_the_settings_that_differ() -> None:
+    facts = [{"method": "ram_plus", "method_parameters": {"r": r, "alpha": 0.2}} for r in (0.1, 0.3)]
+    scores = {"math": 0.6, "instruction": 0.5, "code": 0.6}
+    merges = [result(f"ada/m{k}", "7", scores, parents=PARENTS, facts=told) for k, told in enumerate(facts)]
+    board = build_board([*family()[:3], *merges])
+    suite = trio(board)
+
+    def settings(*models: str) -> list[str]:
+        text = str(comparison([row for row in suite.rows if row.model in models], suite))
+        return re.findall(r"<td[^>]*>([^<]*)</td>", text.partition(">Settings</th>")[2].partition("</tr>")[0])
+
+    assert sorted(settings("ada/m0", "ada/m1", "org/base")) == ["r: 0.1", "r: 0.3", "–"]
+    assert settings("ada/m0", "org/base") == []  # nothing to tell apart
+
+
+def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
+    board = full_board()
+
+    def behind(tab: str, query: str) -> BoardQuery:
+        found = re.search(rf'href="leaderboard\??([^"]*)" id="view-{tab}"', view_of(board, query))
+        assert found is not None
+        return asked(board, found[1].replace("&amp;", "&")).query
+
+    merges = behind("merges", "")
+    assert {row.model for row in matching(trio(board), merges)} == {"bob/grandchild", "org/merge", "org/odd"}
+    assert behind("scores", merges.query()) == BoardQuery()
+    assert behind("skills", "kind=others").kind == "others"  # what a reader chose stays
+
+
+def test_the_guide_says_of_ranks_what_two_models_that_overlap_have() -> None:
+    heights = {"org/a": (0.62, 2000), "org/b": (0.57, 200), "org/c": (0.52, 2000)}
+    board = build_board([result(m, "a", {"math": v}, samples=n) for m, (v, n) in heights.items()])
+    ranks = {row.model: row.rank for row in trio(board).rows}
+    assert ranks == {"org/a": 1, "org/b": 1, "org/c": 2}  # b overlaps both, and a lies wholly above c
+    told = view_of(board, "").partition("<dt>Rank</dt>")[2].partition("</dd>")[0]
+    assert ("overlap share a rank" in told, "Two that overlap may differ in rank" in told) == (False, True)
+
+
 def test_files_of_a_suite_follow_the_filters_and_state_their_maximum(url: str) -> None:
     lines = list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv?kind=merges&sort=model").text)))
     assert [x["model"] for x in lines] == ["bob/grandchild", "org/merge", "org/odd"]
@@ -388,6 +448,11 @@ def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> Non
     top = trio(board).find("x/m11")
     assert top is not None
     assert str(lineage_section(top, board)).count("<li>") <= 61
+
+
+def test_a_lineage_claims_no_license_to_be_missing_where_the_board_does_not_know_it() -> None:
+    board = build_board([result("x/m", "1", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))])
+    assert "not stated" not in str(lineage_section(trio(board).rows[0], board)).partition("<ul")[2].partition("<ul")[2]
 
 
 def test_methods_are_named_by_their_titles_in_chart_table_and_filter() -> None:

@@ -290,10 +290,11 @@ def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
     return DomainLine(domain, Estimate(0.5, 0.4, 0.6), None, "org/math", estimate)
 
 
-def test_the_verdict_names_the_skills_kept_and_what_is_below_the_best_parent_beyond_chance() -> None:
+def test_the_verdict_names_the_skills_kept_and_what_differs_from_the_best_parent_beyond_chance_and_what_not() -> None:
     three = SkillsKept((skill(True), skill(True, "tool"), skill(False, "code")))
     lines = (line("math", -0.12), line("code", -0.1, 0.2), line("tool", 0.3), line("memory", -0.012, 0.001))
     below = "Below the best parent: math by 12 points, memory by 1 point."
+    below += " No difference from the best parent beyond chance: code."  # though it is further below than memory
     assert verdict(three, lines) == f"Keeps 2 of 3 skills: math and tool use, not code. {below}"
     assert verdict(SkillsKept((skill(True),)), lines) == f"Keeps 1 of 1 skill. {below}"
     mixed = SkillsKept((skill(True), skill(False), skill(True, "code")))

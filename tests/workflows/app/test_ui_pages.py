@@ -297,6 +297,42 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
     shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 
+def test_what_is_said_of_a_job_s_progress_leaves_the_names_room(pages: Pages, open_page: Any) -> None:
+    name = "ada/base-ram-plus-on-math-tool-mem"
+    what = "kept 3 of 3 skills: 82% of the gain in math, 99% of the gain in tool use, 94% in memory"
+    problem = {"code": "E_X", "what": what}
+    pages.service.put([job_view(JOB, target=name, state="failed", error={"problems": [problem]}, queue_position=None)])
+    page = open_page(f"{pages.url}/activity", "ada")
+    link = shown(page, "#jobs tbody th a", name)
+    assert link.evaluate("(e) => e.getClientRects().length") <= 2  # it breaks at its hyphens alone
+    table = page.locator("#jobs .hm-table")
+    assert table.evaluate("(e) => e.scrollWidth <= e.clientWidth")
+
+
+@pytest.mark.parametrize("layers", [3, 100])
+def test_the_line_below_the_bars_of_layers_ends_with_the_last_bar(pages: Pages, open_page: Any, layers: int) -> None:
+    shares = {str(layer): [0.1, 0.2, 0.4] for layer in range(layers)}
+    pages.service.put([job_view(JOB, **{**RUNNING, "statistics": {**STATISTICS, "layers": shares}})])
+    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    bars = page.locator(".hm-layer-bars").first
+    bars.wait_for()
+    line, last = bars.bounding_box(), bars.locator("i").last.bounding_box()
+    assert line["x"] + line["width"] == pytest.approx(last["x"] + last["width"], abs=1)
+    assert line["width"] > 250
+    assert page.locator(".hm-layers").evaluate("(e) => e.scrollWidth <= e.clientWidth")
+
+
+def test_what_is_chosen_ends_before_the_arrow_of_its_field(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}", "ada", 390)
+    page.locator("#base .icon-wrap").wait_for()
+    text, arrow = page.evaluate(
+        """() => { const field = document.querySelector("#base input[role=combobox]");
+          const end = field.getBoundingClientRect().right - parseFloat(getComputedStyle(field).paddingRight);
+          return [end, document.querySelector("#base .icon-wrap").getBoundingClientRect().left]; }"""
+    )
+    assert text <= arrow
+
+
 def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
     problem = {"code": "E_X", "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
     recipe = {"base": HOSTILE, "agents": [HOSTILE, f"{HOSTILE}2"], "method": "ram"}
