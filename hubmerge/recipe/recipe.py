@@ -124,7 +124,8 @@ class Recipe(_Frozen):
     @classmethod
     def _some_agent_counts(cls, value: tuple[AgentSpec, ...]) -> tuple[AgentSpec, ...]:
         if value and not any(any(varying.points(agent.weight)) for agent in value):
-            raise ValueError("every agent has the weight 0, so that nothing would be merged")
+            what, step = "every agent has the weight 0, so that nothing would be merged", "Give one another weight."
+            raise MisnamedError([Problem(RecipeError.code, what, next_step=step)])  # a ValueError would show the table
         return value
 
     @field_validator("ignore", mode="before")

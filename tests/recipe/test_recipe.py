@@ -363,7 +363,7 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
         ({"agents": [None]}, "this must be text, or a table", ""),
         ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
-        ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, ""),
+        ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, "Give one another weight."),
         ({"colour": 1}, "there is no such key", ""),
         ({"method": 3}, "this must be text", ""),
         ({"parameters": [1]}, "this must be a table", ""),
@@ -375,7 +375,7 @@ def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[str, o
     [problem] = refused({**CONTENT, **change}).problems
     assert problem.what == what
     assert problem.next_step.startswith(step)
-    if what in ("no model is named", "there is no agent"):  # what is left empty is not shown
+    if what in ("no model is named", "there is no agent", NOTHING):  # the words say it
         assert problem.got == ""
 
 

@@ -21,6 +21,7 @@ from hubmerge.methods import registry
 from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
 from workflows.app.service import MergeRequest, Visitor
+from workflows.app.submission import newest_ticket
 from workflows.jobs.jobs import JobNotFoundError, State, iso
 from workflows.jobs.schema import JOBS
 from workflows.jobs.store import Store
@@ -51,6 +52,20 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     again = service.submit(request, ada)
     assert (again.id, again.state) == (first.id, State.QUEUED)
     assert store.claim("worker") is not None
+
+
+def test_a_start_that_finds_a_job_is_told_from_one_that_starts_or_repeats_one(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
+
+    def starts(target: str) -> bool:
+        newest = newest_ticket(service, ada)
+        return service.submit(MergeRequest(RECIPE, target, private=False), ada).ticket > newest
+
+    assert [starts(target) for target in ("ada/one", "ada/one", "ada/two", "ada/one")] == [True, False, True, False]
+    service.cancel(service.jobs(ada)[0].id, ada)
+    assert starts("ada/two")  # once more
 
 
 def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(

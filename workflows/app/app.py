@@ -73,7 +73,7 @@ def build_app(
     demo = gr.Blocks(title=TITLE, analytics_enabled=False)
     bodies: dict[str, Callable[[], None]] = {
         "": lambda: home_page(demo, service, settings, board),
-        "merge": lambda: merge_page(demo, service, lanes, sign_in=sign_in),
+        "merge": lambda: merge_page(demo, service, lanes, sign_in=sign_in, jobs_per_user=settings.jobs_per_user),
         "activity": lambda: jobs_page(demo, service, board),
         "docs": lambda: docs_page(demo),
         "diff": lambda: diff_page(demo, service, lanes),
@@ -140,6 +140,8 @@ def build_web_app(
                 allowed_paths=[],
                 max_file_size=1,
                 footer_links=["api"],
+                # gradio has no words for what it tells readers of the screen at the end of an event
+                i18n=gr.I18n(en={"common.complete": "Done"}),
             )
         mounted: Any = app.routes[-1]
         mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions

@@ -92,7 +92,8 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     def shut(error: HubmergeError, visitor: Visitor | None, *names: str) -> list[Any]:
         """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
         back = "/diff?" + urlencode(dict(zip(("base", "agent"), names, strict=True)))
-        return _stopped(join(access_offer(error, visitor, service.endpoint, back), problems_panel(error)))
+        told = problems_panel(error, signed_in=visitor is not None)
+        return _stopped(join(access_offer(error, visitor, service.endpoint, back), told))
 
     def opening(request: gr.Request, visitor: Visitor | None, kept: Any) -> list[Any]:
         names = _asked_for(request.query_params, kept)

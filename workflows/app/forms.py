@@ -109,7 +109,6 @@ def component_of(field: ParameterField) -> Any:
             return gr.Number(
                 value=field.default,
                 step=_step(field),
-                precision=0 if field.kind == "integer" else None,
                 min_width=140,
                 **common,
             )

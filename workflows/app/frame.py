@@ -124,8 +124,9 @@ def radio_box(name: str, label: str, choices: Iterable[Any], value: Any, info: s
 
 
 def number_box(name: str, label: str, value: int, **more: Any) -> Any:
-    """A box for a whole number."""
-    return gr.Number(value=value, precision=0, label=label, elem_id=name or None, **more)
+    """A box for a whole number. It lets every number pass: gradio would round one, and end a page's question with an
+    error for one out of range; the checks say instead what is wrong."""
+    return gr.Number(value=value, label=label, elem_id=name or None, **more)
 
 
 def titled(names: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -72,6 +72,7 @@ class Inspection:
     advice: Advice
     suggested_name: str  # for the result; empty: none yet
     license_open: bool  # the parents leave the license to the visitor
+    fits: bool = False  # the models are checked and can be merged
     refused: bool = False  # this form cannot be merged as it is; not so where the same question may pass later
 
 
@@ -107,12 +108,14 @@ def inspect_form(
         plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
     except HubmergeError as error:
         said = "Not now" if error.retryable else "This cannot be merged yet"
-        panel = problems_panel(error, of_form=True)
+        panel = problems_panel(error, of_form=True, signed_in=visitor is not None)
         if not (advice.choice and advice.misspelled):  # a private model is no guess where a spelling is close
             panel = join(panel, access_offer(error, visitor, service.endpoint))
         outcome = join(panel, advice.chosen)
         told = verdict("bad", said, _reason(error))
-        return Inspection(told, outcome, advice, "", bool(license_choice), not error.retryable)
+        # another method has another name at once, also before its data is complete
+        name = "" if isinstance(recipe, HubmergeError) else suggested_name(_bare(base), str(recipe.get("method")))
+        return Inspection(told, outcome, advice, name, bool(license_choice), refused=not error.retryable)
     facts = plan_summary(plan)
     parents = strictest([m.license for m in plan.models])
     license = license_choice or ("license to be chosen" if parents.needs_choice else parents.id)
@@ -122,15 +125,21 @@ def inspect_form(
         verdict("good", "These models fit", *short),
         panel,
         advice,
-        f"{plan.base.ref.label}-{plan.recipe.method.replace('_', '-')}"[:96],
+        suggested_name(plan.base.ref.label, plan.recipe.method),
         parents.needs_choice or bool(license_choice),
+        fits=True,
     )
+
+
+def suggested_name(base: str, method: str) -> str:
+    """A name for the result, of the base's and the method."""
+    return f"{base.rpartition('/')[2]}-{method.replace('_', '-')}"[:96]
 
 
 def _reason(error: HubmergeError) -> str:
     """Why a merge cannot be, as short as the place beside its start."""
     others = len(error.problems) - 1
-    what = error.problems[0].what
+    what = error.problems[0].what.replace("`", "")
     if len(what) > _REASON_WIDTH:  # as far as it makes sense
         what = what[:_REASON_WIDTH].rpartition(", ")[0] or shorten(what, _REASON_WIDTH, placeholder=" …")
     said = f"{what[:1].upper()}{what[1:]}"

@@ -42,11 +42,15 @@ from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_panel, scores_left, stage_track
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.model_panels import published_row, verdict_panel
-from workflows.app.panels import facts_grid, fold, method_title, notice, problems_panel, warnings_panel
+from workflows.app.panels import facts_grid, fold, known_already, method_title, notice, problems_panel, warnings_panel
 from workflows.app.service import BoardSource, JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in, writer_of
 
 POLL_S = 2.0
+# a link that is shared, or opened again, started nothing
+_SAID_ONCE = """() => {
+  history.replaceState(history.state, "", location.pathname + location.search.replace(/&known=[^&]*/, ""));
+}"""
 BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 
 
@@ -71,14 +75,15 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
         nothing = [gr.skip(), gr.update(visible=False)]
         if not named:
             hint = notice("info", "No job is named", el("p", "Open one from ", link("activity", "your jobs"), "."))
-            return ["", *nothing, *_stopped(hint)]
+            return ["", "", *nothing, *_stopped(hint)]
         try:
             view = service.job(named, visitor)
         except HubmergeError as error:
-            return [named, *nothing, *_refused(error)]
+            return [named, "", *nothing, *_refused(error)]
         if view.recipe:  # evaluations have none
             nothing = [dump_plain_yaml(dict(view.recipe)), gr.update(visible=True)]
-        return [named, *nothing, *_shown(view, visitor, service.endpoint, board)]
+        found = known_already() if request.query_params.get("known") else ""
+        return [named, found, *nothing, *_shown(view, visitor, service.endpoint, board)]
 
     def tick(visitor: Visitor | None, job: str) -> list[Any]:
         try:
@@ -100,7 +105,8 @@ def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | Non
     def not_tried(error: HubmergeError) -> list[Any]:
         return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
 
-    demo.load(for_visitor(opening), None, [job_id, recipe, recipe_card, *shown], **AT_ONCE)
+    opened = demo.load(for_visitor(opening), None, [job_id, answer, recipe, recipe_card, *shown], **AT_ONCE)
+    opened.then(None, None, None, js=_SAID_ONCE, **AT_ONCE)
     timer.tick(for_visitor(tick), [job_id], shown, **AT_ONCE)
     cancel.click(for_visitor(cancelling), [job_id], [answer, *shown], concurrency_limit=4, **PRIVATE)
     retry.click(lanes.asking(for_visitor(retrying), not_tried), [job_id], [answer, *shown], **ASKING, **PRIVATE)

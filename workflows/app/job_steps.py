@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hubmerge.methods import registry
 from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, duration_text, el, moment, number, number_of, percent_text, table_of
-from workflows.app.panels import fold, notice, table
+from workflows.app.panels import coded, fold, notice, table
 from workflows.app.service import JobView, LogLine, Scoring
 
 TERMINAL = ("done", "failed", "cancelled")
@@ -282,7 +282,7 @@ def log_panel(view: JobView) -> Markup | None:
         after = next((later.time for later in view.log[k + 1 :] if later.kind != "warning"), None)
         begin, end = moment(line.time), moment(after)
         took = duration_text((end - begin).total_seconds()) if line.kind == "stage" and begin and end else ""
-        rows.append((el("time", f"{begin:%H:%M:%S}" if begin else "", datetime=line.time), words, took))
+        rows.append((el("time", f"{begin:%H:%M:%S}" if begin else "", datetime=line.time), coded(words), took))
     return fold("What happened so far", table(("At (UTC)", "What", "Took"), rows), cls="hm-section")
 
 

@@ -40,20 +40,20 @@ from workflows.app.merge_form import (
     reweight,
     show_method,
 )
-from workflows.app.panels import access_offer, notice, problems_panel
+from workflows.app.panels import access_offer, coded, known_already, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.search import suggest_models
 from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor, writer_of
-from workflows.app.submission import checked_recipe, chosen_target, names_in, submission
+from workflows.app.submission import checked_recipe, chosen_target, names_in, newest_ticket, submission
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
 
 _TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.target_inputs
 _NOTHING = len(fill({}))
 
 
-def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> None:
-    """Build the page in the current Blocks context. `sign_in`: visitors can."""
+def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs_per_user: int) -> None:
+    """Build the page in the current Blocks context. `sign_in`: visitors can. `jobs_per_user`: that wait or run."""
     with gr.Row(elem_classes="hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
             form = build_form(service.suites)
@@ -114,10 +114,15 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
             held = recipe(values[5:])
             writer = writer_of(service, visitor)
             to = chosen_target(service, writer, checked_recipe(held), target, license_choice)
+            newest = newest_ticket(service, writer)
             job = service.submit(submission(held, license=license_choice, visitor=writer, **to), writer)
         except HubmergeError as error:
-            return [join(access_offer(error, visitor, service.endpoint), problems_panel(error)), ""]
-        return [notice("info", "Submitted", el("p", link(job_href(job.id), "Open its page"))), job.id]
+            told = problems_panel(error, signed_in=visitor is not None)
+            return [join(access_offer(error, visitor, service.endpoint), told), ""]
+        to_page = el("p", link(job_href(job.id), "Open its page"))
+        if job.ticket <= newest:
+            return [known_already(to_page), f"{job.id}&known=yes"]
+        return [notice("info", "Submitted", to_page), job.id]
 
     def as_yaml(*values: Any) -> list[Any]:
         try:
@@ -197,7 +202,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool) -> N
     )
     inspected.then(None, [checked, form.namespace], [start], **startable)
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)
-    wire_sweep(sweep, form, start, recipe, service, lanes, inspected)
+    wire_sweep(sweep, form, start, recipe, service, lanes, inspected, jobs_per_user)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], **AT_ONCE)
     started = (
         start.click(None, None, [said, start], js=script.STARTING, **AT_ONCE)
@@ -285,7 +290,7 @@ def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
         gr.update(visible=found.license_open),
         found.suggested_name,
         address,
-        gr.update(interactive=bool(found.suggested_name)),  # the models fit
+        gr.update(interactive=found.fits),
     ]
 
 
@@ -303,7 +308,7 @@ def _from_yaml(text: str) -> list[Any]:
         recipe = checked_recipe(fillable(read.to_dict()))
     except HubmergeError as error:
         return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * _NOTHING]
-    told = [el("p", text) for text in ("The form shows this recipe now.", *read.notes)]
+    told = [el("p", coded(text)) for text in ("The form shows this recipe now.", *read.notes)]
     return [notice("good", "Loaded", *told), *fill(recipe.to_dict())]
 
 

@@ -41,7 +41,8 @@ COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
 # The bar's own button knows how, within the Hub's frame, too.
 SIGN_IN = """() => { document.querySelector("#sign-in")?.click(); }"""
 
-GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
+# To the job's page: its id, and what else its address says.
+GO = """(asked) => { if (asked) window.location.assign("job?id=" + asked); }"""
 
 # What was kept, where the page opens with the address that it was kept for, or with none, and then takes that one.
 # The form takes no keys and clicks before it is filled, which would replace what they chose.

@@ -21,12 +21,15 @@ from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
 from workflows.app.format import bytes_text, el, join, link, repo_link
 from workflows.app.service import Visitor
+from workflows.app.session import FOR_PROGRAMS
 from workflows.app.signin import GATED, PRIVATE, sign_in_link
 
 ARXIV = "https://arxiv.org/abs/"
 # errors are made for every surface: a step that names an option, a command or a variable is of no use to a visitor
 _OF_A_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|`(?:hubmerge|hf) |\b(?:HF|HUBMERGE)_[A-Z]")
 _IGNORED = re.compile(r"\b(put|with) this line in(?:to)? the recipe: ignore: \[([^\]]*)\]")
+_SIGN_IN = ", and sign in if it is private"
+_CODE = re.compile(r"`([^`\n]+)`")
 _SENTENCE = re.compile(r"(?<=[.;])\s+")
 _PUT = (
     ("state a license", "Read the parents' terms and choose a license."),
@@ -70,10 +73,19 @@ def tabs(label: str, ways: Iterable[tuple[str, str, bool]]) -> Markup:
     return el("nav", *shown, cls="hm-tabs", aria_label=label)
 
 
-def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "", *, of_form: bool = False) -> Markup:
+def coded(text: str) -> Markup:
+    """A message, which marks code with backticks as for a terminal, with its code as a page shows it."""
+    parts = _CODE.split(text)  # text and code take turns
+    return join(*(el("code", part) if k % 2 else part for k, part in enumerate(parts)))
+
+
+def problems_panel(
+    error: HubmergeError | Mapping[str, Any], title: str = "", *, of_form: bool = False, signed_in: bool = False
+) -> Markup:
     """Every problem of an error: what is wrong, what to do next, and the code, which programs go by.
 
-    `of_form`: it is about the merge page's form, which a step may name the fields of.
+    `of_form`: it is about the merge page's form, which a step may name the fields of. `signed_in`: the visitor is, so
+    that no step asks for it.
     """
     data = error.as_dict() if isinstance(error, HubmergeError) else error
     problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
@@ -82,24 +94,25 @@ def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "", *,
     count, passes = len(problems), bool(data.get("retryable"))
     change = "One thing must change first" if count == 1 else f"{count} things must change first"
     later = el("p", "This may pass; try the same again later.", cls="hm-dim") if passes else None
-    listed = el("ul", *(_problem(problem, of_form) for problem in problems), cls="hm-problems")
+    listed = el("ul", *(_problem(problem, of_form, signed_in) for problem in problems), cls="hm-problems")
     return notice("bad", title or ("Not now" if passes else change), listed, later)
 
 
-def _problem(problem: Mapping[str, Any], of_form: bool) -> Markup:
+def _problem(problem: Mapping[str, Any], of_form: bool, signed_in: bool) -> Markup:
     text = {key: str(value) for key, value in problem.items() if value}
-    step = on_the_web(text.get("next_step", ""))
+    step = on_the_web(text.get("next_step", "").replace(FOR_PROGRAMS, ""))
     step = in_the_form(step) if of_form else step
+    step = step.replace(_SIGN_IN, ", and whether this account may read it") if signed_in else step
     facts = [
-        el("div", el("dt", label), el("dd", text[key]))
+        el("div", el("dt", label), el("dd", coded(text[key])))
         for key, label in (("where", "Where"), ("expected", "Expected"), ("got", "Found"))
         if key in text
     ]
     return el(
         "li",
-        el("span", text.get("what", ""), cls="hm-what"),
+        el("span", coded(text.get("what", "")), cls="hm-what"),
         el("dl", *facts) if facts else None,
-        el("p", step, cls="hm-next") if step else None,
+        el("p", coded(step), cls="hm-next") if step else None,
         el("code", text.get("code", ""), cls="hm-code"),
     )
 
@@ -204,7 +217,7 @@ _FIRST = tuple(LABELS[key] for key in ("output_bytes", "download_bytes", "predic
 
 
 def warnings_panel(warnings: Iterable[str]) -> Markup | None:
-    items = [el("li", text) for text in warnings]
+    items = [el("li", coded(text)) for text in warnings]
     if not items:
         return None
     return notice("warn", "Worth knowing" if len(items) > 1 else "Worth a look", el("ul", *items))
@@ -234,6 +247,11 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     if not closed:
         return None
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
+
+
+def known_already(*children: object) -> Markup:
+    """Said after a start that found a job of an earlier one."""
+    return notice("info", "This merge exists already", el("p", "Nothing new was started."), *children)
 
 
 def left_out_panel(reasons: Sequence[str]) -> Markup | None:

@@ -13,6 +13,8 @@ import gradio as gr
 from hubmerge.errors import LoginError
 from workflows.app.service import Service, Visitor
 
+FOR_PROGRAMS = "; a program sends its token (Client(…, oauth_token=…))"  # of a next step; pages leave it out
+
 
 def for_visitor(handler: Callable[..., Any]) -> Callable[..., Any]:
     """`handler(visitor, …)`, or `handler(request, visitor, …)`, as gradio calls it: with the session's owner, whose
@@ -73,6 +75,6 @@ def signed_in(visitor: Visitor | None, purpose: str) -> Visitor:
     if visitor is None:
         raise LoginError(
             f"you must be signed in to {purpose}",
-            next_step="Sign in with the Hub and try again; a program sends its token (Client(…, oauth_token=…)).",
+            next_step=f"Sign in with the Hub and try again{FOR_PROGRAMS}.",
         )
     return visitor

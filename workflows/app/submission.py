@@ -165,6 +165,11 @@ def chosen_target(
     return {"target": target, "private": private, "suite": "" if private else suite or ""}
 
 
+def newest_ticket(service: Service, visitor: Visitor) -> int:
+    """The ticket of the visitor's newest job. A job that starts later has a larger one; one that is found has not."""
+    return max((job.ticket for job in service.jobs(visitor)), default=0)
+
+
 def sweep_requests(
     sweep: Sweep, *, target: str, private: bool, license: str | None, visitor: Visitor, suite: str = ""
 ) -> list[MergeRequest]:

@@ -23,6 +23,7 @@ from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.app.format import duration_text, el, join, link
 from workflows.app.forms import fields_of
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, choice_box, html, text_box
+from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import values_at
 from workflows.app.merge_form import MergeForm
@@ -30,7 +31,7 @@ from workflows.app.merge_script import COUNT, SWEPT
 from workflows.app.panels import method_choices, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
-from workflows.app.submission import checked_sweep, chosen_target, sweep_requests
+from workflows.app.submission import checked_sweep, chosen_target, newest_ticket, sweep_requests
 
 _SETTINGS = 2  # that may have several values at once
 _NAMED = 12  # variants that are named before they are started
@@ -87,13 +88,22 @@ def settings_of(method: str) -> list[tuple[str, str]]:
 
 
 def wire_sweep(
-    sweep: SweepForm, form: MergeForm, start_one: Any, recipe: RecipeOf, service: Service, lanes: Lanes, inspected: Any
+    sweep: SweepForm,
+    form: MergeForm,
+    start_one: Any,
+    recipe: RecipeOf,
+    service: Service,
+    lanes: Lanes,
+    inspected: Any,
+    jobs_per_user: int,
 ) -> None:
     """`recipe` makes one from the values of `form.recipe_inputs`; HubmergeError where there is none.
 
     `start_one`: the button that starts the form's merge alone; it stands back while there are variants to start.
 
     `inspected`: the event after which the form's models and settings are other ones, so that variants count anew.
+
+    `jobs_per_user`: how many may wait or run at once.
     """
     count = len(sweep.inputs)
 
@@ -116,22 +126,31 @@ def wire_sweep(
                 seconds[variant.method] = float(predicted)
         total = sum(seconds[variant.method] for _, variant in variants)
         return [
-            counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
+            counted_panel(
+                [name for name, _ in variants],
+                total,
+                signed_in=bool(namespace),
+                limit=jobs_per_user,
+                under_way=_under_way(service, visitor),
+            ),
             *_buttons(len(variants), bool(namespace)),
         ]
 
     def starting(visitor: Visitor | None, *values: Any) -> Any:
         *target, license_choice = values[:5]
         jobs: list[JobView] = []
+        newest = 0
         try:
             writer, wanted = writer_of(service, visitor), checked(values[5:])
+            newest = newest_ticket(service, writer)
             to = chosen_target(service, writer, wanted.variants[0][1], target, license_choice)
             for request in sweep_requests(wanted, license=license_choice, visitor=writer, **to):
                 jobs.append(service.submit(request, writer))
         except HubmergeError as error:
             rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
-            return join(started_panel(jobs), problems_panel(error), rest if jobs else None)
-        return started_panel(jobs)
+            told = problems_panel(error, signed_in=visitor is not None)
+            return join(started_panel(jobs, newest), told, rest if jobs else None)
+        return started_panel(jobs, newest)
 
     outputs = [sweep.told, sweep.start, start_one]
     counted = [form.namespace, *sweep.inputs, *form.recipe_inputs]
@@ -218,8 +237,19 @@ def _values(name: str, text: str) -> list[Any]:
     return list(dict.fromkeys(values)) if all(isinstance(v, int | float | str | bool) for v in values) else values
 
 
-def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> Markup:
-    """How many variants there are, their names, and how long they take one after the other."""
+def _under_way(service: Service, visitor: Visitor | None) -> int:
+    """How many of the jobs that one user may have at once the visitor has; evaluations have a limit of their own."""
+    jobs = service.jobs(visitor) if visitor else []
+    return sum(job.kind != "evaluate" and job.state not in TERMINAL for job in jobs)
+
+
+def counted_panel(
+    names: Sequence[str], seconds: float, *, signed_in: bool, limit: int = MAX_VARIANTS, under_way: int = 0
+) -> Markup:
+    """How many variants there are, their names, and how long they take one after the other.
+
+    `limit`: the jobs that one user may have at once, of which the visitor has `under_way`.
+    """
     if len(names) == 1:
         return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
     count = f"{len(names)} variants, about {duration_text(max(1, seconds))} one after the other."
@@ -228,10 +258,21 @@ def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> M
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
         el("p", el("strong", count), f" At most {MAX_VARIANTS} variants at once."),
+        _limited(len(names), limit, under_way),
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),
     )
+
+
+def _limited(count: int, limit: int, under_way: int) -> Markup | None:
+    """What of the variants starts now, where that is not all of them."""
+    room = max(0, limit - under_way)
+    if count <= room:
+        return None
+    has = f", and you have {under_way}" if under_way else ""
+    these = f"only {room} of these can" if room else "none of these can"
+    return el("p", f"One user may have {limit} jobs waiting or running{has}: {these} start now, the others later.")
 
 
 def _in_words(variant: str) -> str:
@@ -268,10 +309,16 @@ def _resettled(method: str, *values: Any) -> list[Any]:
     return updates
 
 
-def started_panel(jobs: Sequence[JobView]) -> Markup | None:
-    """The jobs of the variants, each with the way to its page."""
+def started_panel(jobs: Sequence[JobView], newest: int = -1) -> Markup | None:
+    """The jobs of the variants, each with the way to its page; those up to the ticket `newest` existed before."""
     if not jobs:
         return None
-    items = [el("li", link(f"job?id={job.id}", job.target)) for job in jobs]
-    count = f"{len(jobs)} merges" if len(jobs) > 1 else "One merge"
-    return notice("good", f"{count} started", el("ul", *items), el("p", link("activity", "See them under Activity")))
+    known = [job.ticket <= newest for job in jobs]
+    items = [
+        el("li", link(f"job?id={job.id}", job.target), " exists already" if found else "")
+        for job, found in zip(jobs, known, strict=True)
+    ]
+    count = known.count(False)
+    told = f"{count} merges started" if count > 1 else "One merge started" if count else "Nothing new was started"
+    told_of = el("ul", *items), el("p", link("activity", "See them under Activity"))
+    return notice("good" if count else "info", told, *told_of)

@@ -37,7 +37,7 @@ from workflows.watchers.rules import MAX_RULE_BYTES
 ALL, NAMED, BEST = "all", "fixed", "best"
 _WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the leaderboard", BEST))
 _LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
-_PER_DAY = 3
+_BEST, _PER_DAY = 3, 3
 _MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
 _SEVERAL = {"author": "authors", "tag": "tags", "license": "licenses"}
 _OWN = {"name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget"}
@@ -59,7 +59,7 @@ def build_form(service: Service, lanes: Lanes) -> list[Any]:
         which = radio_box("watch-which", "Which agents join a merge", _WHICH, ALL)
         about = "Two or more. They are merged again whenever the weights of one of them change."
         named = model_box("watch-named", "Agents by name", about, several=True, visible=False)
-        best = number_box("watch-best", "How many", 3, minimum=2, maximum=MAX_AGENTS, visible=False)
+        best = number_box("watch-best", "How many", _BEST, visible=False)
         with gr.Row():
             about = "Users or organisations whose agents it takes. Anybody can claim a base, so name whom you trust."
             authors = text_box("watch-authors", "Authors", about, "org, ada", 2000, min_width=220)
@@ -89,8 +89,7 @@ def build_form(service: Service, lanes: Lanes) -> list[Any]:
         with gr.Row():
             kinds = ["public", "private"]
             visibility = radio_box("watch-visibility", "Visibility", kinds, "public", min_width=200)
-            most = {"minimum": 1, "maximum": 100, "min_width": 200}
-            budget = number_box("watch-budget", "Merges a day, at most", _PER_DAY, **most)
+            budget = number_box("watch-budget", "Merges a day, at most", _PER_DAY, min_width=200)
     with gr.Accordion("More of the rule", open=False, elem_classes="hm-card"):
         about = "What has no field here; docs/watchers.md lists everything."
         more = text_box("watch-more", "As YAML", about, _MORE, MAX_RULE_BYTES, lines=4)
@@ -110,7 +109,7 @@ def rule_of(values: Sequence[Any]) -> dict[str, Any]:
         "lineage": "" if lineage == "finetune" else lineage,
         "licenses": list(licenses or ()),
     }
-    chosen = {NAMED: {NAMED: list(named or ())}, BEST: {BEST: best}}.get(which)
+    chosen = {NAMED: {NAMED: list(named or ())}, BEST: {BEST: _BEST if best is None else best}}.get(which)
     rule = {
         "name": (name or "").strip(),
         "owner": (owner or "").strip(),
@@ -121,9 +120,9 @@ def rule_of(values: Sequence[Any]) -> dict[str, Any]:
         "target": (target or "").strip(),
         "private": visibility == "private",
         "suite": (suite or "").strip(),
-        "budget": budget if isinstance(budget, int) else _PER_DAY,
     }
-    return _with_more({key: value for key, value in rule.items() if value}, more)
+    stated = {key: value for key, value in rule.items() if value}
+    return _with_more({**stated, "budget": _PER_DAY if budget is None else budget}, more)  # 0 is refused, not left out
 
 
 def proposed(rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def fill(rule: Mapping[str, Any]) -> list[Any]:
         gr.update(value=base or None, choices=[base] if base else []),
         which,
         gr.update(value=names, choices=names, visible=which == NAMED),
-        gr.update(value=said["best"] if isinstance(said["best"], int) else 3, visible=which == BEST),
+        gr.update(value=said["best"] if isinstance(said["best"], int) else _BEST, visible=which == BEST),
         *(", ".join(map(str, said[key])) for key in ("author", "tag")),
         said["lineage"] if said["lineage"] in [kind for _, kind in _LINEAGE] else "finetune",
         [str(name) for name in said["license"]],

@@ -22,7 +22,7 @@ from workflows.app.home_page import example_models
 from workflows.app.job_page import badge
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import DEFAULT_METHOD
-from workflows.app.panels import facts_grid, fold, header, notice, problems_panel, snippet, table
+from workflows.app.panels import coded, facts_grid, fold, header, notice, problems_panel, snippet, table
 from workflows.app.service import Service, Trial, Visitor, WatcherEvent, WatcherSource, WatcherView
 from workflows.app.session import for_visitor, signed_in, visitor_of
 from workflows.app.submission import names_in
@@ -237,8 +237,8 @@ _TO_BEGIN = (
 def watchers_panel(views: Sequence[WatcherView], endpoint: str) -> Markup:
     """Every rule with what it did; how to begin where there is none."""
     if not views:
-        command = el("code", "make demo ARGS=--watch")
-        example = el("p", "In the demo, ", command, " starts with one that merges the zoo.")
+        installed, checkout = el("code", "hubmerge demo --watch"), el("code", "make demo ARGS=--watch")
+        example = el("p", installed, ", or ", checkout, " in a checkout, starts the demo with one that merges the zoo.")
         here = example if urlsplit(endpoint).hostname == "127.0.0.1" else None
         return notice("info", "No watcher runs here yet", *(el("p", text) for text in _TO_BEGIN), here)
     return join(*(_rule(view, endpoint) for view in views))
@@ -319,7 +319,7 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Mark
     timed = any(event.time for event in events)
     rows = []
     for event in events:
-        why = el("span", event.text, " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
+        why = el("span", coded(event.text), " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
         rows.append((_which(event, endpoint), why, *([when(event.time)] if timed else [])))
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(

@@ -63,22 +63,32 @@ def _base(value: Any) -> Any:
 
 Repo = Annotated[str, Field(max_length=200)]
 Amount = Annotated[int, BeforeValidator(_amount), Field(ge=1, le=10**15)]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:/\-+]{0,199}$")]
+_WORD = r"^[A-Za-z0-9][\w.:/\-+]{0,199}$"
+_USER = r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0-9])?$"
+_NAME = r"^[a-z0-9][a-z0-9\-]{0,39}$"
+_SUITE = r"^[a-z0-9][a-z0-9_\-]{0,63}$"
+SHAPES = {  # what a pattern asks for, in words
+    _WORD: "letters, digits and _ . : / - +, at most 200, a letter or digit first",
+    _USER: "letters, digits and hyphens, at most 96, no hyphen first or last",
+    _NAME: "lower-case letters, digits and hyphens, at most 40, no hyphen first",
+    _SUITE: "lower-case letters, digits, - and _, at most 64, a letter or digit first",
+}
+Word = Annotated[str, Field(pattern=_WORD)]
 Words = Annotated[tuple[Word, ...], BeforeValidator(_as_tuple), Field(max_length=50)]
-User = Annotated[str, Field(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0-9])?$")]
+User = Annotated[str, Field(pattern=_USER)]
 
 
 class RuleHead(Strict):
     """The fields of every kind of rule."""
 
     watch: str = DEFAULT_KIND  # the kind
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9\-]{0,39}$")
+    name: str = Field(pattern=_NAME)
     owner: User  # whose token acts, and whose jobs these are
     base: Annotated[ModelName, BeforeValidator(_base)]
     target: str = Field(max_length=200)
     private: bool = False
     license: str | None = Field(default=None, max_length=100)  # the owner's choice where the parents leave it open
-    suite: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9_\-]{0,63}$")  # to evaluate with
+    suite: str | None = Field(default=None, pattern=_SUITE)  # to evaluate with
     budget: int = Field(ge=1, le=100)  # merges per day (UTC)
 
     @model_validator(mode="after")

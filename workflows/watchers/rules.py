@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from hubmerge.errors import HubmergeError, Problem, RuleError
 from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.watchers.kinds import registry
-from workflows.watchers.rule import DEFAULT_KIND, RuleHead
+from workflows.watchers.rule import DEFAULT_KIND, SHAPES, RuleHead
 
 MAX_RULE_BYTES = 64 * 1024
 MAX_RULES = 200
@@ -65,11 +65,18 @@ def rule_data(rule: RuleHead) -> dict[str, Any]:
     return {key: data[key] for key in order}
 
 
-_PLAIN = {"missing": "this is missing", "extra_forbidden": "a rule has no such key: {}"}  # of pydantic's kinds of error
+_PLAIN = {  # of pydantic's kinds of error
+    "missing": "this is missing",
+    "extra_forbidden": "a rule has no such key: {}",
+    "int_type": "this must be a whole number",
+    "greater_than_equal": "this number is too small",
+    "less_than_equal": "this number is too large",
+    "string_pattern_mismatch": "characters that may not stand here, or too many of them",
+}
 
 
 def _problem(where: str, issue: Any) -> Problem:
-    message = issue["msg"].removeprefix("Value error, ")
+    message = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
     field, colon, rest = message.partition(": ")
     location = [str(part) for part in issue["loc"]]
     if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
@@ -77,7 +84,15 @@ def _problem(where: str, issue: Any) -> Problem:
     if issue["type"] in _PLAIN:
         message = _PLAIN[issue["type"]].format(location[-1][:80])
     got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
-    return Problem(RuleError.code, message, where=" → ".join([where, *location]), got=got)
+    return Problem(RuleError.code, message, " → ".join([where, *location]), _expected(issue), got)
+
+
+def _expected(issue: Any) -> str:
+    """What a value must be, where pydantic's finding tells a limit or a pattern."""
+    told = issue.get("ctx", {})
+    if "pattern" in told:
+        return SHAPES.get(told["pattern"], "")
+    return f"at least {told['ge']}" if "ge" in told else f"at most {told['le']}" if "le" in told else ""
 
 
 def load_rule(path: Path) -> RuleHead:

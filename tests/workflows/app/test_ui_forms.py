@@ -27,6 +27,7 @@ from workflows.app.forms import (
     turn,
     values_of,
 )
+from workflows.app.frame import number_box
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.submission import checked_recipe
 
@@ -98,6 +99,18 @@ def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused() -> None:
         parameters_of(scales, ["[&a [1], *a]"])
     with pytest.raises(RecipeError, match="scales"):
         parameters_of(scales, ["[" * 1900])
+
+
+def test_a_number_reaches_the_check_as_it_was_typed() -> None:
+    method = next(m for m in METHODS if any(f.kind == "integer" for f in fields_of(m)))
+    [field, *_] = [f for f in fields_of(method) if f.kind == "integer"]
+    boxes = in_blocks(lambda: [component_of(field), number_box("", "Seed", 0)])
+    assert [box.preprocess(1.5) for box in boxes] == [1.5, 1.5]  # neither rounded nor an error of gradio's
+    with pytest.raises(ValueError, match="integer"):
+        method.parse_parameters({field.name: boxes[0].preprocess(1.5)})
+    seeded = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": boxes[1].preprocess(1.5)}
+    with pytest.raises(RecipeError, match="seed"):
+        recipe_from_dict(seeded)
 
 
 def test_an_empty_field_is_left_to_its_default() -> None:

@@ -94,6 +94,27 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
         assert found.outcome.index("must change first") < found.outcome.find("private model of yours") or not offered
 
 
+def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read() -> None:
+    service = FakeService()
+    recipe = {"base": BASE, "agents": ["ada/quite-another-name", TOOL], "method": "ram"}
+    asked = (recipe, BASE, ("ada/quite-another-name", TOOL), None, service)
+    assert "Check its name, and sign in if it is private." in inspect_form(*asked, None).outcome
+    known = inspect_form(*asked, service.visitor("ada", "token-of-ada")).outcome
+    assert "Check its name, and whether this account may read it." in known
+    assert "and sign in" not in known
+
+
+def test_another_method_has_another_name_before_its_calibration_data_is_there() -> None:
+    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "sar"}
+    found = inspect_form(recipe, BASE, (MATH, TOOL), None, FakeService(), None)
+    assert (found.suggested_name, found.fits, found.refused) == ("base-sar", False, True)
+
+
+def test_a_message_with_code_stands_beside_the_start_without_its_backticks() -> None:
+    told = inspect_form(RecipeError("no `base`"), BASE, (MATH, TOOL), None, FakeService(), None).verdict
+    assert "No base" in told
+
+
 def test_no_spelling_is_proposed_that_is_another_model_or_chosen_already() -> None:
     assert advise(BASE, ("zoo/maht-agent", MATH), FakeService(), None).choice is None
     assert advise(BASE, ("zoo/qwen-agent", TOOL), FakeService(), None).choice is None

@@ -72,6 +72,50 @@ def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
     page.wait_for_url("**/job?id=*")
 
 
+def test_a_start_of_a_merge_that_exists_says_once_that_nothing_new_was_started(pages: Pages, open_page: Any) -> None:
+    for again in (False, True):
+        page = open_page(f"{pages.url}{FILLED}&name=twice", "ada")
+        page.locator("#start:not([disabled])").wait_for()
+        shown(page, "#verdict", "These models fit")
+        page.locator("#start").click()
+        page.wait_for_url("**/job?id=*")
+        shown(page, "#job", "ada/twice")
+        if again:
+            shown(page, "#answer", "This merge exists already")
+            assert "Nothing new was started." in page.locator("#answer").inner_text()
+            page.wait_for_function("!location.search.includes('known')")
+            page.reload(wait_until="domcontentloaded")
+            shown(page, "#job", "ada/twice")
+        assert "exists already" not in page.locator("body").inner_text()
+    assert len(pages.service.store) == 1
+
+
+def test_what_a_screen_reader_is_told_at_the_end_of_an_event_is_in_words(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB)])
+    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    page.locator("#cancel").wait_for()
+    page.evaluate(
+        """() => { window.told = ""; new MutationObserver(() => { window.told += document.body.innerText;
+          for (const one of document.querySelectorAll(".sr-only")) window.told += `[${one.textContent.trim()}]`; })
+          .observe(document.body, {subtree: true, childList: true, characterData: true}) }"""
+    )
+    page.locator("#cancel").click()
+    shown(page, "#job", "Nothing was published")
+    page.wait_for_function("/\\[(Done|common[.]complete)\\]/.test(window.told)")  # gradio says it seconds later
+    assert "common." not in page.evaluate("window.told")
+
+
+def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_there(
+    pages: Pages, open_page: Any
+) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    named = "(name) => document.querySelector('#target-name input, #target-name textarea')?.value === name"
+    page.wait_for_function(named, arg="base-ram-plus")
+    page.get_by_label("SAR", exact=False).first.check()
+    shown(page, "#verdict", "This cannot be merged yet")
+    page.wait_for_function(named, arg="base-sar")
+
+
 # an outline, or the border of a field of gradio's
 _SEEN = """() => { const on = document.activeElement, frames = [on, on.closest(".wrap")].filter(Boolean);
   return getComputedStyle(on).outlineStyle !== "none" || on === document.body

@@ -14,7 +14,7 @@ from job_helpers import NOWHERE, claim, new_job, service_of
 from markupsafe import escape
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
-from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem, RecipeError
+from hubmerge.errors import HubUnavailableError, IncompatibleError, LoginError, Problem, RecipeError
 from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -26,8 +26,17 @@ from workflows.app.job_statistics import statistics_panel
 from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
-from workflows.app.panels import _OF_A_TERMINAL, license_panel, method_panel, on_the_web, plan_panel, problems_panel
+from workflows.app.panels import (
+    _OF_A_TERMINAL,
+    license_panel,
+    method_panel,
+    on_the_web,
+    plan_panel,
+    problems_panel,
+    warnings_panel,
+)
 from workflows.app.service import LogLine, Scoring, Visitor
+from workflows.app.session import signed_in
 from workflows.jobs.store import Store
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -453,6 +462,31 @@ def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again(
 def test_the_code_of_an_error_stands_behind_its_words() -> None:
     panel = str(problems_panel(RecipeError("no base", where="the recipe", next_step="Choose one.")))
     assert panel.index("no base") < panel.index("Choose one.") < panel.index("E_RECIPE")
+
+
+def test_code_in_a_message_is_shown_as_code_and_no_page_shows_its_backticks() -> None:
+    told = "`ignore`: 'lm_head*' matches no tensor"
+    error = RecipeError(
+        "no `base`", expected="`a`", got="`<b>` and a lone `", next_step="Use `weight` to count it more."
+    )
+    panel = str(problems_panel(error))
+    for shown in ("no <code>base</code>", "<code>a</code>", "<code>&lt;b&gt;</code> and a lone `"):
+        assert shown in panel
+    assert "Use <code>weight</code> to count it more." in panel
+    assert "<code>ignore</code>: &#39;lm_head*&#39; matches no tensor" in str(warnings_panel([told]))
+    assert "<code>ignore</code>" in head_of(
+        "running", log=(LogLine("2026-01-31T14:05:03+00:00", "warning", text=told),)
+    )
+    assert "`weight`" in str(error)  # a terminal has no other way
+
+
+def test_who_is_not_signed_in_is_told_to_sign_in_on_a_page_and_as_a_program_to_send_a_token() -> None:
+    with pytest.raises(LoginError) as refused:
+        signed_in(None, "start a merge")
+    assert "a program sends its token (Client(…, oauth_token=…))." in str(refused.value)
+    panel = str(problems_panel(refused.value))
+    assert "Sign in with the Hub and try again.<" in panel
+    assert "program" not in panel
 
 
 def _next_steps() -> dict[str, str]:

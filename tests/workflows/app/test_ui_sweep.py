@@ -99,6 +99,26 @@ def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     assert "one variant alone" in counted_panel(["ties"], 1, signed_in=True)
 
 
+def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_does_not_take_all() -> None:
+    names = [f"ties_density-0.{k}" for k in range(8)]
+
+    def told(limit: int, under_way: int) -> str:
+        return str(counted_panel(names, 130, signed_in=True, limit=limit, under_way=under_way))
+
+    assert "may have 5 jobs waiting or running: only 5 of these can start now, the others later." in told(5, 0)
+    assert "5 jobs waiting or running, and you have 3: only 2 of these can start now" in told(5, 3)
+    assert "and you have 6: none of these can start now" in told(5, 6)
+    assert "can start now" not in told(8, 0)
+
+
+def test_a_variant_that_exists_already_is_not_called_started() -> None:
+    jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}", ticket=k) for k in range(1, 4)]
+    panel = str(started_panel(jobs, newest=2))
+    assert "One merge started" in panel
+    assert panel.count("exists already") == 2
+    assert "Nothing new was started" in str(started_panel(jobs, newest=3))
+
+
 def test_each_variant_that_was_started_leads_to_its_job() -> None:
     jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}") for k in range(2)]
     panel = str(started_panel(jobs))
@@ -143,4 +163,7 @@ def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open
     assert [request.target for request, _ in pages.service.requests] == [
         f"ada/mine-{name}" for name, _ in variants([], [("density", "0.2, 0.5")], agents=[MATH, TOOL])
     ]
+    values.fill("0.1, 0.2, 0.3, 0.4, 0.6, 0.7")
+    page.keyboard.press("Tab")  # five at once is the limit of a user, and two are under way
+    page.locator("#sweep-told").filter(has_text="and you have 2: only 3 of these can start now").wait_for()
     assert errors == []

@@ -165,7 +165,9 @@ def test_only_a_space_without_a_volume_forgets(tmp_path: Path, monkeypatch: pyte
 def test_an_empty_list_says_how_to_begin() -> None:
     assert "No watcher runs here yet" in watchers_panel([], "https://hub.example")
     assert "make demo" not in watchers_panel([], "https://hub.example")
-    assert "make demo ARGS=--watch" in watchers_panel([], "http://127.0.0.1:7861")
+    here = watchers_panel([], "http://127.0.0.1:7861")
+    for command in ("hubmerge demo --watch", "make demo ARGS=--watch"):  # installed, and from a checkout
+        assert f"<code>{command}</code>" in here
 
 
 def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None:
@@ -292,6 +294,29 @@ def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
     page.get_by_label("These, by name").check()
     page.locator("#watch-named").wait_for()
     page.locator("#trial").get_by_text("Not a rule so far").wait_for()
+
+
+@pytest.mark.browser
+def test_a_number_out_of_range_is_told_beside_the_form_and_leaves_no_rule_to_copy(
+    site: tuple[str, Source], open_page: Any
+) -> None:
+    page = open_page(f"{site[0]}?base=zoo/base&author=zoo")
+    page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
+    failed: list[str] = []
+    page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 500 else None)
+    for number, expected in (("-1", "at least 1"), ("0", "at least 1"), ("99999", "at most 100")):
+        page.locator("#watch-budget input").fill(number)
+        told = page.locator("#trial .hm-problems").filter(has_text=number)
+        told.filter(has_text=expected).wait_for()
+        assert told.locator(".hm-code").inner_text() == "E_RULE"
+        assert page.locator("#rule textarea").count() == 0
+        assert page.locator("#try").is_disabled()
+    page.locator("#watch-budget input").fill("1.5")
+    page.locator("#trial").get_by_text("this must be a whole number").wait_for()
+    page.locator("#watch-budget input").fill("4")
+    page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
+    assert "budget: 4" in page.locator("#rule textarea").input_value()
+    assert failed == []
 
 
 @pytest.mark.browser

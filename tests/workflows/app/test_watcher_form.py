@@ -79,6 +79,38 @@ def test_what_an_address_says_wrongly_never_breaks_the_form(query: str) -> None:
     held(read_address(query))
 
 
+@pytest.mark.parametrize(
+    ("box", "number", "told"),
+    [
+        ("watch-budget", -1, "budget: expected at least 1, got -1"),
+        ("watch-budget", 0, "budget: expected at least 1, got 0"),
+        ("watch-budget", 99999, "budget: expected at most 100, got 99999"),
+        ("watch-budget", 1.5, "whole number in the rule → budget: got 1.5"),
+        ("watch-best", 1, "best: expected at least 2, got 1"),
+        ("watch-best", 33, "best: expected at most 32, got 33"),
+    ],
+)
+def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_be(
+    box: str, number: float, told: str
+) -> None:
+    form = in_blocks(lambda: build_form(FakeService(), Lanes()))
+    values = held({"base": "zoo/base", "agents": {"authors": ["zoo"]}, "join": {"best": 3}, "suite": "zoo"})
+    [k] = [k for k, component in enumerate(form) if component.elem_id == box]
+    values[k] = form[k].preprocess(number)  # which gradio calls before the page's own code
+    with pytest.raises(RuleError) as refused:
+        rule_from_data(proposed(rule_of(values)))
+    assert told in str(refused.value)
+    assert refused.value.code == "E_RULE"
+
+
+def test_an_empty_number_is_the_usual_one() -> None:
+    values = held(
+        {"base": "zoo/base", "agents": {"authors": ["zoo"]}, "join": {"best": 5}, "suite": "zoo", "budget": 9}
+    )
+    rule = rule_of([None if value in (5, 9) else value for value in values])
+    assert (rule["join"], rule["budget"]) == ({"best": 3}, 3)
+
+
 @pytest.mark.parametrize("text", ["[", "- a list", "just text"])
 def test_more_of_a_rule_that_is_no_table_is_refused_by_name(text: str) -> None:
     with pytest.raises(RuleError, match="More of the rule"):
