@@ -65,7 +65,8 @@ def evaluate_page(demo: Any, service: Service, lanes: Lanes) -> None:
             return answer_panel(service.request_evaluation(name, str(suite or ""), writer))
         except HubmergeError as error:
             offer = access_offer(error, visitor, service.endpoint, "/evaluate")
-            return join(problems_panel(error, "It was not asked for"), offer)
+            told = problems_panel(error, "It was not asked for", signed_in=visitor is not None)
+            return join(told, offer)
 
     demo.load(opening, None, [model, suite], **AT_ONCE)
     demo.load(listing, None, [queue, timer], **AT_ONCE)
