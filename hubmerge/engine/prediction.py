@@ -104,10 +104,9 @@ def _memory(plans: Sequence[Plan], options: StreamOptions, *, on_device: bool) -
     shares = shares_of(plans, options)
     whole = [t for t in tensors if any(is_whole(plan, t) for plan in plans)]
     longest = max((t.elements for t in tensors if t not in whole), default=0)
-    touched = (
-        shares.thread_bytes - agents * COUNTERS_PER_AGENT // 2
-    )  # the middle between what few and all updates touch
-    buffers = shares.threads * (touched + min(shares.chunk, longest) * shares.element_bytes)
+    # of the fast pass's counters the middle between what updates of few magnitudes and of every magnitude touch
+    untouched = agents * COUNTERS_PER_AGENT // 2 if options.backend != "eager" else 0
+    buffers = shares.threads * (shares.thread_bytes - untouched + min(shares.chunk, longest) * shares.element_bytes)
     buffers += gathered_bytes(len(plans)) * len(plans)
     if on_device:
         buffers += max((2 * t.elements * (2 * (agents + 1) + _DELTA_AND_OUTPUT) for t in whole), default=0)

@@ -221,16 +221,16 @@ class Method(ABC):
         have no dimension, or no element. `each(work, parts)` is `[work(p) for p in parts]` in all threads; a product of
         matrices takes one, so that no bit depends on their number.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # the registry refuses a method that needs it and has none
 
     def operations(self, shape: tuple[int, ...], agents: int, parameters: Any) -> float:
         """How many additions and multiplications of float32 `merge_whole` takes in products of matrices, roughly; to
         predict time. One that is done element by element takes as long as some hundred of them."""
-        raise NotImplementedError
+        raise NotImplementedError  # the registry refuses a method that needs it and has none
 
     def floats(self, shape: tuple[int, ...], agents: int) -> int:
         """How many float32 `merge_whole` holds at once beside the K deltas, roughly; to predict memory."""
-        raise NotImplementedError
+        raise NotImplementedError  # the registry refuses a method that needs it and has none
 
     def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
         """Where this method must count overlaps before it can merge: per tensor, or over the model, which takes a pass
