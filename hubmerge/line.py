@@ -72,8 +72,8 @@ class Request:
     allow_local: bool = False  # whether paths of this machine may be read
     commits: Sequence[str | None] = ()  # the models' commits that an unfinished merge began with (engine/pins.py)
     # Where calibration data is read and tokenized; a method that weighs by sensitivities needs it for its identity.
-    # "apart": in a process with limits, for what a stranger names.
-    calibrate: Literal["here", "apart", "not"] = "here"
+    # "apart": in a process with limits, for what a stranger names; "find": the Hub is only asked whether it is there.
+    calibrate: Literal["here", "apart", "find", "not"] = "here"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,9 @@ def _checked(plan: Plan, hub: Hub, request: Request, calibration: Calibration) -
     license = strictest([m.license for m in plan.models])
     if target is not None or request.will_publish or request.license is not None:
         license = choose(license, request.license)
-    if request.calibrate != "not" and weighs(plan):
+    if request.calibrate == "find":
+        calibration.find(plan)
+    elif request.calibrate != "not" and weighs(plan):
         plan = calibration.of(plan)
         if target is not None:
             target.refuse_to_expose(plan.sources)  # the data, too

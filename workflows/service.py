@@ -89,7 +89,7 @@ class MergeService:
         return published_model(self._hub(visitor), name, sha)
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
-        request = Request(license=license or None, calibrate="not")
+        request = Request(license=license or None, calibrate="find")
         plan = prepare(recipe_from_dict(dict(recipe)), self._hub(visitor), request).plan
         self._seconds(plan)
         return plan

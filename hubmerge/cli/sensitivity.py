@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, metavar="COLUMN", help="the column of the questions")
     parser.add_argument("--answer", required=True, metavar="COLUMN", help="the column of the answers")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
+    parser.add_argument("--subset", help="the subset (config) of a Hub dataset, where it has several")
     parser.add_argument("--split", help="the split of a Hub dataset (train)")
     parser.add_argument("--revision", help="the revision of a Hub dataset")
     parser.add_argument("--max-pairs", type=int, help="the most pairs, chosen by the hash of their texts (128)")

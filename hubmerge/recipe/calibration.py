@@ -19,6 +19,7 @@ class CalibrationSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # else true were 1 pair, and "8" were 8
 
     data: str = Field(min_length=1, max_length=4096)  # a JSONL file, or a dataset's id on the Hub
+    subset: str | None = Field(default=None, min_length=1, max_length=256)  # of a Hub dataset: its config
     split: str = Field(default="train", min_length=1, max_length=256)  # of a Hub dataset; `train[:1000]` works
     revision: str | None = Field(default=None, max_length=255)  # of a Hub dataset
     prompt: str = Field(min_length=1, max_length=256)  # column

@@ -22,6 +22,7 @@ import hashlib
 import heapq
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from hubmerge.sources.staged import stage_settings
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000_000
 LOADERS = ("torch", "transformers", "psutil")  # what gradients need
+_SUBSETS = re.compile(r"[Aa]vailable(?: configs)?: \[(.+)\]")  # in what the datasets library says of a name
 PROBLEMS_AT_MOST = 10  # rows spelled out; one slip tends to repeat on every row
 
 
@@ -196,7 +198,13 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
     datasets.disable_progress_bars()
     try:
         rows = load_split(
-            spec.data, spec.split, revision=spec.revision, token=hub.token, cache=cache, refused=SensitivityError
+            spec.data,
+            spec.split,
+            subset=spec.subset,
+            revision=spec.revision,
+            token=hub.token,
+            cache=cache,
+            refused=SensitivityError,
         )
     except HubmergeError:
         raise
@@ -205,11 +213,16 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
         if filled_the_disk(error) or getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
             step = "Free some disk, or set HF_HOME to a folder that you may write to."
             raise DiskError("the dataset cannot be kept", where=spec.label, got=told, next_step=step) from error
-        step = "Check its id, revision and split, and sign in if it is private."
-        if told.startswith("Config name is missing"):
-            told = "several configs, and none of them is the default"
-            step = "Choose a dataset with one config or a default one."
+        if subsets := _SUBSETS.search(str(error)):
+            raise SourceNotFoundError(
+                "the dataset has no such subset" if spec.subset else "the dataset has several subsets",
+                where=spec.label,
+                expected=subsets[1].replace("'", "")[:200],
+                got=spec.subset or "none of them named",
+                next_step="Name one of them as the subset.",
+            ) from error
         where = f"{spec.label}, split {spec.split}"
+        step = "Check its id, revision, subset and split, and sign in if it is private."
         raise SourceNotFoundError("the dataset cannot be read", where=where, got=told, next_step=step) from error
     if len(rows) > MAX_ROWS:
         raise SensitivityError(

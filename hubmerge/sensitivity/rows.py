@@ -112,6 +112,13 @@ class Calibration:
         ]
         return replace(plan, calibration=tuple(rows))
 
+    def find(self, plan: Plan) -> None:
+        """Raise what `of` would for datasets that the Hub does not have or show, with one question for each."""
+        for agent in plan.recipe.agents if weighs(plan) else ():
+            spec = agent.calibration or plan.recipe.calibration
+            if agent.sensitivity is None and spec is not None:
+                self._at_commit(spec)
+
     def _read(self, plan: Plan, wanted: Sequence[tuple[int, CalibrationSpec]]) -> None:
         """Fill in the rows of agents that are not known yet."""
         new = [(k, spec) for k, spec in wanted if (k, spec) not in self._rows]

@@ -188,7 +188,10 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
     upload("ada/calibration", ROWS[:20])
     upload("ada/calibration-long", [*ROWS, ROWS[0]])
     publish(api, "ada/calibration-script", {"calibration-script.py": b"", "train.jsonl": b"{}"})
-    data = {"data": "ada/calibration"}
+    parts = {f"{name}.jsonl": write_rows(tmp_path / name, ROWS[at:]).read_bytes() for name, at in (("a", 3), ("b", 5))}
+    configs = "configs:\n" + "".join(f"- {{config_name: {n[0]}, data_files: {n}}}\n" for n in parts)
+    publish(api, "ada/calibration-parts", {"README.md": f"---\n{configs}---\n".encode(), **parts})
+    data, several = {"data": "ada/calibration"}, {"data": "ada/calibration-parts"}
     asked = [
         {**data, "revision": first},
         data,
@@ -198,6 +201,9 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
         {"data": "ada/not-there"},
         {"data": "ada/calibration-long"},
         {"data": "ada/calibration-script"},
+        {**several, "subset": "b"},
+        several,
+        {**several, "subset": "c"},
     ]
     # the datasets library reads the endpoint when it is imported, hence a process of its own
     child = subprocess.run(
@@ -207,8 +213,9 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
         text=True,
         check=True,
     )
-    pinned, newest, five, no_split, no_column, nothing, too_long, script = json.loads(child.stdout)
-    for found, rows in ((pinned, ROWS), (newest, ROWS[:20])):
+    pinned, newest, five, no_split, no_column, nothing, too_long, script, *parted = json.loads(child.stdout)
+    subset, no_subset, other_subset = parted
+    for found, rows in ((pinned, ROWS), (newest, ROWS[:20]), (subset, ROWS[5:])):
         assert [tuple(p) for p in found] == texts(
             load_pairs(spec(write_rows(tmp_path / "a.jsonl", rows), max_pairs=10))
         )
@@ -217,6 +224,10 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
     assert no_column == "E_SENSITIVITY: a column is missing in ada/calibration: expected nope, got q, a, other."
     assert nothing.startswith("E_SOURCE: the dataset cannot be read in ada/not-there")
     assert script.startswith("E_SOURCE: the dataset cannot be read in ada/calibration-script")
+    step = "Name one of them as the subset."
+    where = "in ada/calibration-parts: expected a, b, got"
+    assert no_subset == f"E_SOURCE: the dataset has several subsets {where} none of them named. {step}"
+    assert other_subset == f"E_SOURCE: the dataset has no such subset {where} c. {step}"
     assert too_long.startswith("E_SENSITIVITY: the split has too many rows in ada/calibration-long")
     assert child.stderr == ""
 

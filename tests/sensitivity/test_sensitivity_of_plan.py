@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from hubmerge.cli.main import main
 from hubmerge.engine.journal import plan_identity
 from hubmerge.engine.progress import Unobserved
-from hubmerge.errors import CancelledError, DiskError, HubmergeError, RecipeError, SensitivityError
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, RecipeError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, prepare
 from hubmerge.output.publish import Target
@@ -298,6 +298,18 @@ def test_what_cannot_be_used_is_refused_with_its_reason(
 ) -> None:
     with pytest.raises(HubmergeError, match=reason):
         read(publish(files), hub)
+
+
+def test_a_dataset_that_is_not_there_is_missed_by_a_look_that_reads_none(hub: Hub, publish: Publish, name: str) -> None:
+    def look(**changes: Any) -> Plan:
+        recipe = recipe_from_dict(zoo_recipe(name, **changes))
+        return prepare(recipe, hub, Request(allow_local=True, calibrate="find")).plan
+
+    with pytest.raises(SourceNotFoundError, match=name):
+        look()
+    assert look(method="ram").calibration == ()  # which uses none
+    publish({"train/a.png": b"\x89PNG"})
+    assert look().calibration == ()
 
 
 def test_reading_ends_with_its_time(hub: Hub, publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,11 +315,17 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
 
 
 def _settings(rows: Sequence[Row]) -> list[str]:
-    """Of each merge the settings of its method in which not all merges are alike."""
-    merges = [row.facts.method_parameters for row in rows if row.facts.is_merge]
-    names = dict.fromkeys(name for values in merges for name in values)
-    differing = [name for name in names if any(values.get(name) != merges[0].get(name) for values in merges)]
-    return [settings_text(row.facts.method_parameters, differing) or NOTHING for row in rows]
+    """Of each merge the settings of its method, and the weights of its agents, in which not all merges are alike."""
+    weights = [{p.id: p.weight for p in row.parents if p.role == "agent"} for row in rows]
+    weighed = {agent: f"weight of {agent}" for own in weights for agent, weight in own.items() if weight != 1}
+    settings = [
+        {**row.facts.method_parameters, **{weighed[agent]: weight for agent, weight in own.items() if agent in weighed}}
+        for row, own in zip(rows, weights, strict=True)
+    ]
+    merges = [own for row, own in zip(rows, settings, strict=True) if row.facts.is_merge]
+    names = dict.fromkeys(name for own in merges for name in own)
+    differing = [name for name in names if any(own.get(name) != merges[0].get(name) for own in merges)]
+    return [settings_text(own, differing) or NOTHING for own in settings]
 
 
 def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:

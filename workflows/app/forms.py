@@ -38,7 +38,8 @@ MAX_NUMBER = 2**53  # the largest whole number that every browser and reader of 
 _HELD: Mapping[str, Any] = {"number": int | float, "integer": int, "switch": bool, "choice": str, "text": str}
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 EVERYONE = ""  # whose data counts for agents without data of their own
-_FIELDS = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
+_FIELDS = ("data", "subset", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
+_OF_A_DATASET = ("data", "subset", "revision")  # of which another agent's may have others
 _COLUMNS = (("prompt", "questions", "Question column"), ("answer", "answers", "Answer column"))
 _DEFAULTS = {
     name: field.get_default() for name, field in CalibrationSpec.model_fields.items() if not field.is_required()
@@ -206,6 +207,7 @@ def build_calibration(method: str) -> CalibrationForm:
         whose = choice_box("calibration-for", "Data for", [("every agent", EVERYONE)], EVERYONE, about)
         with gr.Row():
             data = text_box("", "Dataset", "Its name on the Hub.", "openai/gsm8k", 400, scale=2)
+            subset = text_box("", "Subset", "If it has several.", "main", 256, scale=1, min_width=110)
             split = gr.Textbox(
                 _DEFAULTS["split"], label="Split", info="Which part.", max_length=256, min_width=110, scale=1
             )
@@ -217,7 +219,9 @@ def build_calibration(method: str) -> CalibrationForm:
             revision = gr.Textbox(label="Revision", placeholder="main", max_length=255, min_width=120)
             tokens = number_box("", "Tokens per row at most", _DEFAULTS["max_tokens"], min_width=140)
             seed = number_box("", "Seed of the choice", _DEFAULTS["seed"], min_width=120)
-    return CalibrationForm(card, whose, specs, editing, (data, split, revision, prompt, answer, pairs, tokens, seed))
+    return CalibrationForm(
+        card, whose, specs, editing, (data, subset, split, revision, prompt, answer, pairs, tokens, seed)
+    )
 
 
 def given(specs: Any, editing: Any, *fields: Any) -> dict[str, dict[str, Any]]:
@@ -262,7 +266,7 @@ def turn(agents: Sequence[str] | None, whose: str | None, specs: Any, editing: A
     if now == (editing or ""):
         return [choices, *[gr.skip()] * (2 + len(_FIELDS))]
     known = {**(specs if isinstance(specs, Mapping) else {}), str(editing or ""): _spec(fields)}
-    spec = known.pop(now, None) or {k: v for k, v in known.get(EVERYONE, {}).items() if k != "data"}
+    spec = known.pop(now, None) or {k: v for k, v in known.get(EVERYONE, {}).items() if k not in _OF_A_DATASET}
     return [choices, known, now, *_shown(spec)]
 
 

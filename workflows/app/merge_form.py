@@ -80,6 +80,7 @@ class MergeForm:
     name: Any
     visibility: Any
     license: Any
+    folds: tuple[Any, ...]  # of the weights, the method's settings, and what is advanced
 
     @property
     def recipe_inputs(self) -> list[Any]:
@@ -90,7 +91,7 @@ class MergeForm:
 
     @property
     def filled(self) -> list[Any]:
-        """The components that `fill` gives values for."""
+        """The components that `fill` gives values for; `folds` follow them."""
         return [*self.recipe_inputs, self.weighted]
 
     @property
@@ -126,12 +127,12 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         )
         offered = gr.JSON(value=[], visible=False)
         weighted = gr.JSON(value=[], visible=False)
-        with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row():
+        with gr.Accordion("Weights", open=False, elem_id="weights") as weights_fold, gr.Row():
             weights = tuple(
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)
             )
-    pick, method, described, groups, parameters = _method_card()
+    pick, method, settings_fold, described, groups, parameters = _method_card()
     calibration = build_calibration(method.value)
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
@@ -148,7 +149,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         about = "A public merge and its parents are measured with it; a private one is not."
         usual = next(iter(suites), None)
         suite = choice_box("suite", "Evaluate with", titled(suites), usual, about, visible=bool(suites))
-    with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
+    with gr.Accordion("Advanced", open=False, elem_classes="hm-card", elem_id="advanced") as advanced:
         with gr.Row():
             dtype = choice_box("dtype", "Output dtype", DTYPES, "", min_width=150)
             rounding = choice_box("rounding", "Rounding", ROUNDINGS, "", min_width=150)
@@ -161,10 +162,11 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         *(base, agents, suggested, offered, weighted, weights),
         *(pick, method, described, groups, parameters, calibration),
         *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
+        (weights_fold, settings_fold, advanced),
     )
 
 
-def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
+def _method_card() -> tuple[Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
     methods = registry()
     first = DEFAULT_METHOD if DEFAULT_METHOD in methods else next(iter(methods))
     groups, parameters = [], []
@@ -173,14 +175,14 @@ def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
         pick = radio_box("pick", "How the agents are combined", titled(PICKED), picked(first))
         seen = True if picked(first) == OTHER else "hidden"  # unmounted it would not tell of its changes
         method = choice_box("method", "Method", method_choices(), first, visible=seen)
-        with gr.Accordion("How it works, and its settings", open=False, elem_id="settings"):
+        with gr.Accordion("How it works, and its settings", open=False, elem_id="settings") as fold:
             about = html(method_panel(methods[first]), "about-method")
             for m in methods.values():
                 fields = fields_of(m)
                 with gr.Row(visible=m.name == first and bool(fields), elem_id=f"parameters-{m.name}") as group:
                     parameters += [component_of(field) for field in fields]
                 groups.append(group)
-    return pick, method, about, tuple(groups), tuple(parameters)
+    return pick, method, fold, about, tuple(groups), tuple(parameters)
 
 
 def picked(method: str) -> str:
@@ -273,9 +275,9 @@ def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def fill(recipe: Mapping[str, Any]) -> list[Any]:
-    """Updates for `MergeForm.filled`; a recipe that is only half there fills what it has.
+    """Updates for `MergeForm.filled` and `folds`; a recipe that is only half there fills what it has.
 
-    What it says beyond the fields goes into the box of YAML.
+    What it says beyond the fields goes into the box of YAML. A fold opens where something in it is not as usual.
     """
     agents = list(recipe.get("agents") or ())[:MAX_AGENTS]
     names = [_name_of(agent) for agent in agents]
@@ -319,7 +321,16 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
         **({"agents": left} if (left := {name: s for name, s in own.items() if s}) else {}),
     }
     updates.append(dump_plain_yaml(more) if more else "")
-    return [*updates, *fill_calibration(recipe.get("calibration"), data), names]
+    advanced = any(recipe.get(key) for key in ("dtype", "rounding", "seed", "ignore")) or bool(more)
+    unusual = (any(weight != 1 for weight in weights.values()), _unusual(method, parameters), advanced)
+    folds = [gr.update(open=True) if inside else gr.skip() for inside in unusual]
+    return [*updates, *fill_calibration(recipe.get("calibration"), data), names, *folds]
+
+
+def _unusual(method: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether a setting of the method is not what it is where nobody says anything."""
+    usual = {field.name: field.default for field in fields_of(registry()[method])} if method in registry() else {}
+    return any(name not in usual or value != usual[name] for name, value in parameters.items())
 
 
 def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:

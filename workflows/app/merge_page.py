@@ -74,6 +74,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             outcome = html(EMPTY, "outcome", card=True)
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
+                over = gr.Button("Start over", size="sm", elem_id="start-over")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
             uncopied = html(name="uncopied")
             hint = html(name="hint")  # last, since it comes late
@@ -216,10 +217,11 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
         .then(None, [go], None, js=script.GO, **PRIVATE)
     )
     started.then(None, [checked, form.namespace], [start], **startable)
+    over.click(None, None, None, js=script.START_OVER, **scripted)
     start_after.click(None, None, None, js=script.SIGN_IN, **scripted)
     show.click(as_yaml, form.recipe_inputs, [text, said], **PRIVATE)
-    kept = form.kept
-    loading = load.click(_from_yaml, [text], [said, *form.filled], **PRIVATE)
+    kept, filled = form.kept, [*form.filled, *form.folds]
+    loading = load.click(_from_yaml, [text], [said, *filled], **PRIVATE)
     loading.then(None, kept, None, js=script.KEEP, **PRIVATE)
     for kind, button in zip(TEXTS, copies, strict=True):
         held = [form.namespace, form.name, *form.recipe_inputs]
@@ -231,7 +233,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     gr.on([*(c.input for c in kept if hasattr(c, "input")), *changes], None, kept, None, js=script.KEEP, **scripted)
     # One answer fills all of the form, without a question to the Hub, so that nobody can be faster. A click before it
     # would read the form empty, so the buttons wait for it, and the one that starts for the owners.
-    opened = [inspect, load, said, address, *form.target_inputs, *form.filled, *sweep.opened]
+    opened = [inspect, load, said, address, *form.target_inputs, *filled, *sweep.opened]
     loaded = demo.load(for_visitor(opening), [draft], opened, js=script.KEPT, **AT_ONCE)
     loaded.then(None, [address, *kept], None, js=script.OPENED, **scripted)
     not_owned = [gr.skip()] * 4

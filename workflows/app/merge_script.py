@@ -56,6 +56,13 @@ KEPT = """() => { try {
   return [address === location.search ? values : null];
 } catch { return [null]; } }"""
 
+# An empty form. The address of the one that is left holds its recipe, so that the browser's way back leads to it.
+START_OVER = """() => {
+  (window.hm ??= {}).opened = false;
+  try { localStorage.removeItem("hubmerge-form"); } catch { }
+  window.location.assign(location.pathname);
+}"""
+
 # What follows from other models, once for each; before it, names for a text that is no name of a model alone.
 CHOSEN = """(base, agents) => {
   const hm = (window.hm ??= {});

@@ -143,7 +143,7 @@ class Watchers:
         if decision.merge is not None:
             try:
                 recipe = recipe_from_dict(dict(decision.merge.recipe))
-                prepare(recipe, hub, Request(license=rule.license, calibrate="not"))
+                prepare(recipe, hub, Request(license=rule.license, calibrate="find"))
             except HubmergeError as error:
                 return Turn(rule.name, decision, error=error)
         return Turn(rule.name, decision)

@@ -374,6 +374,8 @@ def test_compared_merges_of_one_method_are_told_apart_by_the_settings_that_diffe
     facts = [{"method": "ram_plus", "method_parameters": {"r": r, "alpha": 0.2}} for r in (0.1, 0.3)]
     scores = {"math": 0.6, "instruction": 0.5, "code": 0.6}
     merges = [result(f"ada/m{k}", "7", scores, parents=PARENTS, facts=told) for k, told in enumerate(facts)]
+    weighed = (*PARENTS[:2], {**PARENTS[2], "weight": 0.5})
+    merges.append(result("ada/weighed", "7", scores, parents=weighed, facts=facts[0]))
     board = build_board([*family()[:3], *merges])
     suite = trio(board)
 
@@ -382,6 +384,8 @@ def test_compared_merges_of_one_method_are_told_apart_by_the_settings_that_diffe
         return re.findall(r"<td[^>]*>([^<]*)</td>", text.partition(">Settings</th>")[2].partition("</tr>")[0])
 
     assert sorted(settings("ada/m0", "ada/m1", "org/base")) == ["r: 0.1", "r: 0.3", "–"]
+    told = ["weight of org/code: 0.5", "weight of org/code: 1.0", "–"]
+    assert sorted(settings("ada/m0", "ada/weighed", "org/base")) == told
     assert settings("ada/m0", "org/base") == []  # nothing to tell apart
 
 

@@ -126,7 +126,8 @@ def untouched() -> MergeForm:
 def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
     """What the form's components hold after the recipe was loaded."""
     before = [component.value for component in untouched().filled]
-    values = [held(update, value) for update, value in zip(fill(recipe), before, strict=True)]
+    updates = fill(recipe)[: len(before)]  # without the folds
+    values = [held(update, value) for update, value in zip(updates, before, strict=True)]
     for component, value in zip(untouched().filled, values, strict=True):
         component.postprocess(value)
     # in a browser every number is a double
@@ -145,6 +146,30 @@ def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
     updates = fill({"base": "org/base", "method": "no-such", "agents": [{"weight": "x"}], "seed": "y"})
     assert held(updates[0], None) == "org/base"
     assert "y" not in [held(update, None) for update in updates]
+
+
+@pytest.mark.parametrize(
+    ("change", "opened"),
+    [
+        ({}, ()),
+        ({"parameters": {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}, "seed": 0, "dtype": ""}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a"}}, ()),
+        ({"agents": [{"model": "org/a", "weight": 0.5}, "org/b"]}, ("weights",)),
+        ({"parameters": {"r": 0.2}}, ("settings",)),
+        ({"parameters": {"nothing_like_it": 1}}, ("settings", "advanced")),
+        ({"seed": 3}, ("advanced",)),
+        ({"ignore": ["v_head.*"]}, ("advanced",)),
+        ({"tokenizer": "base"}, ("advanced",)),
+        ({"agents": ["org/a", {"model": "org/b", "sensitivity": "./b.safetensors"}]}, ("advanced",)),
+    ],
+)
+def test_a_fold_opens_where_a_loaded_recipe_has_something_unusual_in_it(
+    change: Mapping[str, Any], opened: tuple[str, ...]
+) -> None:
+    recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **change}
+    folds, updates = untouched().folds, fill(recipe)[len(untouched().filled) :]
+    assert [f.elem_id for f in folds] == ["weights", "settings", "advanced"]
+    assert tuple(f.elem_id for f, u in zip(folds, updates, strict=True) if u.get("open")) == opened
 
 
 def test_agents_keep_their_weights_when_their_order_changes() -> None:
@@ -189,7 +214,7 @@ RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can sa
     {"parameters": {"lambda": [0.5, 1], "density": 0.3}, "tokenizer": "org/b"},
     {"method": "ram_quantile", "parameters": {"literal": True}},
     {"method": "fisher", "calibration": CALIBRATION},
-    {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1"}, "agents": [
+    {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1", "subset": "main"}, "agents": [
         {"model": "org/a", "calibration": OTHER, "weight": 0.5}, "org/b"]},
     {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION},
                                     {"model": "org/b", "calibration": OTHER}]},
@@ -266,10 +291,10 @@ def test_what_the_box_of_yaml_cannot_say_is_refused(more: str, what: str) -> Non
 
 def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> None:
     agents = ["org/a", "org/b"]
-    shared = ["org/rows", "train", "", "question", "answer", 64, 1024, 0]
+    shared = ["org/rows", "main", "train", "v1", "question", "answer", 64, 1024, 0]
     whose, specs, editing, *fields = turn(agents, "org/b", {}, "", *shared)
     assert whose["value"] == editing == "org/b"
-    assert fields == ["", "train", "", "question", "answer", 64, 1024, 0]  # as the others', but for the dataset
+    assert fields == ["", "", "train", "", "question", "answer", 64, 1024, 0]  # as the others', but for the dataset
     own = ["org/other", *fields[1:]]
     after = given(specs, editing, *own)
     assert {who: spec["data"] for who, spec in after.items()} == {"": "org/rows", "org/b": "org/other"}
@@ -280,7 +305,7 @@ def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> Non
 
 def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
     with pytest.raises(RecipeError) as caught:
-        given({}, EVERYONE, "zoo/questions", "train", "", "", " ", 128, 1024, 0)
+        given({}, EVERYONE, "zoo/questions", "", "train", "", "", " ", 128, 1024, 0)
     steps = [problem.next_step for problem in caught.value.problems]
     assert steps == ["Fill in “Question column”.", "Fill in “Answer column”."]
     assert all("→" not in problem.where for problem in caught.value.problems)

@@ -164,7 +164,7 @@ def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
     shown(page, "#agents", "zoo/mem-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
     assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
-    page.get_by_text("Weights", exact=True).click()
+    page.get_by_label("zoo/mem-agent").wait_for()  # its fold opens, since its weight is no usual one
     assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
 
 
@@ -192,6 +192,17 @@ def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_for
     page.goto(f"{pages.url}/merge", wait_until="domcontentloaded")
     kept()
     assert "agent=" in page.url  # with its address
+
+
+def test_a_form_can_be_started_over_and_the_way_back_leads_to_what_it_was(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    shown(page, "#verdict", "These models fit")
+    page.get_by_role("button", name="Start over").click()
+    shown(page, "#verdict", "Choose models to begin")
+    assert page.url == f"{pages.url}/merge"
+    assert page.evaluate("localStorage.getItem('hubmerge-form')") is None
+    page.go_back(wait_until="domcontentloaded")
+    shown(page, "#verdict", "These models fit")
 
 
 def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages: Pages, open_page: Any) -> None:
