@@ -63,6 +63,8 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
                 with gr.Row():
                     show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
                     load = gr.Button("Load the YAML into the form", size="sm", interactive=False, elem_id="load-yaml")
+            with gr.Row():
+                over = gr.Button("Start over", size="sm", scale=0, min_width=120, elem_id="start-over")
         with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
             with gr.Row(elem_classes="hm-bar-start"):
                 told = html(verdict("wait", "Choose models to begin"), "verdict")
@@ -74,7 +76,6 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             outcome = html(EMPTY, "outcome", card=True)
             with gr.Row(elem_classes="hm-copy"):
                 inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
-                over = gr.Button("Start over", size="sm", elem_id="start-over")
                 copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
             uncopied = html(name="uncopied")
             hint = html(name="hint")  # last, since it comes late
