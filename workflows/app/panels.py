@@ -261,7 +261,7 @@ def left_out_panel(reasons: Sequence[str]) -> Markup | None:
 
 
 def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
-    """The next steps for models that the Hub does not show: allow more in a second sign-in, or ask their owners.
+    """The next steps for repos that the Hub does not show: allow more in a second sign-in, or ask their owners.
 
     `back`: the page to which a sign-in returns.
     """
@@ -277,15 +277,15 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, b
         )
     if hidden and PRIVATE not in visitor.scopes:
         why = (
-            "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not there: "
+            "Your sign-in does not let hubmerge read private repos, so a private one looks as if it were not there: "
             f"{', '.join(hidden)}."
         )
         then = (
-            "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then you come back to this "
+            "The Hub will ask you; pick the organisation, too, if it belongs to one. Then you come back to this "
             "page as it is. hubmerge goes on writing only to repos that it made."
         )
-        allow = link(sign_in_link(back, private=True), "Allow hubmerge to read your private models")
-        title = "Is it a private model of yours?"
+        allow = link(sign_in_link(back, private=True), "Allow hubmerge to read your private repos")
+        title = "Is it private, and yours?"
         offers.append(notice("info", title, el("p", why), el("p", allow), el("p", then, cls="hm-dim")))
     if gated and GATED not in visitor.scopes:
         why = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."

@@ -190,12 +190,12 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
     page.locator("#target-name textarea, #target-name input").first.fill("from-a-secret")
     page.locator("#inspect").click()
-    offer = page.locator("#outcome .hm-notice").filter(has_text="Is it a private model of yours?")
+    offer = page.locator("#outcome .hm-notice").filter(has_text="Is it private, and yours?")
     offer.wait_for()
     assert "ada/secret-agent" in offer.inner_text()
     assert "bob/gated-base" not in offer.inner_text()  # gated models come with the first sign-in
 
-    offer.get_by_role("link", name="Allow hubmerge to read your private models").click()
+    offer.get_by_role("link", name="Allow hubmerge to read your private repos").click()
     page.get_by_text("read your private repos").wait_for()  # the Hub says what it is about
     page.get_by_role("button", name="Ada (local)").click()
     page.wait_for_url(re.compile(r"/merge(\?.*)?$"))

@@ -90,8 +90,8 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
         agents = (agent, TOOL)
         recipe = {"base": BASE, "agents": list(agents), "method": "ram"}
         found = inspect_form(recipe, BASE, agents, None, service, visitor)
-        assert ("Is it a private model of yours?" in found.outcome) == offered
-        assert found.outcome.index("must change first") < found.outcome.find("private model of yours") or not offered
+        assert ("Is it private, and yours?" in found.outcome) == offered
+        assert found.outcome.index("must change first") < found.outcome.find("private, and yours") or not offered
 
 
 def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read() -> None:
