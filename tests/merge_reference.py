@@ -84,11 +84,16 @@ def _weighted(e: Element) -> list[F]:
 
 
 def _linear(e: Element) -> F:
-    return _sum(_weighted(e)) / F(sum(e.weights))
+    return _sum(_weighted(e)) / F(sum(e.weights) + e.parameters.get("base_weight", 0.0))
+
+
+def _factor(e: Element) -> F:
+    lam = e.parameters.get("lambda", 1 / len(e.deltas))
+    return F(lam / sum(e.weights) if e.parameters.get("normalize") else lam)
 
 
 def _task_arithmetic(e: Element) -> F:
-    return F(e.parameters.get("lambda", 1 / len(e.deltas))) * _sum(_weighted(e))
+    return _factor(e) * _sum(_weighted(e))
 
 
 def _ram(e: Element) -> F:
@@ -126,8 +131,7 @@ def _dropped(e: Element) -> list[F]:
 
 
 def _dare_linear(e: Element) -> F:
-    total = _sum([F(d * F(w)) for d, w in zip(_dropped(e), e.weights, strict=True)])
-    return F(e.parameters.get("lambda", 1 / len(e.deltas))) * total
+    return _factor(e) * _sum([F(d * F(w)) for d, w in zip(_dropped(e), e.weights, strict=True)])
 
 
 def _fisher(e: Element) -> F:

@@ -60,7 +60,6 @@ class Parameters(BaseModel):
         strict=True,  # true is no number, "1" neither
         extra="forbid",
         allow_inf_nan=False,
-        populate_by_name=True,
         serialize_by_alias=True,
     )
 
@@ -75,7 +74,7 @@ class Threshold:
 
     of: "delta" |δk|; "dropped" |δk| after the method's random drop; "private" |δ| where one agent alone is active.
     scope: over each "tensor" or over the whole "model".
-    rank, drop: one for all agents, or one for each.
+    rank, drop: one for all agents, or one for each. A rank below 1 counts as 1, and one above n as n.
     """
 
     of: Literal["delta", "dropped", "private"]

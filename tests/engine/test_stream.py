@@ -49,10 +49,14 @@ def test_merged_bytes_equal_the_naive_reference_rounded_once(tmp_path: Path, met
 
 
 VARIANTS = [
+    *((method, {}) for method in METHODS if method in merge_reference.RULES),
+    ("linear", {"base_weight": 1.5}),
+    ("ram", {"epsilon": 0.001}),
     ("ram_plus", {"r": 0.3, "alpha": 0.5, "epsilon": 0.001}),
     ("ram_plus", {"scope": "tensor", "alpha": 1.5, "r": 0.5}),
     ("task_arithmetic", {"lambda": 0.7}),
-    ("ram_plus_soft", {"r": 1.5}),
+    ("task_arithmetic", {"normalize": True}),
+    ("ram_plus_soft", {"r": 1.5, "epsilon": 0.001}),
     ("ram_quantile", {"q": 0.5, "lambda": 2.0}),
     ("ram_quantile", {"literal": True}),
     ("ties", {"density": 0.05, "lambda": 1.3}),
@@ -60,10 +64,12 @@ VARIANTS = [
     ("ties", {"density": 1.0}),
     ("ties", {"density": 0.3, "disjoint": "sum"}),
     ("dare_linear", {"p": 0.8, "lambda": 1.0}),
-    ("dare_linear", {"p": 0.0}),
+    ("dare_linear", {"p": 0.0, "normalize": True}),
     ("dare_ties", {"p": 0.3, "density": 1.0}),
     ("dare_ties", {"p": 0.6, "density": 0.1, "trim_scope": "tensor"}),
+    ("dare_ties", {"disjoint": "sum", "lambda": 1.3}),
 ]
+NAMES_OTHERS = {"preset"}  # a parameter that stands for values of others
 
 
 @pytest.mark.parametrize(("method", "parameters"), VARIANTS, ids=lambda v: str(v))
@@ -81,6 +87,13 @@ def test_parameters_weights_and_seed_mean_what_the_reference_says(
     run(plan, tmp_path / "out")
     for name, value in tensors_of(tmp_path / "out", plan).items():
         assert value.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m in merge_reference.RULES])
+def test_every_parameter_of_a_method_is_held_against_its_reference(method: str) -> None:
+    tried = {name for of, parameters in VARIANTS if of == method for name in parameters}
+    fields = registry()[method].parameters.model_fields
+    assert {field.alias or name for name, field in fields.items()} - NAMES_OTHERS - tried == set()
 
 
 @pytest.mark.parametrize("method", list(registry()))

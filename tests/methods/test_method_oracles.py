@@ -105,3 +105,6 @@ def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str) -> No
             method.parse_parameters({info.alias or field: "a word"})
         with pytest.raises(ValueError, match=info.alias or field):
             method.parse_parameters({info.alias or field: float("nan")})
+        if info.alias:  # its name in Python is none of a recipe's
+            with pytest.raises(ValueError, match="no such parameter"):
+                method.parse_parameters({field: 0.5})
