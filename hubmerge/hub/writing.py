@@ -129,7 +129,7 @@ class HubWriting:
             try:
                 with _watched(path, sent or (lambda position: None), raised):
                     yield
-            except (RuntimeError, OSError) as error:
+            except (RuntimeError, OSError, KeyboardInterrupt) as error:  # the last: an end that comes at some moments
                 if raised:
                     raise raised[0] from None
                 self.patience.check()

@@ -246,6 +246,22 @@ def test_an_upload_to_xet_is_broken_off_while_its_storage_never_answers(xet: Scr
     assert isinstance(uploading.ended_with(), CancelledError)
 
 
+@pytest.mark.parametrize("broken_off", [True, False])
+def test_an_interrupt_is_a_cancelling_only_where_the_upload_to_xet_was_broken_off(
+    xet: ScriptedHub, weights: Path, monkeypatch: pytest.MonkeyPatch, broken_off: bool
+) -> None:
+    hub = hub_with_xet(xet)
+
+    def interrupted(*_: object, **__: object) -> None:
+        if broken_off:
+            hub.break_off()
+        raise KeyboardInterrupt  # as hf_xet ends an upload whose session is aborted, now and then
+
+    monkeypatch.setattr(hub._api, "preupload_lfs_files", interrupted)
+    with pytest.raises(CancelledError if broken_off else KeyboardInterrupt):
+        hub.preupload("ada/x", weights, weights.name, sha256="0" * 64)
+
+
 def test_an_upload_to_xet_says_how_far_it_is_and_whoever_is_told_can_end_it(xet: ScriptedHub, weights: Path) -> None:
     _, over = storage_that_never_answers(xet)
     told: list[int] = []
