@@ -184,6 +184,7 @@ class CalibrationForm:
     specs: Any  # hidden: by agent, what the fields do not show
     editing: Any  # hidden: whom the fields are of
     fields: tuple[Any, ...]
+    fold: Any  # of the fields that few need
 
     @property
     def inputs(self) -> list[Any]:
@@ -215,13 +216,12 @@ def build_calibration(method: str) -> CalibrationForm:
             prompt = text_box("", "Question column", None, "question", 256, min_width=150)
             answer = text_box("", "Answer column", None, "answer", 256, min_width=150)
             pairs = number_box("", "Rows", _DEFAULTS["max_pairs"], min_width=110)
-        with gr.Accordion("More about the rows", open=False), gr.Row():
+        with gr.Accordion("More about the rows", open=False, elem_id="rows") as fold, gr.Row():
             revision = gr.Textbox(label="Revision", placeholder="main", max_length=255, min_width=120)
             tokens = number_box("", "Tokens per row at most", _DEFAULTS["max_tokens"], min_width=140)
             seed = number_box("", "Seed of the choice", _DEFAULTS["seed"], min_width=120)
-    return CalibrationForm(
-        card, whose, specs, editing, (data, subset, split, revision, prompt, answer, pairs, tokens, seed)
-    )
+    fields = (data, subset, split, revision, prompt, answer, pairs, tokens, seed)
+    return CalibrationForm(card, whose, specs, editing, fields, fold)
 
 
 def given(specs: Any, editing: Any, *fields: Any) -> dict[str, dict[str, Any]]:
@@ -268,6 +268,12 @@ def turn(agents: Sequence[str] | None, whose: str | None, specs: Any, editing: A
     known = {**(specs if isinstance(specs, Mapping) else {}), str(editing or ""): _spec(fields)}
     spec = known.pop(now, None) or {k: v for k, v in known.get(EVERYONE, {}).items() if k not in _OF_A_DATASET}
     return [choices, known, now, *_shown(spec)]
+
+
+def unusual_rows(spec: Any) -> bool:
+    """Whether calibration data says something that the form has in a fold."""
+    usual = {name: _DEFAULTS[name] for name in ("revision", "max_tokens", "seed")}
+    return isinstance(spec, Mapping) and any(spec.get(name, value) != value for name, value in usual.items())
 
 
 def fill_calibration(everyone: Any, own: Mapping[str, Any]) -> list[Any]:

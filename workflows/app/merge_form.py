@@ -29,6 +29,7 @@ from workflows.app.forms import (
     given,
     holds,
     parameters_of,
+    unusual_rows,
     uses_calibration,
     values_of,
 )
@@ -80,7 +81,7 @@ class MergeForm:
     name: Any
     visibility: Any
     license: Any
-    folds: tuple[Any, ...]  # of the weights, the method's settings, and what is advanced
+    folds: tuple[Any, ...]  # of the weights, the method's settings, the calibration's rows, and what is advanced
 
     @property
     def recipe_inputs(self) -> list[Any]:
@@ -162,7 +163,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         *(base, agents, suggested, offered, weighted, weights),
         *(pick, method, described, groups, parameters, calibration),
         *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
-        (weights_fold, settings_fold, advanced),
+        (weights_fold, settings_fold, calibration.fold, advanced),
     )
 
 
@@ -322,7 +323,8 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     }
     updates.append(dump_plain_yaml(more) if more else "")
     advanced = any(recipe.get(key) for key in ("dtype", "rounding", "seed", "ignore")) or bool(more)
-    unusual = (any(weight != 1 for weight in weights.values()), _unusual(method, parameters), advanced)
+    weighed, rows = any(weight != 1 for weight in weights.values()), unusual_rows(recipe.get("calibration"))
+    unusual = (weighed, _unusual(method, parameters), rows, advanced)
     folds = [gr.update(open=True) if inside else gr.skip() for inside in unusual]
     return [*updates, *fill_calibration(recipe.get("calibration"), data), names, *folds]
 

@@ -153,7 +153,9 @@ def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
     [
         ({}, ()),
         ({"parameters": {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}, "seed": 0, "dtype": ""}, ()),
-        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a"}}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_pairs": 8}}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_tokens": 1024, "revision": None}}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "seed": 1}}, ("rows",)),
         ({"agents": [{"model": "org/a", "weight": 0.5}, "org/b"]}, ("weights",)),
         ({"parameters": {"r": 0.2}}, ("settings",)),
         ({"parameters": {"nothing_like_it": 1}}, ("settings", "advanced")),
@@ -168,7 +170,7 @@ def test_a_fold_opens_where_a_loaded_recipe_has_something_unusual_in_it(
 ) -> None:
     recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **change}
     folds, updates = untouched().folds, fill(recipe)[len(untouched().filled) :]
-    assert [f.elem_id for f in folds] == ["weights", "settings", "advanced"]
+    assert [f.elem_id for f in folds] == ["weights", "settings", "rows", "advanced"]
     assert tuple(f.elem_id for f, u in zip(folds, updates, strict=True) if u.get("open")) == opened
 
 
