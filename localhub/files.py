@@ -105,18 +105,10 @@ def _entries(
 
 
 @router.on("GET", "/api/{T}/{id}/tree/{rev}")
-def root_tree(call: Call) -> Response:
-    return _tree(call, "")
-
-
 @router.on("GET", "/api/{T}/{id}/tree/{rev}/{path*}")
-def sub_tree(call: Call) -> Response:
-    return _tree(call, call.parts["path"].strip("/"))
-
-
-def _tree(call: Call, folder: str) -> Response:
-    repo = call.readable()
-    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+def list_tree(call: Call) -> Response:
+    repo, folder = call.readable(), call.parts.get("path", "").strip("/")
+    sha = call.commit_of(repo)
     tree = call.hub.trees.at(repo.id, sha)
     prefix = f"{folder}/" if folder else ""
     known = {*tree, *folders(tree)}
@@ -136,7 +128,7 @@ def paths_info(call: Call) -> list[Json]:
     repo = call.readable()
     form = call.form()
     wanted, expand = form.get("paths", []), form.get("expand", ["false"])[-1].lower() == "true"
-    tree = call.hub.trees.at(repo.id, call.hub.trees.resolve(repo.id, call.parts["rev"]))
+    tree = call.hub.trees.at(repo.id, call.commit_of(repo))
     known = {*tree, *folders(tree)}
     return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand, with_xet=True)
 
@@ -148,8 +140,7 @@ def resolve(call: Call) -> Response:
         revision = quote(call.parts["rev"], safe="")
         return RedirectResponse(f"/{repo.path}/resolve/{revision}/{quote(call.parts['path'])}", 307)
     call.require_files(repo)
-    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
-    path = call.parts["path"]
+    sha, path = call.commit_of(repo), call.parts["path"]
     entry = call.hub.trees.at(repo.id, sha).get(path)
     kept = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"  # a large one may have been deleted for good
     if entry is None or (entry.sha256 and not call.store.row(kept, repo.id, entry.sha256)):

@@ -132,16 +132,6 @@ def _expand(call: Call) -> list[str]:
     return [part for key in keys for part in key.split(",")]
 
 
-def _info(call: Call, revision: str) -> Json:
-    repo = call.readable()
-    sha = call.hub.trees.resolve(repo.id, revision)
-    properties = _properties(call, repo, sha, blobs=call.flag("blobs"))
-    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
-    if call.flag("securityStatus"):
-        shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
-    return shown
-
-
 @router.on("GET", "/api/settings/repositories")
 def own_repos(call: Call) -> Response:
     return _storage(call, call.signed_in().user.name)
@@ -172,14 +162,15 @@ def _storage(call: Call, namespace: str) -> Response:
     return call.page(items, more=start + size < len(rows))
 
 
-@router.on("GET", "/api/{T}/{id}/revision/{rev}")
-def info_at_revision(call: Call) -> Json:
-    return _info(call, call.parts["rev"])
-
-
 @router.on("GET", "/api/{T}/{id}")
+@router.on("GET", "/api/{T}/{id}/revision/{rev}")
 def info(call: Call) -> Json:
-    return _info(call, "main")
+    repo = call.readable()
+    properties = _properties(call, repo, call.commit_of(repo), blobs=call.flag("blobs"))
+    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
+    if call.flag("securityStatus"):
+        shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
+    return shown
 
 
 @router.on("GET", "/api/{T}")

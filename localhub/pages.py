@@ -84,27 +84,11 @@ def agent_harnesses(call: Call) -> Json:
 
 
 @router.on("GET", "/{P}{id}")
-def repo_page(call: Call) -> Response:
-    return _repo_page(call, "main")
-
-
 @router.on("GET", "/{P}{id}/tree/{rev}")
 @router.on("GET", "/{P}{id}/commit/{rev}")
-def repo_page_at(call: Call) -> Response:
-    return _repo_page(call, call.parts["rev"])
-
-
-@router.on("GET", "/{P}{id}/discussions/{num}")
-def discussion_page(call: Call) -> Response:
+def repo_page(call: Call) -> Response:
     repo = call.readable()
-    row = call.store.row("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, call.parts["num"])
-    title = f"{row['title']} (#{row['num']}, {row['status']})" if row else "No such discussion"
-    return _page(title, f'<p><a href="/{quote(repo.path)}">{escape(repo.path)}</a></p>')
-
-
-def _repo_page(call: Call, revision: str) -> Response:
-    repo = call.readable()
-    sha = call.hub.trees.resolve(repo.id, revision)
+    sha = call.commit_of(repo)
     tree = call.hub.trees.at(repo.id, sha)
     files = "".join(
         f'<li><a href="/{quote(repo.path)}/resolve/{sha}/{quote(path)}">{escape(path)}</a> {entry.size:,} bytes</li>'
@@ -121,3 +105,11 @@ def _repo_page(call: Call, revision: str) -> Response:
         for commit in call.hub.trees.history(repo.id, sha, limit=20)
     )
     return _page(repo.path, f"{card}<h2>Files</h2><ul>{files}</ul><h2>Commits</h2><ul>{commits}</ul>")
+
+
+@router.on("GET", "/{P}{id}/discussions/{num}")
+def discussion_page(call: Call) -> Response:
+    repo = call.readable()
+    row = call.store.row("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, call.parts["num"])
+    title = f"{row['title']} (#{row['num']}, {row['status']})" if row else "No such discussion"
+    return _page(title, f'<p><a href="/{quote(repo.path)}">{escape(repo.path)}</a></p>')

@@ -143,6 +143,10 @@ class Call:
         """The repo of the path, which the caller may see."""
         return require_read(self.users, self.identity, find_repo(self.store, self.type, self.parts["id"]))
 
+    def commit_of(self, repo: Repo) -> str:
+        """The commit that the path names; the head of main where it names none."""
+        return self.hub.trees.resolve(repo.id, self.parts.get("rev", "main"))
+
     def require_files(self, repo: Repo) -> None:
         """Refuse the files of a gated repo to those who were not let in."""
         require_files(self.store, self.users, self.identity, repo)

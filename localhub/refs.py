@@ -83,7 +83,7 @@ def delete_branch(call: Call) -> Json:
 @router.on("POST", "/api/{T}/{id}/tag/{rev}")
 def create_tag(call: Call) -> Json:
     repo, body = call.writable(), call.json()
-    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    sha = call.commit_of(repo)
     tag = text_of(body, "tag")
     if not _is_ref_name(tag):
         raise bad_request(f"Invalid tag name: {tag!r}")
@@ -98,7 +98,7 @@ def delete_tag(call: Call) -> Json:
 @router.on("GET", "/api/{T}/{id}/commits/{rev}")
 def list_commits(call: Call) -> Response:
     repo = call.readable()
-    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    sha = call.commit_of(repo)
     start, size = call.window(_COMMITS_PER_PAGE, most=1000)
     commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
     formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
