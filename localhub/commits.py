@@ -27,7 +27,7 @@ from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules,
 from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, parse_json, text_of
 from localhub.repos import commit_to
 from localhub.store import Store, git_blob_sha1, lfs_pointer
-from localhub.tree import File, Fixed, Message, Tree, check_path, folders
+from localhub.tree import File, Message, Tree, check_path, folders
 from localhub.users import Identity
 
 router = Router()
@@ -153,13 +153,12 @@ def apply(
     ref: str,
     head: str,
     announce: bool = True,
-    fixed: Fixed | None = None,
 ) -> str:
     """Commit operations on top of `head`; one that changes nothing makes no commit."""
     changes = _changes(hub.trees.at(repo.id, head), operations)
     if not changes:
         return head
-    sha = commit_to(hub, repo, changes, message, ref=ref, parent=head, fixed=fixed)
+    sha = commit_to(hub, repo, changes, message, ref=ref, parent=head)
     if ref.startswith("refs/pr/"):
         subject = {"subject": message.title, "oid": sha}
         add_event(hub, repo, int(ref.removeprefix("refs/pr/")), "commit", message.author, subject)

@@ -66,23 +66,14 @@ def add_repo(
         files["README.md"] = f"---\ntitle: {name}\nsdk: {sdk}\npinned: false\n---\n".encode()
     changes = {path: File(hub.store.put_git(content), len(content)) for path, content in files.items()}
     repo = repo_of_row(row)
-    commit_to(hub, repo, changes, Message("initial commit", me.user.name), ref=MAIN, parent=None, fixed=fixed)
+    commit_to(hub, repo, changes, Message("initial commit", me.user.name, fixed=fixed), ref=MAIN, parent=None)
     webhooks.queue(hub, repo, "create", "repo")
     return repo
 
 
-def commit_to(
-    hub: Hub,
-    repo: Repo,
-    changes: Changes,
-    message: Message,
-    *,
-    ref: str,
-    parent: str | None,
-    fixed: Fixed | None = None,
-) -> str:
+def commit_to(hub: Hub, repo: Repo, changes: Changes, message: Message, *, ref: str, parent: str | None) -> str:
     """`Trees.commit`, with what the repo derives from the head of main."""
-    sha = hub.trees.commit(repo.id, changes, message, ref=ref, parent=parent, fixed=fixed)
+    sha = hub.trees.commit(repo.id, changes, message, ref=ref, parent=parent)
     if ref == MAIN:
         _refresh(hub, repo)
     return sha

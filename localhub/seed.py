@@ -79,7 +79,7 @@ def seed_folder(
             repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
             operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
             head = hub.trees.resolve(repo.id, "main")
-            return apply(hub, repo, operations, Message(message, user.name), ref=MAIN, head=head, fixed=fixed)
+            return apply(hub, repo, operations, Message(message, user.name, fixed=fixed), ref=MAIN, head=head)
     except (HubError, OSError, sqlite3.Error) as error:
         raise HubUnavailableError(
             "a repo cannot be seeded",

@@ -74,6 +74,7 @@ class Message(NamedTuple):
     title: str
     author: str
     description: str = ""
+    fixed: Fixed | None = None  # the same content with the same one has the same sha in every data folder
 
 
 Tree = Mapping[str, Entry]
@@ -144,22 +145,10 @@ class Trees:
         rows = self._store.rows(_WALK.format(stop="") + " LIMIT ? OFFSET ?", repo, sha, limit, start)
         return [Commit(*(row[name] for name in Commit._fields)) for row in rows]
 
-    def commit(
-        self,
-        repo: int,
-        changes: Changes,
-        message: Message,
-        *,
-        ref: str,
-        parent: str | None,
-        fixed: Fixed | None = None,
-    ) -> str:
-        """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction.
-
-        The same content with the same `fixed` has the same sha in every data folder.
-        """
+    def commit(self, repo: int, changes: Changes, message: Message, *, ref: str, parent: str | None) -> str:
+        """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction."""
+        title, author, description, fixed = message
         owner, date = fixed or (repo, now())
-        title, author, description = message
         stored = {path: list(file) if file else None for path, file in changes.items()}
         identity = json.dumps([owner, parent, title, description, author, date, stored])
         sha = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
