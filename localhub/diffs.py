@@ -7,6 +7,7 @@ sides' lines; where that is too much, the changed stretch is removed and added w
 from __future__ import annotations
 
 import difflib
+import io
 from collections.abc import Iterator, Sequence
 
 from localhub.store import Store, lfs_pointer
@@ -68,8 +69,7 @@ def _content(store: Store, entry: Entry | None) -> bytes | None:
 
 def _lines(content: bytes) -> list[str]:
     """Lines by LF alone, each with its end."""
-    text = content.decode("utf-8", "replace")
-    return [line + "\n" for line in text.split("\n")[:-1]] + ([last] if (last := text.split("\n")[-1]) else [])
+    return [*io.StringIO(content.decode("utf-8", "replace"), newline="\n")]
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> list[str]:

@@ -157,11 +157,8 @@ class Faults:
 
 
 async def _stale(app: ASGIApp, fault: StaleHead, scope: Scope, receive: Receive, send: Send) -> None:
-    before = COMMITS_BACK.set(fault.commits)
-    try:
-        await app(scope, receive, send)
-    finally:
-        COMMITS_BACK.reset(before)
+    COMMITS_BACK.set(fault.commits)  # for this request alone: the server gives each a context of its own
+    await app(scope, receive, send)
 
 
 async def _hangs_up(scope: Scope, seconds: float) -> bool:
