@@ -15,7 +15,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
-from localhub.http_errors import HubError, forbidden, repo_not_found
+from localhub.http_errors import HubError, forbidden
 from localhub.store import Store
 from localhub.users import Identity, Org, OrgRole, Users
 
@@ -205,6 +205,7 @@ def require_manage(users: Users, identity: Identity | None, repo: Repo) -> None:
 
 
 def require_read(users: Users, identity: Identity | None, repo: Repo | None) -> Repo:
+    """A missing repo and one that the caller may not see get the same answer, so that existence does not leak."""
     if repo is None or not can_read(users, identity, repo):
-        raise repo_not_found(signed_in=identity is not None)
+        raise HubError(401 if identity is None else 404, "Repository not found", "RepoNotFound")
     return repo

@@ -1,8 +1,7 @@
 """Answers that refuse a request, in the form that the client dispatches on.
 
 The client reads the headers `X-Error-Code` and `X-Error-Message` and the JSON body; the code decides which
-exception it raises. A repo that is missing and one that the caller may not see get the same answer, so that
-existence does not leak: 401 without a token, 404 with one.
+exception it raises.
 """
 
 from __future__ import annotations
@@ -42,10 +41,6 @@ unprocessable = partial(HubError, 422)
 
 def conflict(message: str, **body: Any) -> HubError:
     return HubError(409, message, body=body)
-
-
-def repo_not_found(*, signed_in: bool) -> HubError:
-    return HubError(404 if signed_in else 401, "Repository not found", "RepoNotFound")
 
 
 def revision_not_found(revision: str) -> HubError:

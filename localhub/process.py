@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class LocalHubProcess:
         line = process.stdout.readline()
         if not line:
             code = process.wait()
-            self._reap()
+            self.kill()
             raise HubUnavailableError(
                 "the local Hub did not start",
                 where=" ".join(self._command),
@@ -76,24 +77,16 @@ class LocalHubProcess:
         """End it cleanly; it is killed only if it does not end by itself."""
         if self._process is not None:
             self._process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-            self._reap()
+            self.kill()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
         if self._process is not None:
-            self._process.kill()
-            self._reap()
-
-    def _reap(self) -> None:
-        assert self._process is not None
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
-        self._process = None
+            self._process.kill()  # which does nothing to one that has ended
+            self._process.communicate()  # waits for it and closes its output
+            self._process = None
 
     def __enter__(self) -> LocalHubProcess:
         return self.start()

@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as CatchAll
 
-from hubmerge.errors import HubmergeError, HubUnavailableError
+from hubmerge.errors import HubUnavailableError
 from localhub import (
     accounts,
     commits,
@@ -127,44 +127,39 @@ def serve(
     known = load_users(users) if users else default_users()
     known = with_mirrors(known) if zoo else known
     # Named as TCP, since asyncio turns Nagle's algorithm off only then: without it every answer takes 40 ms.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise HubUnavailableError(
-            "the port is not free",
-            where=f"127.0.0.1:{port}",
-            got=str(error),
-            next_step="Choose another port, or 0 for any free one.",
-        ) from error
-    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    try:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            raise HubUnavailableError(
+                "the port is not free",
+                where=f"127.0.0.1:{port}",
+                got=str(error),
+                next_step="Choose another port, or 0 for any free one.",
+            ) from error
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         hub = open_hub(data_dir, known, limits, endpoint=endpoint)
-    except HubmergeError:
-        listener.close()
-        raise
-    if zoo:
-        seed_zoo(hub, examples() / "zoo")
-        seed_datasets(hub, examples() / "datasets")
-    ready = {
-        "endpoint": endpoint,
-        "tokens": known.first_tokens(),
-        "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
-    }
-    faults = Faults() if with_faults else None
-    config = uvicorn.Config(
-        app_of(hub, faults),
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=3,
-        timeout_keep_alive=60,
-        backlog=256,
-    )
-    # uvicorn shuts down in order at a signal and then raises it again for whoever called it.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, json.dumps(ready), parent).run(sockets=[listener])
+        if zoo:
+            seed_zoo(hub, examples() / "zoo")
+            seed_datasets(hub, examples() / "datasets")
+        ready = {
+            "endpoint": endpoint,
+            "tokens": known.first_tokens(),
+            "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
+        }
+        faults = Faults() if with_faults else None
+        config = uvicorn.Config(
+            app_of(hub, faults),
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=3,
+            timeout_keep_alive=60,
+            backlog=256,
+        )
+        # uvicorn shuts down in order at a signal and then raises it again for whoever called it.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with contextlib.suppress(KeyboardInterrupt):
+            _Server(config, json.dumps(ready), parent).run(sockets=[listener])
