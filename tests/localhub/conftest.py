@@ -27,6 +27,12 @@ def carol(local_hub: LocalHubProcess) -> HfApi:
 
 
 @pytest.fixture
+def reader(local_hub: LocalHubProcess) -> HfApi:
+    """Ada, with her read-only token."""
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
+
+
+@pytest.fixture
 def nobody(local_hub: LocalHubProcess) -> HfApi:
     return HfApi(local_hub.endpoint, token=False)
 
@@ -41,6 +47,12 @@ def fresh() -> Callable[[], str]:
 def repo(ada: HfApi, fresh: Callable[[], str]) -> str:
     """A new public model repo of ada."""
     return ada.create_repo(f"ada/{fresh()}").repo_id
+
+
+@pytest.fixture
+def bobs(bob: HfApi, fresh: Callable[[], str]) -> str:
+    """A new public model repo of bob."""
+    return bob.create_repo(f"bob/{fresh()}").repo_id
 
 
 class Receiver(ScriptedHub):

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi
 from huggingface_hub.errors import FileDuplicationError, HfHubHTTPError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, xet_hash_of
+from raw_requests import ask, batch, commit_files, copy_large_file, header, large, post_commit, regular, status_of
 from starlette.testclient import TestClient
 
 from localhub.process import LocalHubProcess
@@ -22,8 +22,8 @@ from localhub.protocol import Limits, open_hub
 from localhub.server import app_of
 
 
-def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:
-    answer = ask(api, "GET", f"/{repo}/resolve/{where.get('revision', 'main').replace('/', '%2F')}/{path}")
+def contents(api: HfApi, repo: str, path: str, revision: str = "main") -> bytes:
+    answer = ask(api, "GET", f"/{repo}/resolve/{revision}/{path}")
     answer.raise_for_status()
     return answer.content
 
@@ -211,7 +211,7 @@ def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ad
     ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
     assert contents(ada, repo, "b.bin", revision=earlier) == b"\0two"
     assert ask(ada, "GET", f"/{repo}/resolve/{earlier}/a.bin").status_code == 404
-    assert duplicate(ada, repo, repo, xetHash=xet_hash_of(one.oid), sha256=one.oid).json()["failed"]
+    assert copy_large_file(ada, repo, repo, one.oid).json()["failed"]
     for revision in ("main", "dev"):
         assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
 
@@ -294,11 +294,6 @@ def holds(api: HfApi, repo: str, content: bytes) -> bool:
     return "actions" not in batch(api, repo, hashlib.sha256(content).hexdigest(), len(content))
 
 
-def duplicate(api: HfApi, source: str, target: str, **file: str) -> Any:
-    body = {"target": {"type": "model", "name": target}, "files": [file]}
-    return ask(api, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
-
-
 def test_a_large_file_is_copied_without_its_bytes_and_a_small_one_by_its_content(
     ada: HfApi, source: str, target: str
 ) -> None:
@@ -306,7 +301,7 @@ def test_a_large_file_is_copied_without_its_bytes_and_a_small_one_by_its_content
         copy(ada, source, target, path)
         [copied], [original] = (ada.get_paths_info(repo, [path]) for repo in (target, source))
         assert (copied.lfs, copied.blob_id) == (original.lfs, original.blob_id)
-        assert get_session().get(f"{ada.endpoint}/{target}/resolve/main/{path}").content == content
+        assert contents(ada, target, path) == content
 
 
 def test_a_file_of_an_older_commit_can_be_copied(ada: HfApi, source: str, target: str) -> None:
@@ -327,8 +322,7 @@ def test_what_was_uploaded_but_never_committed_cannot_be_copied(ada: HfApi, sour
     hidden = b"\0hidden" * 3000
     ada.preupload_lfs_files(source, [CommitOperationAdd("hidden.bin", hidden)])
     assert holds(ada, source, hidden)
-    sha256 = hashlib.sha256(hidden).hexdigest()
-    assert duplicate(ada, source, target, xetHash=xet_hash_of(sha256), sha256=sha256).json()["failed"]
+    assert copy_large_file(ada, source, target, hashlib.sha256(hidden).hexdigest()).json()["failed"]
     assert not holds(ada, target, hidden)
 
 
@@ -350,25 +344,22 @@ def test_a_digest_alone_gives_nobody_a_file_and_the_client_is_told_which_cannot_
 
 
 def test_nobody_copies_from_what_they_cannot_read_or_to_what_they_cannot_write(
-    ada: HfApi, bob: HfApi, carol: HfApi, source: str, target: str, fresh: Callable[[], str]
+    ada: HfApi, bob: HfApi, carol: HfApi, source: str, target: str, bobs: str, fresh: Callable[[], str]
 ) -> None:
-    mine = bob.create_repo(f"bob/{fresh()}").repo_id
-    copy(bob, source, mine)  # a public source
+    copy(bob, source, bobs)  # a public source
     assert status_of(copy, bob, source, target) == status_of(copy, carol, source, target) == 403
     ada.update_repo_settings(source, private=True)
     second = bob.create_repo(f"bob/{fresh()}").repo_id
-    sha256 = hashlib.sha256(LARGE).hexdigest()
-    assert duplicate(bob, source, second, xetHash=xet_hash_of(sha256), sha256=sha256).status_code == 404
+    assert copy_large_file(bob, source, second, hashlib.sha256(LARGE).hexdigest()).status_code == 404
     assert not holds(bob, second, LARGE)
 
 
 def test_the_files_of_a_gated_repo_are_copied_only_by_those_who_were_let_in(
-    ada: HfApi, bob: HfApi, source: str, fresh: Callable[[], str]
+    ada: HfApi, bob: HfApi, source: str, bobs: str
 ) -> None:
     ada.update_repo_settings(source, gated="manual")
-    mine = bob.create_repo(f"bob/{fresh()}").repo_id
-    assert status_of(copy, bob, source, mine) == 403
-    assert not holds(bob, mine, LARGE)
+    assert status_of(copy, bob, source, bobs) == 403
+    assert not holds(bob, bobs, LARGE)
 
 
 def test_a_private_file_is_not_copied_to_where_others_may_read_it(

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import DiscussionComment, DiscussionWithDetails, HfApi
-from huggingface_hub.errors import (
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from raw_requests import ask, status_of
 
 Fresh = Callable[[], str]
@@ -41,9 +38,8 @@ def test_a_taken_name_is_a_conflict_unless_it_may_exist(ada: HfApi, repo: str) -
 
 
 def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(
-    ada: HfApi, bob: HfApi, carol: HfApi, local_hub, fresh: Fresh
+    ada: HfApi, bob: HfApi, carol: HfApi, reader: HfApi, fresh: Fresh
 ) -> None:
-    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
     for api, namespace in ((bob, "zoo"), (bob, "ada"), (carol, "carol"), (ada, "nobody-here"), (reader, "ada")):
         assert status_of(api.create_repo, f"{namespace}/{fresh()}") == 403
 
@@ -54,11 +50,10 @@ def test_a_name_that_the_hub_does_not_allow_is_refused(ada: HfApi, name: str) ->
 
 
 def test_a_private_repo_exists_only_for_members(
-    ada: HfApi, bob: HfApi, nobody: HfApi, local_hub, fresh: Fresh, tmp_path
+    ada: HfApi, bob: HfApi, nobody: HfApi, reader: HfApi, fresh: Fresh, tmp_path
 ) -> None:
     repo = ada.create_repo(f"zoo/{fresh()}", private=True).repo_id
     ada.upload_file(path_or_fileobj=b"secret", path_in_repo="a.txt", repo_id=repo)
-    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
     assert reader.model_info(repo).private
     for api, code in ((bob, 404), (nobody, 401)):
         download = partial(api.hf_hub_download, filename="a.txt", cache_dir=tmp_path / str(code))

@@ -22,7 +22,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 from processes import Beside
-from raw_requests import ask, batch, header, large, post_commit, regular, status_of, xet_hash_of
+from raw_requests import ask, batch, copy_large_file, header, large, post_commit, regular, status_of
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
@@ -56,23 +56,20 @@ def secret(ada: HfApi, fresh: Callable[[], str]) -> str:
 @pytest.mark.usefixtures("secret")
 @pytest.mark.parametrize("name", [SHA256, f"a/{SHA256}", f'x"{SHA256}"'])
 def test_a_file_that_is_named_like_a_digest_gives_nobody_the_content(
-    bob: HfApi, fresh: Callable[[], str], name: str
+    bob: HfApi, bobs: str, fresh: Callable[[], str], name: str
 ) -> None:
-    source, target = (str(bob.create_repo(f"bob/{fresh()}").repo_id) for _ in range(2))
-    bob.upload_file(path_or_fileobj=b"mine", path_in_repo=name, repo_id=source)
-    bob.upload_file(path_or_fileobj=b"mine", path_in_repo="other", repo_id=source, commit_message=f'"{SHA256}"')
-    wanted = {"sha256": SHA256, "xetHash": xet_hash_of(SHA256)}
-    body = {"target": {"type": "model", "name": target}, "files": [wanted]}
-    answer = ask(bob, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
+    target = str(bob.create_repo(f"bob/{fresh()}").repo_id)
+    bob.upload_file(path_or_fileobj=b"mine", path_in_repo=name, repo_id=bobs)
+    bob.upload_file(path_or_fileobj=b"mine", path_in_repo="other", repo_id=bobs, commit_message=f'"{SHA256}"')
+    answer = copy_large_file(bob, bobs, target, SHA256)
     assert [failed["sha256"] for failed in answer.json()["failed"]] == [SHA256]
     assert post_commit(bob, target, header(), large("m", SHA256, len(LARGE))).status_code == 422
 
 
 def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(
-    ada: HfApi, bob: HfApi, secret: str, fresh: Callable[[], str]
+    ada: HfApi, bob: HfApi, secret: str, bobs: str
 ) -> None:
-    repo = str(bob.create_repo(f"bob/{fresh()}").repo_id)
-    href = batch(bob, repo, SHA256, len(LARGE))["actions"]["upload"]["href"]
+    href = batch(bob, bobs, SHA256, len(LARGE))["actions"]["upload"]["href"]
     number = int(ask(ada, "GET", f"/api/models/{secret}").json()["_id"], 16)
     own = int(re.search(r"/lfs-uploads/(\d+)/", href)[1])  # type: ignore[index]
     for other in {number, own - 1, 1} - {own}:
@@ -82,14 +79,11 @@ def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(
     assert get_session().put(href, content=LARGE).status_code == 200
 
 
-def test_who_only_reads_does_not_learn_which_objects_were_uploaded(
-    ada: HfApi, local_hub: LocalHubProcess, repo: str
-) -> None:
+def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada: HfApi, carol: HfApi, repo: str) -> None:
     ada.preupload_lfs_files(repo, [CommitOperationAdd("x.bin", io.BytesIO(LARGE))])
     body = {"oid": SHA256, "size": len(LARGE)}
     assert ask(ada, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 200
-    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["carol_read"])
-    assert ask(reader, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 403
+    assert ask(carol, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 403
 
 
 # copies of whole repos

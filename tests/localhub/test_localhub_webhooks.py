@@ -122,13 +122,12 @@ def test_a_disabled_webhook_is_silent_and_a_replay_sends_again(ada: HfApi, repo:
 
 
 def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
-    ada: HfApi, bob: HfApi, receiver, local_hub
+    ada: HfApi, bob: HfApi, reader: HfApi, receiver
 ) -> None:
     watched = [{"type": "user", "name": "somebody"}]
     hook = ada.create_webhook(url=receiver.url, watched=watched, secret="one")
     assert hook.id in [known.id for known in ada.list_webhooks()]
     assert hook.id not in [known.id for known in bob.list_webhooks()]
-    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
     assert (status_of(bob.delete_webhook, hook.id), status_of(reader.delete_webhook, hook.id)) == (404, 403)
     changed = ada.update_webhook(hook.id, secret="two")
     assert (changed.secret, changed.url, changed.watched[0].name) == ("two", receiver.url, "somebody")

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, as_ada, printed_by
-from raw_requests import ask
+from raw_requests import header, large, post_commit
 
 from localhub.process import LocalHubProcess
 
@@ -51,11 +52,17 @@ def asked_for_address(hub: LocalHubProcess, repo: str, user: str | None) -> int:
 
 def committed(api: HfApi, repo: str, sha256: str) -> Any:
     """The Hub's answer to a commit of a large file by its digest alone."""
-    lines = [
-        {"key": "header", "value": {"summary": "a file"}},
-        {"key": "lfsFile", "value": {"path": "b.safetensors", "algo": "sha256", "oid": sha256}},
-    ]
-    return ask(api, "POST", f"/api/models/{repo}/commit/main", content="\n".join(map(json.dumps, lines)))
+    return post_commit(api, repo, header(), large("b.safetensors", sha256, 1))
+
+
+@pytest.fixture
+def sent(local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path) -> str:
+    """The sha256 of a file that was sent to `repo` through Xet."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
+    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))
+    [file] = ada.get_paths_info(repo, "a.safetensors")
+    return str(file.lfs.sha256)  # type: ignore[union-attr]
 
 
 def test_what_the_client_sends_through_xet_is_what_is_downloaded(
@@ -100,29 +107,19 @@ def test_only_who_may_upload_is_given_a_storage(local_hub: LocalHubProcess, repo
 
 
 def test_a_file_that_was_sent_to_one_repo_cannot_be_committed_to_another(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, fresh: Callable[[], str], tmp_path: Path
+    ada: HfApi, sent: str, fresh: Callable[[], str]
 ) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
-    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))
-    [file] = ada.get_paths_info(repo, "a.safetensors")
-    other = ada.create_repo(f"ada/{fresh()}").repo_id
-    answer = committed(ada, other, file.lfs.sha256)  # type: ignore[union-attr]
+    answer = committed(ada, ada.create_repo(f"ada/{fresh()}").repo_id, sent)
     assert answer.status_code == 422
     assert "was not uploaded to" in answer.json()["error"]
 
 
 def test_a_storage_that_was_cut_short_or_lies_makes_no_object(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, sent: str
 ) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "a.safetensors").write_bytes(os.urandom(100_000))
-    through_xet(UPLOAD, local_hub, tmp_path, repo, str(tmp_path / "one"))
-    [file] = ada.get_paths_info(repo, "a.safetensors")
-    sha256: str = file.lfs.sha256  # type: ignore[union-attr]
     [shard] = max((local_hub.data_dir / "xet").glob("*/*"), key=os.path.getmtime).rglob("shards/*.mdb")
     content = shard.read_bytes()
-    stored = b"".join(int(sha256[at : at + 16], 16).to_bytes(8, "little") for at in range(0, 64, 16))
+    stored = b"".join(int(sent[at : at + 16], 16).to_bytes(8, "little") for at in range(0, 64, 16))
     assert stored in content
     shard.write_bytes(content.replace(stored, bytes(32)))
     answer = committed(ada, repo, "0" * 64)
