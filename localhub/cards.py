@@ -297,14 +297,14 @@ def derive(repo_type: str, readme: str, config_json: str, paths: Mapping[str, An
 
 
 def _config(text: str) -> dict[str, Any]:
-    """The part of config.json that the Hub shows."""
+    """The part of config.json that the Hub shows, as plain JSON values; empty where it holds none."""
     try:
         config = json.loads(text) if text else {}
+        if not isinstance(config, dict):
+            return {}
+        return {key: _plain(config[key]) for key in ("architectures", "model_type") if strings(config.get(key))}
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(config, dict):
-        return {}
-    return {key: config[key] for key in ("architectures", "model_type") if strings(config.get(key))}
 
 
 def count_parameters(path: Path) -> dict[str, int]:

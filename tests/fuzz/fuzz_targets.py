@@ -165,6 +165,7 @@ def hub_config(data: bytes) -> None:
     """The config.json of a repo of the embedded Hub."""
     derived = cards.derive("model", "", _text(data), {}, None)
     assert derived.config.keys() <= {"architectures", "model_type"}
+    _utf8([derived.config, derived.tags, derived.library, derived.pipeline_tag])
 
 
 def hub_body(data: bytes) -> None:
