@@ -22,7 +22,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from localhub.access import Repo, can_read, can_take_part, find_repo, require_read, require_write
+from localhub.access import Repo, can_take_part, require_write
 from localhub.files import xet_hash
 from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
 from localhub.protocol import Call, Json, Router, items_of, list_of, text_of
@@ -55,7 +55,7 @@ def has(store: Store, repo: int, sha256: str) -> bool:
 def uploadable(call: Call) -> Repo:
     """The repo, if the caller may upload to it, as for a pull request. Only commits make objects visible."""
     repo = call.readable()
-    if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
+    if not can_take_part(call.signed_in()):
         require_write(call.users, call.identity, repo)
     return repo
 
@@ -196,18 +196,16 @@ def duplicate(call: Call) -> Json:
     me = call.signed_in()
     call.require_files(source)
     wanted = body.get("target")
-    target = find_repo(call.store, text_of(wanted, "type"), text_of(wanted, "name"))
-    target = require_read(call.users, me, target)
+    target = call.repo(text_of(wanted, "type"), text_of(wanted, "name"))
     require_write(call.users, me, target)
     if not source.is_open and target.is_open:
         raise forbidden("Files of a private repo are not copied into one that others may read")
     failed: list[Json] = []
     for item in items_of(body, "files"):
         sha256 = text_of(item, "sha256")
-        listed = _SHA256.fullmatch(sha256) and text_of(item, "xetHash") == xet_hash(sha256)
         # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
         if (
-            listed
+            text_of(item, "xetHash") == xet_hash(sha256)
             and has(call.store, source.id, sha256)
             and call.store.row(
                 "SELECT 1 FROM commits, json_each(commits.files) AS file"

@@ -139,9 +139,13 @@ class Call:
             raise forbidden("This token may not like repos or take part in discussions")
         return me
 
+    def repo(self, repo_type: str, full_name: str) -> Repo:
+        """The repo of that id, which the caller may see."""
+        return require_read(self.users, self.identity, find_repo(self.store, repo_type, full_name))
+
     def readable(self) -> Repo:
         """The repo of the path, which the caller may see."""
-        return require_read(self.users, self.identity, find_repo(self.store, self.type, self.parts["id"]))
+        return self.repo(self.type, self.parts["id"])
 
     def commit_of(self, repo: Repo) -> str:
         """The commit that the path names; the head of main where it names none."""

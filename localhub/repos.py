@@ -10,17 +10,7 @@ import re
 from collections import Counter
 
 from localhub import webhooks
-from localhub.access import (
-    PREFIX,
-    Repo,
-    can_create,
-    can_write,
-    find_repo,
-    repo_key,
-    repo_of_row,
-    require_manage,
-    require_read,
-)
+from localhub.access import PREFIX, Repo, can_create, can_write, repo_key, repo_of_row, require_manage
 from localhub.cards import SDKS, count_parameters, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
@@ -129,15 +119,20 @@ def _refresh(hub: Hub, repo: Repo) -> None:
     hub.store.connection().executemany("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
 
 
-def _named(call: Call, body: Json) -> tuple[str, str, str]:
-    """Type, namespace and name that a create or delete request means."""
+def _type(body: Json) -> str:
+    """The type of repo that a body means."""
     repo_type = optional_text(body, "type") or "model"
-    name, namespace = text_of(body, "name"), optional_text(body, "organization")
     if repo_type not in PREFIX:
         raise bad_request("type must be model, dataset or space")
+    return repo_type
+
+
+def _named(call: Call, body: Json) -> tuple[str, str, str]:
+    """Type, namespace and name that a create or delete request means."""
+    name, namespace = text_of(body, "name"), optional_text(body, "organization")
     if not namespace and "/" in name:
         namespace, _, name = name.partition("/")
-    return repo_type, namespace or call.signed_in().user.name, name
+    return _type(body), namespace or call.signed_in().user.name, name
 
 
 @router.on("POST", "/api/repos/create")
@@ -161,7 +156,7 @@ def create(call: Call) -> Json:
 
 def _target(call: Call, repo_type: str, full_name: str) -> Repo:
     """A repo named in a body, which the caller may move and delete."""
-    repo = require_read(call.users, call.identity, find_repo(call.store, repo_type, full_name))
+    repo = call.repo(repo_type, full_name)
     require_manage(call.users, call.identity, repo)
     return repo
 
@@ -180,9 +175,7 @@ def delete(call: Call) -> Json:
 @router.on("POST", "/api/repos/move")
 def move(call: Call) -> Json:
     body = call.json()
-    repo_type, target = optional_text(body, "type") or "model", text_of(body, "toRepo")
-    if repo_type not in PREFIX:
-        raise bad_request("type must be model, dataset or space")
+    repo_type, target = _type(body), text_of(body, "toRepo")
     repo = _target(call, repo_type, text_of(body, "fromRepo"))
     namespace, _, name = target.partition("/")
     owner = _namespace(call.hub, call.signed_in(), namespace, name)
