@@ -83,7 +83,6 @@ Changes = Mapping[str, File | None]
 
 class Commit(NamedTuple):
     sha: str
-    parent: str | None
     title: str
     description: str
     author: str
