@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
@@ -252,9 +252,9 @@ size_categories
 
 @dataclass(frozen=True)
 class Derived:
-    card: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
+    card: dict[str, Any]
+    config: dict[str, Any]
+    tags: tuple[str, ...]
     library: str | None = None
     pipeline_tag: str | None = None
 
@@ -264,7 +264,7 @@ def derive(repo_type: str, readme: str, config_json: str, paths: Mapping[str, An
     try:
         card = parse_card(readme)
     except ValueError:
-        card = {}  # a commit by another way than the client's may carry a card that it would have refused
+        card = {}  # of a seeded folder, whose card nobody checked
     if repo_type == "space":
         tags = [sdk or str(card.get("sdk") or "static"), *strings(card.get("tags"))]
         return Derived(card, {}, _unique([*tags, "region:us"]))

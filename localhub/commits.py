@@ -57,6 +57,7 @@ def commit_ref(hub: Hub, repo: Repo, revision: str) -> tuple[str, str]:
 
 
 def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identity:
+    """The caller, who may write to the repo, open a pull request, or add to their own one."""
     me = call.signed_in()
     if can_write(call.users, me, repo):
         return me
@@ -64,12 +65,9 @@ def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identit
         if not can_take_part(me):
             raise forbidden("This token may not open pull requests")
         return me
-    if ref.startswith("refs/pr/") and can_take_part(me):
-        num = ref.removeprefix("refs/pr/")
-        row = call.store.row("SELECT author FROM discussions WHERE repo = ? AND num = ?", repo.id, num)
-        if row and row["author"] == me.user.name:
-            return me
-    require_write(call.users, me, repo)
+    own = "SELECT 1 FROM discussions WHERE repo = ? AND author = ? AND 'refs/pr/' || num = ?"
+    if not can_take_part(me) or not call.store.row(own, repo.id, me.user.name, ref):
+        require_write(call.users, me, repo)
     return me
 
 

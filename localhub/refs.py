@@ -99,7 +99,7 @@ def delete_tag(call: Call) -> Json:
 def list_commits(call: Call) -> Response:
     repo = call.readable()
     sha = call.commit_of(repo)
-    start, size = call.window(_COMMITS_PER_PAGE, most=1000)
+    start, size = call.window(_COMMITS_PER_PAGE)
     commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
     formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
     items: list[Json] = []

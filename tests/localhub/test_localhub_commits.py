@@ -169,9 +169,9 @@ def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -
     commit_files(ada, repo, {"a.onnx": b"name", "b.dat": b"its\0content", "c.md": b"text", "empty.bin": b""})
     large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
     assert large == {".gitattributes": False, "a.onnx": True, "b.dat": True, "c.md": False, "empty.bin": False}
-    commit_files(ada, repo, {".gitattributes": b"*.md filter=lfs diff=lfs merge=lfs -text\n"})
-    ada.upload_file(path_or_fileobj=b"now large", path_in_repo="d.md", repo_id=repo)
-    assert ada.get_paths_info(repo, "d.md")[0].lfs is not None
+    commit_files(ada, repo, {".gitattributes": b"*.md filter=lfs diff=lfs merge=lfs -text\n*.md.md -filter\n"})
+    commit_files(ada, repo, {"d.md": b"now large", "d.md.md": b"but not this"})
+    assert [file.lfs is not None for file in ada.get_paths_info(repo, ["d.md", "d.md.md"])] == [True, False]
 
 
 def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfApi, repo: str) -> None:
