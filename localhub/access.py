@@ -1,7 +1,7 @@
 """Repos as rows, and who may do what with them.
 
-Reading: anyone for a public repo; the owner, members of the owning organisation and, for a private repo,
-nobody else. Writing: the owner; organisation admins and writers; contributors where they created the repo.
+Reading: anyone for a public repo; the owner and the members of the owning organisation for a private one.
+Writing: the owner; organisation admins and writers; contributors where they created the repo.
 The files of a gated repo are for members of its namespace and for those whose request was accepted.
 
 A token can only take away: `read` tokens write nothing, an OAuth token allows what its scopes say (docs/localhub.md)
