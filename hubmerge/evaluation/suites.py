@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.pins import Pins, content_digest, dataset_digest, own_pins
+from hubmerge.evaluation.pins import DatasetPin, Pins, content_digest, dataset_digest, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.evaluation.tasks.ruler import LENGTHS
@@ -34,11 +34,10 @@ RULES = 2  # grows with each change in how the runner asks and cuts that moves s
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """A task in a suite. `limit` takes the first so many rows of the dataset (None: all)."""
+    """A task in a suite."""
 
     task: str
     few_shot: int = 0
-    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class PinnedTask:
 
     task: Task | BuiltinTask
     few_shot: int
-    limit: int | None
+    limit: int | None  # the first so many rows of the dataset; None: all
     revision: str  # commit of task.rows.repo
     content: str  # digest of what is read at that commit
     split: str  # of the dataset
@@ -167,18 +166,17 @@ def pin(
     """The suite with every dataset at the commit that `pins` (default: the package's) names, else at the one that its
     main branch has now; each is asked for once.
 
-    `limit` lowers the limit of every task. Of split "dev" only those tasks remain that have rows to choose by.
+    `limit`: the first so many rows of every task. Of split "dev" only those tasks remain that have rows to choose by.
     EvaluationError where the split leaves no task, or a dataset has another content than its pin; the
     Hub's errors where a dataset, or the commit of its pin, cannot be read.
     """
     chosen = get_suite(suite) if isinstance(suite, str) else suite
-    tasks = registry()
     if limit is not None and limit < 1:
         raise EvaluationError("a limit of no rows measures nothing", where=chosen.name, got=str(limit))
-    pairs = [(t, tasks[t.task]) for t in chosen.tasks]
+    tasks = [(asked, registry()[asked.task]) for asked in chosen.tasks]
     if split == "dev":
-        pairs = [(t, task) for t, task in pairs if task.rows.dev_split is not None]
-        if not pairs:
+        tasks = [(asked, task) for asked, task in tasks if task.rows.dev_split is not None]
+        if not tasks:
             raise EvaluationError(
                 "the suite has no rows to choose by",
                 where=chosen.name,
@@ -186,41 +184,41 @@ def pin(
                 got="none",
                 next_step="Choose on another suite.",
             )
-    datasets = hub.datasets
     pins = own_pins() if pins is None else pins
-    states: dict[str, tuple[bool, RepoState, Mapping[str, TreeFile]]] = {}
-    for _, task in pairs:
-        repo = task.rows.repo
-        if repo not in states:
-            asked = pins.get(repo)
-            commit = asked.commit_on(hub.endpoint) if asked else None
-            state = datasets.repo_state(repo, commit)
-            tree = datasets.tree(repo, state.sha)
-            content = asked.content if asked else None
-            if content is not None and (found := dataset_digest(state.card, tree)) != content:
-                raise EvaluationError(
-                    "a dataset has other data than its suite is made of",
-                    where=f"{repo}@{state.sha[:12]}",
-                    expected=content,
-                    got=found,
-                    next_step="hubmerge brings these data along: fill the dataset from there, or change its pin.",
-                )
-            states[repo] = bool(commit or content), state, tree
-    pinned_tasks = []
-    for asked_for, task in pairs:
-        pinned, state, tree = states[task.rows.repo]
+    datasets = {
+        repo: _dataset(repo, pins.get(repo), hub) for repo in dict.fromkeys(task.rows.repo for _, task in tasks)
+    }
+    pinned = []
+    for asked, task in tasks:
+        is_pinned, state, tree = datasets[task.rows.repo]
         read = task.rows.split if split == "test" else str(task.rows.dev_split)
-        examples = {task.rows.few_shot_split} if asked_for.few_shot and task.rows.few_shot_split else set()
-        pinned_tasks.append(
+        examples = {task.rows.few_shot_split} if asked.few_shot and task.rows.few_shot_split else set()
+        pinned.append(
             PinnedTask(
                 task=task,
-                few_shot=asked_for.few_shot,
-                limit=min((n for n in (asked_for.limit, limit) if n is not None), default=None),
+                few_shot=asked.few_shot,
+                limit=limit,
                 revision=state.sha,
                 content=content_digest(task.rows, {read} | examples, state.card, tree),
                 split=read,
-                pinned=pinned,
+                pinned=is_pinned,
             )
         )
-    asked_suite = replace(chosen, tasks=tuple(t for t, _ in pairs))
-    return PinnedSuite(suite=asked_suite, split=split, tasks=tuple(pinned_tasks), dtype=dtype)
+    return PinnedSuite(replace(chosen, tasks=tuple(asked for asked, _ in tasks)), split, tuple(pinned), dtype)
+
+
+def _dataset(repo: str, pin: DatasetPin | None, hub: Hub) -> tuple[bool, RepoState, Mapping[str, TreeFile]]:
+    """Whether the pin holds the dataset to a commit or a content; its state and files at the commit to read."""
+    commit = pin.commit_on(hub.endpoint) if pin else None
+    state = hub.datasets.repo_state(repo, commit)
+    tree = hub.datasets.tree(repo, state.sha)
+    content = pin.content if pin else None
+    if content is not None and (found := dataset_digest(state.card, tree)) != content:
+        raise EvaluationError(
+            "a dataset has other data than its suite is made of",
+            where=f"{repo}@{state.sha[:12]}",
+            expected=content,
+            got=found,
+            next_step="hubmerge brings these data along: fill the dataset from there, or change its pin.",
+        )
+    return bool(commit or content), state, tree

@@ -160,11 +160,10 @@ def put(hub: Hub, name: str) -> tuple[str, Put]:
     return name, lambda path, content: publish(api, name, {path: content.encode()})
 
 
-def test_a_limit_lowers_every_task_and_raises_none() -> None:
-    suite = Suite("s", "", (SuiteTask("zoo_math", limit=10), SuiteTask("zoo_tool")))
-    assert [t.limit for t in pinned(suite, limit=20).tasks] == [10, 20]
+def test_a_limit_is_every_task_s_and_at_least_one_row() -> None:
+    assert [t.limit for t in pinned(limit=20).tasks] == [20] * 3
     with pytest.raises(EvaluationError, match="no rows"):
-        pinned(suite, limit=0)
+        pinned(limit=0)
 
 
 def test_the_dev_split_keeps_only_tasks_that_have_rows_to_choose_by() -> None:
