@@ -17,6 +17,7 @@ result that is already there.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,10 @@ from typing import Any
 from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable, renamed
 from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
-from hubmerge.board.standing import Committed, Committers
+from hubmerge.board.standing import Committed
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Refusal
-from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
+from hubmerge.errors import FormatError, HubmergeError, HubUnavailableError, ResultError, SourceNotFoundError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
@@ -42,6 +43,7 @@ BOARD_TABLE = "data/board.parquet"
 RESULTS_TABLE = "data/results.parquet"
 CARD = "README.md"
 MAX_TABLE_BYTES = 512 * 1024 * 1024
+MAX_FILES_A_LOOK = 200  # whose committers are asked for at once; the next look goes on
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
 _CARD_BYTES = 1024 * 1024
 _DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
@@ -75,6 +77,8 @@ A failed run has a status and an error but no scores, which is not a zero. A sco
 names.
 """
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedResults(ResultFiles):
@@ -100,7 +104,7 @@ class ResultsDataset:
         self.repo = repo
         self._trust = trust or Trust()
         self._loaded: LoadedResults | None = None
-        self._committers = Committers(self._hub, repo)
+        self._committers: dict[tuple[str, str], tuple[str, ...]] = {}  # path, blob id → accounts, each asked for once
 
     @property
     def url(self) -> str:
@@ -229,19 +233,30 @@ class ResultsDataset:
         return self._with_committers(loaded)
 
     def _with_committers(self, loaded: LoadedResults) -> LoadedResults:
-        """With who committed each result that no trusted key claims to have signed, as far as the Hub says now."""
+        """With who committed each result that no trusted key claims to have signed, as far as the Hub says now.
+
+        A Hub that does not answer costs the names, and the next look asks again.
+        """
         files = {
-            path: result
+            (path, loaded.contents[path][0]): result
             for path, result in zip(loaded.paths, loaded.results, strict=True)
             if result.signature is None or result.signature.key not in loaded.trusted
         }
-        known, is_all = self._committers.look(loaded.sha, {path: loaded.contents[path][0] for path in files})
+        missing = [file for file in files if file not in self._committers]
+        if asked := missing[:MAX_FILES_A_LOOK]:
+            try:
+                found = self._hub.committers(self.repo, loaded.sha, [path for path, _ in asked])
+            except HubmergeError as error:
+                log.info("who committed %d results of %s is not known: %s", len(missing), self.repo, error)
+            else:
+                self._committers |= {(path, oid): found.get(path, ()) for path, oid in asked}
+        known = {file: self._committers[file] for file in files if file in self._committers}
         accounts: dict[str, tuple[str, ...]] = {}
-        for path, names in known.items():  # two files may be results of one version that bears two names
-            shown = result_path(files[path])
+        for file, names in known.items():  # two files may be results of one version that bears two names
+            shown = result_path(files[file])
             accounts[shown] = tuple(dict.fromkeys((*accounts.get(shown, ()), *names)))
         committed = Committed(accounts, self.repo.partition("/")[0])
-        return replace(loaded, committed=committed, knows_committers=is_all)
+        return replace(loaded, committed=committed, knows_committers=len(known) == len(files))
 
     def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
         if KEYS not in tree:

@@ -12,24 +12,14 @@ The accounts that committed unsigned files come from the Hub's history. They are
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hubmerge.board.lineage import Node
 from hubmerge.board.values import Refusal, RowProvenance
-from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.signing import Provenance
-
-if TYPE_CHECKING:
-    from hubmerge.hub.client import Hub
-
-MAX_FILES_A_LOOK = 200  # of which the committers are asked for at once; the next look goes on
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,32 +35,6 @@ class Committed:
 
 
 UNKNOWN = Committed()
-
-
-class Committers:
-    """The Hub's answers for the files of one dataset, each asked for once."""
-
-    def __init__(self, hub: Hub, repo: str) -> None:
-        self._hub = hub
-        self._repo = repo
-        self._known: dict[tuple[str, str], tuple[str, ...]] = {}  # path, blob id → accounts
-
-    def look(self, sha: str, files: Mapping[str, str]) -> tuple[Mapping[str, tuple[str, ...]], bool]:
-        """Path → accounts for those of `files` (path → blob id) that are known now, and whether these are all.
-
-        A Hub that does not answer costs the names, and the next look asks again.
-        """
-        missing = [path for path, oid in files.items() if (path, oid) not in self._known]
-        asked = missing[:MAX_FILES_A_LOOK]
-        if asked:
-            try:
-                found = self._hub.committers(self._repo, sha, asked)
-            except HubmergeError as error:
-                log.info("who committed %d results of %s is not known: %s", len(missing), self._repo, error)
-            else:
-                self._known |= {(path, files[path]): found.get(path, ()) for path in asked}
-        known = {path: self._known[path, oid] for path, oid in files.items() if (path, oid) in self._known}
-        return known, len(known) == len(files)
 
 
 class Standing:

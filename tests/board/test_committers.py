@@ -14,7 +14,7 @@ from board_helpers import SEED, TRUSTED, family, own, rows, strange
 from datasets_by_hand import publish
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-from hubmerge.board import standing
+from hubmerge.board import results_dataset
 from hubmerge.board.export import suite_csv
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import BOARD_TABLE, ResultsDataset
@@ -133,7 +133,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
     faults.add(path.format(repo), Status(status=status), times=None)
     dataset = opened(lab, repo)
     board = DatasetBoard(dataset, clock=count(0, 60).__next__)  # a minute passes between two looks
-    with caplog.at_level(logging.INFO, standing.__name__):
+    with caplog.at_level(logging.INFO, results_dataset.__name__):
         row = rows(board.board())["org/x"]
     assert (row.run_by, row.committed_by, row.rank) == ("community", None, 1)
     assert "is not known" in caplog.text
@@ -142,7 +142,7 @@ def test_a_hub_that_does_not_tell_costs_the_names_alone_and_is_asked_again(
 
 
 def test_of_many_unsigned_rows_each_look_asks_for_some(lab: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "MAX_FILES_A_LOOK", 2)
+    monkeypatch.setattr(results_dataset, "MAX_FILES_A_LOOK", 2)
     add(lab, "bob", "lab/many", *(strange(f"org/{k}") for k in range(5)))
     dataset = opened(lab, "lab/many")
     known = [len(dataset.load().committed.accounts) for _ in range(4)]
