@@ -18,7 +18,7 @@ from hubmerge.output.scores import Estimate, SkillsKept
 SCHEMA = 2
 _A_PART = 100
 _OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
-_FORMULA = "=+-@\t\r\n＝＋－＠"
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 
 
 def board_json(board: Board) -> str:
@@ -134,17 +134,14 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
     def as_told(*names: str) -> dict[str, Any]:
         return {name: data[name] for name in names}
 
-    columns = {
+    first = {
         **_head(suite),
         **as_told("rank", "model", "sha", "status"),
         "error": f"{row.error.code}: {row.error.message}" if row.error else None,
         "flags": "; ".join(map(flag_text, row.flags)),
         **_three("overall", row.overall),
     }
-    for name in suite.domains:
-        line = row.domain(name)
-        columns |= _three(name, line.score if line else None)
-    return columns | {
+    last = {
         "skills_rank": row.skills_rank,
         "skills_kept": skills.kept if skills else None,
         "skills_of_parents": len(skills.skills) if skills else None,
@@ -161,6 +158,12 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }
+    domains: dict[str, float | None] = {}
+    for name in suite.domains:
+        line = row.domain(name)
+        heading = f"score_{name}" if name in first or name in last else name
+        domains |= _three(heading, line.score if line else None)
+    return first | domains | last
 
 
 def _head(suite: SuiteBoard) -> dict[str, Any]:
@@ -183,6 +186,6 @@ def flag_text(flag: RowFlag) -> str:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    if isinstance(value, str) and value.lstrip(" ")[:1] and value.lstrip(" ")[0] in _FORMULA:
+    if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA):
         return f"'{value}"
     return value

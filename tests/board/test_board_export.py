@@ -52,6 +52,13 @@ def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
     assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
+def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
+    scores = {"model": 0.25, "agents": 0.5, "overall_low": 0.75}
+    [row] = rows_of(suite_csv(build_board([result("org/odd", "9", scores)]).suites[0]))
+    assert (row["model"], row["agents"], row["overall"]) == ("org/odd", "0", "0.5")
+    assert {name: float(row[f"score_{name}"]) for name in scores} == scores
+
+
 def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
     data = json.loads(board_json(board))
