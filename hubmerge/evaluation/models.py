@@ -186,12 +186,6 @@ def hardware(device: str) -> str:
     if device == "cuda":
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return ", ".join(dict.fromkeys(names)) + (f" × {len(names)}" if len(names) > 1 else "")
-    return f"CPU: {_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text(errors="replace").splitlines() if info.exists() else []:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"CPU: {next(models, platform.machine())}, {torch.get_num_threads()} threads"

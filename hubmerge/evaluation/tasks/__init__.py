@@ -17,8 +17,6 @@ def registry() -> dict[str, Task | BuiltinTask]:
     """Every task by name, in alphabetical order."""
     found: dict[str, Task | BuiltinTask] = {}
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
-        if info.name == "base" or info.ispkg:
-            continue
         module = importlib.import_module(f"{__name__}.{info.name}")
         for task in getattr(module, "TASKS", ()):
             if task.name in found:
