@@ -220,8 +220,9 @@ class ResultsDataset:
         paths, refused = readable({path: file.size for path, file in tree.items()})
         contents = self._contents(sha, tree, [tree[p] for p in paths if p not in KEEPERS_FILES], refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        kept = [path for path in paths if path in KEEPERS_FILES]
-        files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
+        for path in paths:
+            if path in KEEPERS_FILES and (data := self._small(sha, path, MAX_FLAGS_BYTES, refused)) is not None:
+                files.append((path, data))
         published = self._published(sha, tree, refused)
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
@@ -261,8 +262,9 @@ class ResultsDataset:
     def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
         if KEYS not in tree:
             return ()
+        data = self._small(sha, KEYS, MAX_KEYS_BYTES, refused)
         try:
-            return parse_keys(self._small(sha, KEYS, MAX_KEYS_BYTES, refused))
+            return () if data is None else parse_keys(data)
         except ValueError as error:
             refused.append(Refusal(KEYS, str(error)))
             return ()
@@ -277,12 +279,15 @@ class ResultsDataset:
             known |= self._from_table(sha, {f.oid for f in missing})
             missing = [f for f in missing if f.oid not in known]
         for file in missing:
-            known[file.oid] = data = self._small(sha, file.path, MAX_RESULT_BYTES, refused)
-            if file.sha256 is None and data and blob_id(data) != file.oid:
+            data = self._small(sha, file.path, MAX_RESULT_BYTES, refused)
+            if data is None:
+                continue
+            if file.sha256 is None and blob_id(data) != file.oid:
                 raise HubUnavailableError(
                     "the Hub sends another file than it lists", where=f"{file.path} in {self.repo}@{sha[:12]}"
                 )
-        return {file.path: (file.oid, data) for file in wanted if (data := known[file.oid])}
+            known[file.oid] = data
+        return {file.path: (file.oid, known[file.oid]) for file in wanted if file.oid in known}
 
     def _from_table(self, sha: str, oids: set[str]) -> dict[str, bytes]:
         try:
@@ -291,12 +296,13 @@ class ResultsDataset:
             return {}  # a broken table costs requests, nothing else
         return {oid: data for oid, data in table.values() if oid in oids and blob_id(data) == oid}
 
-    def _small(self, sha: str, path: str, limit: int, refused: list[Refusal]) -> bytes:
+    def _small(self, sha: str, path: str, limit: int, refused: list[Refusal]) -> bytes | None:
+        """A file's content; None where it is refused unread."""
         try:
             return self._hub.read_file(self.repo, sha, path, limit)
         except FormatError as error:
             refused.append(Refusal(path, error.what))
-            return b""
+            return None
 
 
 def details_folder(result: EvaluationResult) -> str:
