@@ -124,8 +124,10 @@ def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
 # --- versions --------------------------------------------------------------------------------------------
 
 
-def test_only_a_signed_entry_renames_a_version() -> None:
-    assert {r.suite_version for r in read(by(RENAMED, key="versions"), key="versions").results} == {"2"}
+def test_only_a_signed_entry_renames_a_version_and_results_stay_signed_under_its_other_name() -> None:
+    results = read(by(RENAMED, key="versions"), key="versions").results
+    assert {r.suite_version for r in results} == {"2"}
+    assert {row.run_by for row in rows(build_board(results, trusted=TRUSTED)).values()} == {"bot"}
     for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
         found = read(entry, key="versions")
         assert {r.suite_version for r in found.results} == {"1"}

@@ -26,7 +26,6 @@ from board_helpers import (
     written,
 )
 
-from hubmerge.board.files import renamed
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
@@ -238,13 +237,6 @@ def test_the_page_has_a_column_of_who_ran_a_row() -> None:
     built = board(strange("evil/x"), *own())
     column = columns(built.suites[0])["run_by"]
     assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
-
-
-def test_two_versions_that_are_shown_as_one_keep_their_signatures() -> None:
-    old = signed(result("org/a", "1", {"math": 0.5}, suite_version="old"), SEED, "bot")
-    new = signed(result("org/b", "2", {"math": 0.5}, suite_version="new"), SEED, "bot")
-    found = rows(board(*renamed([again(old), again(new)], {("trio", "old"): "new"})))
-    assert {m: r.run_by for m, r in found.items()} == {"org/a": "bot", "org/b": "bot"}
 
 
 own_before = tuple(own())  # signed before the fixture takes `cryptography` away
