@@ -25,7 +25,7 @@ MAX_NAME = 300
 # Numbers that a file may state. Tables have 64-bit columns, so a larger integer would take the whole board down.
 MAX_SAMPLES = 1_000_000  # prompts of one task; the largest suite of this field asks 250,000
 MAX_TRUNCATED = 0.05  # share of a task's prompts that may be cut; beyond it there is no score
-MAX_SMALL = 1_000_000  # shots and versions
+MAX_SMALL = 1_000_000  # shots, versions, prompts of a batch
 MAX_COUNT = 10**16  # elements and bytes of a model
 MAX_FACTOR = 1e6  # weights and measured λ, absolute
 MAX_SECONDS = 1e9

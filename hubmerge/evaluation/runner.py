@@ -60,6 +60,7 @@ from hubmerge.evaluation.fit import (
 from hubmerge.evaluation.result import (
     MAX_NAME,
     MAX_SECONDS,
+    MAX_SMALL,
     EvaluationResult,
     ModelFacts,
     RunEnvironment,
@@ -267,8 +268,9 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
         )
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
-    if options.batch_size < 1 or not 0 < options.wall_s <= MAX_SECONDS:
-        raise EvaluationError(f"batch size and wall limit must be positive, the limit at most {MAX_SECONDS:g} s")
+    if not (1 <= options.batch_size <= MAX_SMALL and 0 < options.wall_s <= MAX_SECONDS):
+        most = f"{MAX_SMALL:,} prompts and {MAX_SECONDS:g} s"
+        raise EvaluationError(f"batch size and wall limit must be positive, and at most {most}")
     if not 0 <= options.seed < 2**63:
         raise EvaluationError("a seed is a whole number from 0 to 2^63 - 1", got=str(options.seed)[:40])
     if options.backend == "vllm":

@@ -222,7 +222,10 @@ def test_a_folder_may_have_any_path(scripted: Scripted, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"seed": -1}, {"seed": 2**63}, {"wall_s": float("nan")}, {"wall_s": float("inf")}, {"batch_size": 0}],
+    [
+        *({"seed": -1}, {"seed": 2**63}, {"wall_s": float("nan")}, {"wall_s": float("inf")}),
+        *({"batch_size": 0}, {"batch_size": 10**6 + 1}),  # a result could not name more
+    ],
     ids=str,
 )
 def test_options_that_make_no_sense_are_refused_before_anything_is_fetched(
