@@ -28,7 +28,7 @@ from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
 from hubmerge.evaluation.signing import Provenance, entry_provenance, signed_entry
-from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.names import is_hub_id, is_sha
 
 RESULTS = "results/"
 MAX_FILES = 200_000
@@ -259,8 +259,10 @@ def _flag(entry: Any) -> Flag | str:
         return f"expected kind {' or '.join(FLAG_KINDS)}"
     if not isinstance(model, str) or not is_hub_id(model):
         return "its model is not a repo's name"
-    if not (sha is None or _is_text(sha)) or not _is_text(reason):
-        return "sha and reason are texts"
+    if sha is not None and not (isinstance(sha, str) and is_sha(sha)):
+        return "its sha is no full commit"
+    if not _is_text(reason):
+        return "its reason is no text"
     return Flag(kind, model, sha, reason[:500])
 
 

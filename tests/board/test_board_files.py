@@ -99,14 +99,14 @@ def test_flags_are_read_one_by_one() -> None:
         {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
         {"kind": "loved", "model": "org/base"},
         {"kind": "withdrawn", "model": "<b>"},
-        {"kind": "withdrawn", "model": "org/base", "sha": 5},
+        *({"kind": "withdrawn", "model": "org/base", "sha": odd} for odd in (5, "b" * 7, "main")),
         {"kind": "withdrawn", "model": "org/base", "more": 1},
         "withdrawn",
     ]
     half = [{"kind": "withdrawn", "model": "org/base", name: "\ud800"} for name in ("sha", "reason")]
     flags, refused = parse_flags(json.dumps({"flags": [*entries, *half]}).encode())
     assert flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
+    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 12)]
 
 
 BROKEN = (b"{", b"[]", b"null", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1))
