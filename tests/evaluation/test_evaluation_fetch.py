@@ -48,9 +48,8 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
         folder, own = tmp_path / "rows", {"repo": repo, "revision": commit, **changes}
         spec = {**TASK, "limit": None, "expands": False, "folder": str(folder), **own}
         home = tmp_path / name
-        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        environment = {**fresh_environment(home, endpoint, network=True), "PYTHONPATH": paths}
         told = {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]}
+        environment = fresh_environment(home, endpoint, network=True)
         run_child(ChildJob(module, told, environment, home / "log", 120.0, "the data"), lambda event: None)
         with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
             rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
@@ -162,7 +161,7 @@ def away(request: pytest.FixtureRequest, faulty_hub: LocalHubProcess, switch: Fa
 
 def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetch, away: str) -> None:
     with pytest.raises(HubUnavailableError, match="did not answer when a dataset was read") as caught:
-        fetch("ada/data", "a" * 40, module="impatient_fetch", endpoint=away)
+        fetch("ada/data", "a" * 40, module="tests.evaluation.impatient_fetch", endpoint=away)
     assert caught.value.retryable
 
 
