@@ -2,24 +2,11 @@
 
     board = build_board(results, flags)
 
-Results that a trusted key signed decide: where there are some, others are listed as *community* without a rank, push
-nobody down, and can neither displace a signed row nor choose the version or tasks that are shown (board/standing.py).
-
-The order of the results does not matter and the same result twice counts once. Per suite one version is shown: the
-given one, or that of the newest result. Within it every row has the same tasks (the set that most results have; the
-others are refused), so that columns compare. Each model stands with its newest commit; an older one is shown only
-as the parent of a merge that is shown.
-
-Suites that measure one domain each and carry its name (math, code, …) are joined on a combined board; there a model
-has an overall score, and a rank, once all of these suites were run on it.
-
-Rank: 1 + the number of models whose interval lies wholly above one's own. Every model with none above it has rank 1;
-two that overlap may differ, since a third may lie wholly above only one of them. Failed runs, flagged models and
-superseded commits are listed without a rank and push nobody down.
-
-Against the parents, only scores of the very commit that was merged count, under the same suite, version and split:
-how much of the parents' skills was kept (hubmerge/output/scores.py), and in which domains the merge is above every
-parent, can be said only once all of them have one.
+docs/leaderboard.md says what its figures mean and which results are left out. The order of the results does not matter
+and the same result twice counts once. Per suite one version is shown. Within it every row has the same tasks, so that
+columns compare. Suites that measure one domain each and carry its name (math, code, …) are joined on a combined board.
+Results that a trusted key signed decide where there are some (standing.py). Against the parents only scores of the very
+commit that was merged count, under the same suite, version and split.
 """
 
 from __future__ import annotations

@@ -1,18 +1,10 @@
 """The results dataset on the Hub, which holds the result of every evaluation; anyone can rebuild the board from it.
 
-    results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
-    details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
-    keys.json                                     public keys of those who sign results here
-    flags.json, versions.json                     written by the keepers of the dataset, read here
-    data/results.parquet                          all result files in one, to load them with one request
-    data/board.parquet                            the board built from them
-    README.md                                     tells `datasets.load_dataset` about the three tables
-
-Loading lists the tree of one commit and takes each result file by its git blob id from memory, out of results.parquet
-(whose lines are believed only where content and blob id fit), and only then by a request of its own. Publishing writes
-result, details and both rebuilt tables in one commit on the commit that was read; when main has moved meanwhile
-everything is read and rebuilt again, so nothing that others wrote is dropped. A lost answer to a commit shows as a
-result that is already there.
+docs/leaderboard.md lists its files. Loading lists the tree of one commit and takes each result file by its git blob id
+from memory, out of data/results.parquet (whose lines are believed only where content and blob id fit), and only then
+by a request of its own. Publishing writes result, details and both rebuilt tables in one commit on the commit that was
+read; when main has moved meanwhile everything is read and rebuilt again, so nothing that others wrote is dropped. A
+lost answer to a commit shows as a result that is already there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Whose a result is: signed by a trusted key, committed by the dataset's owner, or the community's.
 
-Community results, which no trusted key signed, are listed beside signed ones on a board and decide nothing. Without a
-signed result of the split nothing changes. With one, a community result stays only where it can displace nothing: its
-suite version must have signed results, it must have their tasks and no more prompts than theirs, and its model must
-have no signed result in the suite, at any commit. A signed row's lineage comes from signed results alone.
+Community results, which no trusted key signed, are listed beside signed ones on a board where they can displace nothing
+(`Standing.admit`), and decide nothing. Without a signed result of the split nothing changes.
 
 The accounts that committed unsigned files come from the Hub's history. They are told and decide nothing: with
 `git push` whoever may write to a repo can write any author. Only a signature proves who ran something

@@ -1,9 +1,4 @@
-"""What a dataset is and must be: digests of its content, and the suites' file of pins.
-
-Without a pin a dataset is read at the commit that its main branch has now. That is safe, since a suite's version is
-over the content, but whoever changes the dataset makes another version, under which every model is due again. A pinned
-one stays what it is. Commits belong to one Hub, so a revision counts on that Hub alone. Data that this package brings
-along have other commits on every embedded Hub; they are pinned by content.
+"""What a dataset is and must be: digests of its content, and the suites' file of pins (docs/evaluation.md).
 
 Equal data give equal digests, whatever the commit. The files of a split are found as `datasets` finds them: by the
 patterns of the subset in the card's `configs`. Where it does not say which files a split has, every file counts but

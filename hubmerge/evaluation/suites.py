@@ -1,11 +1,9 @@
 """Suites: named lists of tasks, and the same pinned to dataset commits.
 
-Scores can be compared only when they were measured in the same way. So a suite has a version: a digest over its tasks
-with their versions, few-shot counts and limits, the content of the data files that they read, the split, the dtype that
-was asked for and the rules of the runner. Two results with the same suite version answer the same questions. When data
-or a task change, so does the version, and old scores are measured again rather than compared. A commit that changes no
-data (such as an edit of a dataset's card) changes no version. The commit is stated all the same, and pins.yaml says
-which one it has to be.
+Scores can be compared only when they were measured in the same way. So a suite has a version, a digest over all that
+changes what is asked: two results with the same suite version answer the same questions. When data or a task change, so
+does the version, and old scores are measured again rather than compared. A commit that changes no data (such as an edit
+of a dataset's card) changes no version. The commit is stated all the same, and pins.yaml says which one it has to be.
 """
 
 from __future__ import annotations
