@@ -100,10 +100,10 @@ def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nob
     assert (real["org/merge"].run_by, real["org/merge"].signed, real["org/merge"].rank) == ("bot", True, 1)
 
 
-@pytest.mark.parametrize("letter", ["e", "f"])
-def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str) -> None:
+@pytest.mark.parametrize(("letter", "suite"), [("e", "trio"), ("f", "trio"), ("f", "other")])
+def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str, suite: str) -> None:
     facts = {"created": "2026-01-31T00:00:00+00:00"}
-    forged = strange("org/merge", letter, 0.0, created=LATER, facts=facts)
+    forged = strange("org/merge", letter, 0.0, created=LATER, facts=facts, suite=suite)
     assert board(forged, *own()).suites == board(*own()).suites
 
 

@@ -188,7 +188,12 @@ def test_a_lost_answer_makes_no_second_commit(
 def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
     dataset.publish(family()[:1])
     wrong = f"results/evil/x/{'9' * 40}/trio-1-test.json"
-    odd = {"results/giant.json": b" " * (1024 * 1024 + 1), "results/empty.json": b"", "flags.json": b"{"}
+    odd = {
+        "results/giant.json": b" " * (1024 * 1024 + 1),
+        "results/empty.json": b"",
+        "results/a\\b.json": b"{",  # which is read from no Hub
+        "flags.json": b"{",
+    }
     publish(ada, repo, {wrong: family()[1].to_json().encode(), **odd})
     dataset.publish(family()[2:3])
     loaded = dataset.load()
