@@ -171,7 +171,7 @@ class _Family:
         """The family whose agents have all rows of the base, and a warning for each that lacked some."""
         agents, warnings = list(self.agents), []
         for k, agent in enumerate(agents):
-            own = {n: agent.tensors[n] for n in self.tables if n in agent.tensors}
+            own = self.own_tables(agent)
             if not (lacking := self._lacks(agent, own)):
                 continue
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
@@ -185,39 +185,42 @@ class _Family:
 
     def _lacks(self, agent: Model, own: Mapping[str, StoredTensor]) -> int:
         """How many of the base's rows an agent lacks; 0 where a token has one of them, or another one's place."""
-        rows = {t.entry.shape[0] for n, t in own.items() if t.entry.shape[1:] == self.tables[n].entry.shape[1:]}
+        rows = {t.entry.shape[0] for t in own.values()}
         if self.base.tokens is None or len(rows) != 1 or max(self.base.tokens.ids.values(), default=0) >= min(rows):
             return 0
         return max(0, self.rows - min(rows)) if agent.tokens is None or not self.moved(agent) else 0
 
+    def own_tables(self, model: Model) -> dict[str, StoredTensor]:
+        """The model's tensors under the names of the base's tables; what has rows of another width is no table."""
+        found = {n: model.tensors[n] for n in self.tables if n in model.tensors}
+        return {n: t for n, t in found.items() if t.entry.shape[1:] == self.tables[n].entry.shape[1:]}
+
     @cached_property
     def growing(self) -> list[int]:
         """The agents with more rows than the base."""
-
-        def grows(agent: Model) -> bool:
-            shapes = (
-                (agent.tensors[n].entry.shape, t.entry.shape) for n, t in self.tables.items() if n in agent.tensors
-            )
-            return any(len(own) == 2 and own[0] > base[0] and own[1] == base[1] for own, base in shapes)
-
-        return [k for k, agent in enumerate(self.agents) if grows(agent)]
+        return [
+            k
+            for k, agent in enumerate(self.agents)
+            if any(t.entry.shape[0] > self.rows for t in self.own_tables(agent).values())
+        ]
 
     def as_base(self, agent: Model) -> Model:
         """The agent with the base's rows."""
-        borrowed = {n: BorrowedTensor.of(t, BASE) for n, t in self.tables.items() if n in agent.tensors}
+        borrowed = {n: BorrowedTensor.of(self.tables[n], BASE) for n in self.own_tables(agent)}
         config = {**agent.config, **{k: v for k, v in self.base.config.items() if k in ("vocab_size", "text_config")}}
         tensors = MappingProxyType({**agent.tensors, **borrowed})
         return replace(agent, tensors=tensors, config=MappingProxyType(config))
 
     def cut(self, agent: Model) -> Model:
         """The agent without the rows that it adds."""
-        cut = {n: first_rows(agent.tensors[n], self.rows) for n in self.tables if n in agent.tensors}
+        cut = {n: first_rows(t, self.rows) for n, t in self.own_tables(agent).items()}
         config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
         return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
 
     def problem(self, agent: Model) -> Problem | None:
         """The problem of an agent whose added rows cannot be assigned to tokens."""
-        sizes = {n: agent.tensors[n].entry.shape[0] for n in self.tables if n in agent.tensors}
+        sizes = {n: t.entry.shape[0] for n, t in self.own_tables(agent).items()}
+        missing = [n for n in self.tables if n not in sizes]
         got = ", ".join(f"{n} of {count} rows" for n, count in sizes.items())
         reason = step = ""
         if self.base.tokens is None or agent.tokens is None:
@@ -225,15 +228,15 @@ class _Family:
             other = next((f"{n} alone" for n in _OTHERS if n in owner.files), "none")
             reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
             step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
-        elif len(sizes) < len(self.tables):
-            reason = f"no {named([n for n in self.tables if n not in sizes])}"
+        elif missing:
+            reason = f"no {named(missing)}" + " of the base's width" * any(n in agent.tensors for n in missing)
         elif len(set(sizes.values())) > 1:
             reason = "tables of different sizes"
         elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):
             reason = f"a token of row {max(agent.tokens.ids.values())}"
         if not reason:
             return self.moved(agent)
-        ignoring = ", ".join(f'"{n}"' for n in sizes)
+        ignoring = ", ".join(f'"{n}"' for n in self.tables if n in agent.tensors)
         return incompatible(
             "another vocabulary size, and no tokenizer that names the added tokens",
             where=str(agent.ref),
@@ -309,7 +312,7 @@ class _Family:
             )
 
         def extended(model: Model) -> Model:
-            own = {n: t for n, t in model.tensors.items() if n in stored and t.entry.shape[0] == self.rows}
+            own = {n: t for n, t in self.own_tables(model).items() if t.entry.shape[0] == self.rows}
             tensors = {**model.tensors, **{n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}}
             fits = model.config.get("vocab_size", self.rows) == self.rows
             config = with_vocab_size(model.config, count) if fits else model.config
@@ -341,7 +344,7 @@ class _Family:
         for k, agent in enumerate(self.agents):
             if agent.tokens is None or (k not in self.growing and self.moved(agent)):
                 continue
-            most = max((agent.tensors[n].entry.shape[0] for n in self.tables if n in agent.tensors), default=0)
+            most = max((t.entry.shape[0] for t in self.own_tables(agent).values()), default=0)
             own = ((t, i) for t, i in agent.tokens.ids.items() if t not in tokens.ids and i < most)
             new[k] = sorted(own, key=lambda pair: pair[1])
             if unfit := [t for t, _ in new[k] if t not in agent.tokens.added]:
@@ -379,13 +382,13 @@ class _Family:
         among = sorted({k for held in holders for k, _ in held})
         means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
         tensors = dict(model.tensors)
-        for name in self.tables:
-            own = tensors.get(name)
-            if own is not None and own.entry.shape[0] >= self.rows:
+        tables = self.own_tables(model)
+        for name, own in tables.items():
+            if own.entry.shape[0] >= self.rows:
                 others = ((k, _table(self.agents[k], name)) for k in among)
                 borrowed = tuple(BorrowedTensor.of(t, k + 1) for k, t in others if t is not None)
                 tensors[name] = UnitedTensor.of(own, borrowed, first, means, rows)
-        sizes = {self.rows, *(t.entry.shape[0] for n, t in model.tensors.items() if n in self.tables)}
+        sizes = {self.rows, *(t.entry.shape[0] for t in tables.values())}
         fits = model.config.get("vocab_size", self.rows) in sizes
         config = with_vocab_size(model.config, rows) if fits else model.config
         return replace(model, tensors=MappingProxyType(tensors), config=config)

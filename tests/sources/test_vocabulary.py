@@ -173,6 +173,24 @@ def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path:
     assert any("small@" in t and f"{EMBED}: 43×16 → 39×16" in t for t in listed), listed
 
 
+@pytest.mark.parametrize("shape", [(8,), (), None], ids=["another width", "no rows", "a scalar"])
+@pytest.mark.parametrize("rows", [36, 40, 42])
+def test_a_head_of_another_width_is_refused_by_its_shape_whatever_rows_agents_add(
+    tmp_path: Path, rows: int, shape: tuple[int, ...] | None
+):
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
+    ones = tensor(np.ones(() if shape is None else (rows, *shape)))
+    tensors = sparse_agent(BASE, 0.3, 1)
+    table = np.concatenate([f32(tensors[EMBED]), np.ones((2, 16), np.float32)])[:rows]
+    odd = {**tensors, EMBED: tensor(table), HEAD: ones}
+    names = tokenizer(36, ADDED if rows == 42 else None)
+    folder = write_model(tmp_path / "odd", odd, files={"tokenizer.json": names}, config=llama_config(odd))
+    growing = agent(tmp_path / "donor", 2, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
+    for other in (growing, agent(tmp_path / "same", 3, files={"tokenizer.json": tokenizer(36)})):
+        listed = refused(base, folder, other)
+        assert any(f"{HEAD}: " in t and f"→ {'×'.join(map(str, ones.shape)) or 'scalar'}" in t for t in listed), listed
+
+
 def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(tmp_path: Path, plain: Path):
     """`resize_token_embeddings(len(tokenizer))` cuts the padding of a base's tables."""
     base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
