@@ -19,10 +19,11 @@ from typing import Any
 
 from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import AddedToken
 from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, read_companions
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
-from hubmerge.sources.vocabulary import TOKENIZER, AddedToken
+from hubmerge.sources.vocabulary import TOKENIZER
 from hubmerge.text.wording import json_file
 
 _CONFIG = "tokenizer_config.json"

@@ -30,7 +30,7 @@ from hubmerge.recipe.calibration import CalibrationRows
 from hubmerge.recipe.ignore import ignored_by
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import Recipe, merge_identity
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor, Vocabulary
 from hubmerge.sources.companions import Companions, select_companions
 from hubmerge.sources.config import config_problems, merged_config, told
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
@@ -39,7 +39,7 @@ from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.same_tensors import untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
-from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
+from hubmerge.sources.vocabulary import with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.text.wording import incompatible, named
 
 

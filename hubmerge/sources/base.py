@@ -1,6 +1,7 @@
 """A model as it is known before any weight is read: its pinned place, its files, its tensors.
 
-`Model` is a frozen description made from headers alone. `TensorReader` (reader.py) is the way to bytes.
+`Model` is a frozen description made from headers alone. `TensorReader` (reader.py) is the way to bytes. `View` and
+`Views` are models as the merge sees them, which views.py makes step by step.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from hubmerge.errors import Problem
 from hubmerge.hub.names import FileInfo
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.adapter_config import AdapterConfig
@@ -32,6 +34,25 @@ class TokenTable:
     ids: Mapping[str, int]  # token → row
     added: Mapping[str, Mapping[str, Any]]  # those beside the tokenizer's own vocabulary, with how they are matched
     next_id: int  # what the tokenizers library calls the next token that is added
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token of the output that agents' vocabularies add."""
+
+    content: str
+    id: int  # in the output
+    matching: Mapping[str, Any]  # as tokenizer.json has it: lstrip, special, …
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Rows beyond the base's, and the model that brings them, its tokenizer and its number of tokens."""
+
+    donor: int  # among the models of the merge, the base being 0; the base where `united` tokens are added to its own
+    rows: int  # of the output
+    added: tuple[str, ...]  # tokens of the added rows, in the order of their ids
+    united: tuple[AddedToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,3 +100,24 @@ class Model:
     @property
     def shards(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(t.shard for t in self.tensors.values()))
+
+
+@dataclass(frozen=True)
+class View:
+    """A model as the merge sees it, with problems and notes."""
+
+    model: Model
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Views:
+    """Base and agents as the merge sees them, with problems and notes."""
+
+    base: Model
+    agents: tuple[Model, ...]
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None = None  # where agents add rows to the base's
+    kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores

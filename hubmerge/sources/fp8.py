@@ -12,13 +12,12 @@ kernel that the merge's output does not need, and are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.errors import Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor, View
 from hubmerge.sources.derived import ScaledTensor
 from hubmerge.text.wording import dims, incompatible, named
 
@@ -29,16 +28,7 @@ _ACTIVATIONS = ("input_scale", "activation_scale")  # in place of a weight's las
 _METHODS = ("fp8", "fbgemm_fp8")  # of quantization_config, with nothing but fp8 in it
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A model as the merge sees it, with its stored tensors replaced by what they stand for."""
-
-    model: Model
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def with_scales(model: Model) -> Seen:
+def with_scales(model: Model) -> View:
     """The model with every fp8 tensor times its scale. A tensor without a fitting scale is left as it is."""
     tensors = dict(model.tensors)
     strange: list[str] = []
@@ -75,7 +65,7 @@ def with_scales(model: Model) -> Seen:
             )
         )
     if not any(isinstance(t, ScaledTensor) for t in tensors.values()):
-        return Seen(model, tuple(problems))
+        return View(model, tuple(problems))
     config = dict(model.config)
     if _is_plain_fp8(config.get("quantization_config")):
         del config["quantization_config"]
@@ -83,7 +73,7 @@ def with_scales(model: Model) -> Seen:
     if unused:
         warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
     seen = replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
-    return Seen(seen, tuple(problems), tuple(warnings))
+    return View(seen, tuple(problems), tuple(warnings))
 
 
 def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -25,9 +25,8 @@ from hubmerge.errors import Problem
 from hubmerge.hub.names import is_hub_id
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import WITH_PEFT, AdapterConfig
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor, View
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
-from hubmerge.sources.fp8 import Seen
 from hubmerge.sources.same_tensors import is_embedding, is_head, is_tied, renaming
 from hubmerge.text.wording import dims, incompatible, named
 
@@ -49,7 +48,7 @@ class _Parts:
     unknown: list[str] = field(default_factory=list)
 
 
-def attached(base: Model, agent: Model) -> Seen:
+def attached(base: Model, agent: Model) -> View:
     """The adapter `agent` as a model of its own: the base's tensors, changed.
 
     `base` and its tensors are those that the merge sees.
@@ -91,7 +90,7 @@ def attached(base: Model, agent: Model) -> Seen:
         what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
         problems.append(incompatible(what, where=where, expected=expected, got=named(unfit), next_step=step))
     seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
-    return Seen(seen, tuple(problems), tuple(warnings))
+    return View(seen, tuple(problems), tuple(warnings))
 
 
 def resident_bytes(model: Model, kept: int) -> int:

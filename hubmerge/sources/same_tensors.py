@@ -25,13 +25,12 @@ A prefix is taken off or put on only if that alone makes the names equal to the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.recipe.ignore import Ignored
-from hubmerge.sources.base import Model
-from hubmerge.sources.fp8 import Seen
+from hubmerge.sources.base import Model, View, Views
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
@@ -39,19 +38,9 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-@dataclass(frozen=True)
-class Untied:
-    """Base and agents with the tensors that are merged, with problems and notes."""
-
-    base: Model
-    agents: tuple[Model, ...]
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def untie(base: Model, agents: Sequence[Model]) -> Untied:
+def untie(base: Model, agents: Sequence[Model]) -> Views:
     """Views of all models in which a tied head stands, or is missing, alike."""
-    stored = Untied(base, tuple(agents))
+    stored = Views(base, tuple(agents))
     head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
     embedding = _only(base.tensors, _EMBEDDINGS)
     if head is None or embedding is None:
@@ -72,10 +61,10 @@ def untie(base: Model, agents: Sequence[Model]) -> Untied:
                 "its own, and so has the merge"
             )
         views.append(agent)
-    return Untied(base, tuple(views), (), tuple(warnings))
+    return Views(base, tuple(views), (), tuple(warnings))
 
 
-def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str) -> Untied:
+def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str) -> Views:
     problems = []
     warnings = []
     for model in (base, *agents):
@@ -98,7 +87,7 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
     def view(model: Model) -> Model:
         return replace(model, tensors=MappingProxyType({n: t for n, t in model.tensors.items() if n != head}))
 
-    return Untied(view(base), tuple(map(view, agents)), tuple(problems), tuple(warnings))
+    return Views(view(base), tuple(map(view, agents)), tuple(problems), tuple(warnings))
 
 
 def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
@@ -144,7 +133,7 @@ def _only(tensors: Iterable[str], names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) -> Seen:
+def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) -> View:
     """The agent under the base's names; unchanged where no single prefix explains the difference.
 
     Names in `ignored` may be there or not.
@@ -157,10 +146,10 @@ def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) ->
     wanted = bodies(base.tensors)
     found = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
     if found is None:
-        return Seen(agent)
+        return View(agent)
     words, names = found
     tensors = MappingProxyType({names[name]: tensor for name, tensor in agent.tensors.items()})
-    return Seen(replace(agent, tensors=tensors), (), (f"{agent.ref.id}: {words}",))
+    return View(replace(agent, tensors=tensors), (), (f"{agent.ref.id}: {words}",))
 
 
 def renaming(

@@ -16,31 +16,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor, View, Views
 from hubmerge.sources.derived import BASE, BorrowedTensor
-from hubmerge.sources.fp8 import Seen, with_scales
+from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import attached
 from hubmerge.sources.same_tensors import aligned
-from hubmerge.sources.vocabulary import Grown, with_added_rows
+from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.text.wording import incompatible, named
-
-
-@dataclass(frozen=True)
-class Views(Grown):
-    """Base and agents as the merge sees them, with problems and notes."""
-
-    kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores
 
 
 def views_of(
     base: Model,
     agents: Sequence[Model],
     ignore: Sequence[str] = (),
-    rows: Callable[[Model, Sequence[Model]], Grown] = with_added_rows,
+    rows: Callable[[Model, Sequence[Model]], Views] = with_added_rows,
 ) -> Views:
     """The views of all models, without the tensors that the recipe ignores; problems stand in the recipe's order.
 
@@ -70,10 +63,10 @@ def views_of(
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
     told += _told_of(base, agents, kept, dropped)
     warnings = (*told, *(w for s in steps for w in s.warnings), *grown.warnings)
-    return Views(grown.base, grown.agents, grown.vocabulary, problems, warnings, frozenset(kept))
+    return replace(grown, problems=problems, warnings=warnings, kept=frozenset(kept))
 
 
-def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[Seen, tuple[str, ...]]:
+def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
     """The agent's view, and the names of its stored tensors that are left out."""
     if agent.adapter is not None:
         left, dropped = without(agent, ignored)
@@ -86,7 +79,7 @@ def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[Seen, tuple[str,
         notes.append(
             f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
         )
-    return Seen(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped
+    return View(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped
 
 
 def unmatched(patterns: Iterable[str], models: Iterable[Model]) -> list[str]:

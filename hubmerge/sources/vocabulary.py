@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.errors import Problem
-from hubmerge.sources.base import Model, StoredTensor, TokenTable
+from hubmerge.sources.base import AddedToken, Model, StoredTensor, TokenTable, Views, Vocabulary
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
 from hubmerge.sources.same_tensors import is_embedding, is_head
 from hubmerge.text.wording import incompatible, named
@@ -79,37 +79,7 @@ def token_table(content: Mapping[str, Any]) -> TokenTable | None:
     return TokenTable(ids, matching, max(last + 1, len(vocabulary)))
 
 
-@dataclass(frozen=True)
-class AddedToken:
-    """A token of the output that agents' vocabularies add."""
-
-    content: str
-    id: int  # in the output
-    matching: Mapping[str, Any]  # as tokenizer.json has it: lstrip, special, …
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Rows beyond the base's, and the model that brings them, its tokenizer and its number of tokens."""
-
-    donor: int  # among the models of the merge, the base being 0; the base where `united` tokens are added to its own
-    rows: int  # of the output
-    added: tuple[str, ...]  # tokens of the added rows, in the order of their ids
-    united: tuple[AddedToken, ...] = ()
-
-
-@dataclass(frozen=True)
-class Grown:
-    """Base and agents with equal numbers of rows, where that is possible; otherwise as they were."""
-
-    base: Model
-    agents: tuple[Model, ...]
-    vocabulary: Vocabulary | None = None
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = None) -> Grown:
+def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = None) -> Views:
     """All models with the rows that agents add. `keeper`: the model (0: the base) whose tokenizer the output has; rows
     that others add are left out then.
 
@@ -117,13 +87,13 @@ def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = N
     so that they cause no further problem."""
     family = _Family.of(base, agents)
     if family is None:
-        return Grown(base, tuple(agents))
+        return Views(base, tuple(agents))
     family, padded = family.padded()
     grown = family.grown(keeper)
     return replace(grown, warnings=(*padded, *grown.warnings))
 
 
-def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
+def without_added_rows(base: Model, agents: Sequence[Model]) -> Views:
     """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with them:
     an added row has no counterpart to differ from."""
     (agent,) = agents
@@ -133,7 +103,7 @@ def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
     added = grown.vocabulary.rows - family.rows
     tokens = _shown(grown.vocabulary.added) or "no token names them"
     warning = f"{agent.ref.id}: its vocabulary has {added} rows more than the base's ({tokens}); they are not compared"
-    return Grown(base, (family.cut(agent),), grown.vocabulary, (), (warning,))
+    return replace(grown, base=base, agents=(family.cut(agent),), warnings=(warning,))
 
 
 @dataclass(frozen=True)
@@ -155,16 +125,16 @@ class _Family:
         (rows,) = sizes
         return cls(base, tuple(_with_its_size(agent, tables, rows) for agent in agents), tables, rows)
 
-    def grown(self, keeper: int | None) -> Grown:
+    def grown(self, keeper: int | None) -> Views:
         """`with_added_rows`, of agents that lack no rows."""
         wrong = {k: problem for k in self.growing if (problem := self.problem(self.agents[k]))}
         if wrong:
             seen = [self.as_base(a) if k in wrong else a for k, a in enumerate(self.agents)]
-            return Grown(self.base, tuple(seen), problems=tuple(wrong.values()))
+            return Views(self.base, tuple(seen), problems=tuple(wrong.values()))
         if keeper is not None:
             return self.with_rows_of_keeper(keeper)
         if not self.growing:
-            return Grown(self.base, self.agents)
+            return Views(self.base, self.agents)
         return self.with_rows_of_one(self.growing[0]) if len(self.growing) == 1 else self.with_rows_of_several()
 
     def padded(self) -> tuple[_Family, list[str]]:
@@ -264,7 +234,7 @@ class _Family:
             next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
         )
 
-    def with_rows_of_keeper(self, keeper: int) -> Grown:
+    def with_rows_of_keeper(self, keeper: int) -> Views:
         others = [k for k in self.growing if k + 1 != keeper]
         cut = tuple(self.cut(agent) if k in others else agent for k, agent in enumerate(self.agents))
         keeps = self.base if keeper == 0 else self.agents[keeper - 1]
@@ -274,7 +244,7 @@ class _Family:
             for k in others
         )
         if keeper == 0:
-            return Grown(self.base, cut, None, (), warnings)
+            return Views(self.base, cut, warnings=warnings)
         if keeper - 1 in self.growing:
             grown = replace(self, agents=cut).with_rows_of_one(keeper - 1)
             return replace(grown, warnings=(*grown.warnings, *warnings))
@@ -288,10 +258,10 @@ class _Family:
         else:
             problem = self.moved(keeps)
         if problem is not None:
-            return Grown(self.base, cut, problems=(problem,))
-        return Grown(self.base, cut, Vocabulary(keeper, self.rows, ()), (), warnings)
+            return Views(self.base, cut, problems=(problem,))
+        return Views(self.base, cut, warnings=warnings, vocabulary=Vocabulary(keeper, self.rows, ()))
 
-    def with_rows_of_one(self, k: int) -> Grown:
+    def with_rows_of_one(self, k: int) -> Views:
         donor = self.agents[k]
         assert self.base.tokens is not None
         assert donor.tokens is not None
@@ -319,18 +289,19 @@ class _Family:
             return replace(model, tensors=MappingProxyType(tensors), config=config)
 
         base, *agents = map(extended, (self.base, *self.agents))
-        return Grown(base, tuple(agents), Vocabulary(k + 1, count, tuple(added)), (), tuple(warnings))
+        vocabulary = Vocabulary(k + 1, count, tuple(added))
+        return Views(base, tuple(agents), warnings=tuple(warnings), vocabulary=vocabulary)
 
-    def with_rows_of_several(self) -> Grown:
+    def with_rows_of_several(self) -> Views:
         """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's
         rows."""
         tokens = self.base.tokens
         assert tokens is not None
         names = " and ".join(self.agents[k].ref.id for k in self.growing)
 
-        def refused(what: str, where: str, expected: str, got: str, step: str) -> Grown:
+        def refused(what: str, where: str, expected: str, got: str, step: str) -> Views:
             problem = incompatible(what, where=where, expected=expected, got=got, next_step=step)
-            return Grown(self.base, tuple(map(self.as_base, self.agents)), problems=(problem,))
+            return Views(self.base, tuple(map(self.as_base, self.agents)), problems=(problem,))
 
         if tokens.next_id <= max(tokens.ids.values(), default=-1):
             return refused(
@@ -375,7 +346,8 @@ class _Family:
         )
         held = list(holders.values())
         base, *agents = (self._united(m, held, tokens.next_id, rows) for m in (self.base, *self.agents))
-        return Grown(base, tuple(agents), Vocabulary(0, rows, tuple(holders), united), (), (warning,))
+        vocabulary = Vocabulary(0, rows, tuple(holders), united)
+        return Views(base, tuple(agents), warnings=(warning,), vocabulary=vocabulary)
 
     def _united(self, model: Model, holders: Sequence[Sequence[tuple[int, int]]], first: int, rows: int) -> Model:
         """The model with `rows` rows. `holders`: for each row from `first` on, the agents that have it, and where."""
