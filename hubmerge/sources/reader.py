@@ -138,15 +138,11 @@ class TensorReader(AbstractContextManager["TensorReader"]):
     """Reads tensors of several models; index 0 is the base."""
 
     def __init__(self, models: Sequence[Model], store: ShardStore) -> None:
-        self._models = tuple(models)
+        self.models = tuple(models)
         self._store = store
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
         self._scratch = _Scratch()
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return self._models
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements of `tensor` from `start`, as `entry.dtype` is stored (BF16 as uint16, others as their bits).
@@ -185,7 +181,7 @@ class TensorReader(AbstractContextManager["TensorReader"]):
             return
         offset = tensor.entry.begin + start * out.itemsize
         if out.size:
-            self._store.read_into(self._models[model], tensor.shard, offset, memoryview(out.data).cast("B"))
+            self._store.read_into(self.models[model], tensor.shard, offset, memoryview(out.data).cast("B"))
 
     def expect(self, tensors: Iterable[Readable], *, again: bool) -> None:
         """Tell the store that a pass over `tensors`, in this order, begins; `again`: another pass may follow."""
@@ -200,7 +196,7 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         found = dict.fromkeys(
             (m, part.shard) for t in tensors for k, stored in enumerate(t.inputs) for m, part in sources_of(k, stored)
         )
-        return tuple((self._models[m], shard) for m, shard in found)
+        return tuple((self.models[m], shard) for m, shard in found)
 
     def consumed(self, tensor: Readable, elements: int) -> None:
         """Tell the store that so many elements of `tensor` were read in this pass and lie in memory now."""
