@@ -78,7 +78,7 @@ def attached(base: Model, agent: Model) -> View:
     unfit: list[str] = []
     adapted: dict[str, AdaptedTensor] = {}
     for name, pair in parts.factors.items():
-        if names[name] in missing:
+        if names[name] in missing or len(pair) != 2:  # which is told already
             continue
         made = _adapted(name, pair, tensors[names[name]], config, name in parts.embeddings)
         if isinstance(made, str):
@@ -111,7 +111,10 @@ def _sorted(agent: Model) -> _Parts:
             continue
         if match := _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name):
             weight = f"{match[1]}.weight"
-            parts.factors.setdefault(weight, {})[match[2]] = tensor
+            pair = parts.factors.setdefault(weight, {})
+            if match[2] in pair:  # once under the wrapper's name, once without it
+                parts.unknown.append(stored)
+            pair[match[2]] = tensor
             if ".lora_embedding_" in name:
                 parts.embeddings.add(weight)
         elif "lora_" in name:
@@ -186,8 +189,6 @@ def _adapted(
     name: str, pair: Mapping[str, StoredTensor], weight: StoredTensor, config: AdapterConfig, embedding: bool
 ) -> AdaptedTensor | str:
     """W + s·B·A, or what does not fit."""
-    if len(pair) != 2:
-        return f"{name} (half a pair)"
     a, b = pair["A"], pair["B"]
     shapes = f"{name}: A {dims(a.entry.shape)}, B {dims(b.entry.shape)}, W {dims(weight.entry.shape)}"
     if len(a.entry.shape) != 2 or len(b.entry.shape) != 2 or a.entry.shape[0] != b.entry.shape[1]:

@@ -177,6 +177,7 @@ BAD_ADAPTERS: dict[str, tuple[dict[str, T], dict[str, Any]]] = {
     f"got base_model.model.{Q}.lora_magnitude_vector": ({**factors(), **DORA}, {}),
     f"got base_model.model.{Q}.lora_A.other.weight": ({f"base_model.model.{Q}.lora_A.other.weight": SCALE}, {}),
     f"got {Q}.weight (no B)": (A_ALONE, {}),
+    f"full tensors, got {Q}.lora_A.weight": ({**factors(), f"{Q}.lora_A.weight": tensor(lora((16, 16))[0], "F32")}, {}),
     "without a pair of lora_A and lora_B": ({"base_model.model.lm_head.weight": BASE["lm_head.weight"]}, {}),
     "tensors that the base does not have": (factors("model.layers.9.mlp.up_proj"), {}),
     "If it is that one: merge the adapter into its base with PEFT": (factors(f"model.language_{Q}"), {}),
