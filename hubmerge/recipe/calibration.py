@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hubmerge.recipe.model_name import is_path
+
 MAX_PAIRS = 100_000
 MAX_TOKENS = 1_000_000
 
@@ -30,7 +32,7 @@ class CalibrationSpec(BaseModel):
 
     @property
     def is_file(self) -> bool:
-        return self.data.startswith((".", "/", "~")) or self.data.count("/") > 1 or self.data.endswith(".jsonl")
+        return is_path(self.data) or self.data.endswith(".jsonl")
 
     @property
     def label(self) -> str:

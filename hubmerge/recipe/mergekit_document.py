@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
+from hubmerge.recipe.model_name import is_path
 from hubmerge.text.wording import place as place_in
 
 _OF_TASK_VECTORS = ("task_arithmetic", "ties", "dare_linear", "dare_ties")
@@ -300,8 +301,7 @@ class Document:
         name = text.strip()
         if "+" in name:
             return self._adapter(name, base, *path)
-        local = name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") > 1
-        if name.count("@") > 1 or (local and "@" in name):
+        if name.count("@") > 1 or ("@" in name and is_path(name.partition("@")[0])):
             self.refuse("a model with a revision that it cannot have", *path, got=name)
             return None
         return name

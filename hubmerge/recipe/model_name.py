@@ -16,6 +16,11 @@ SYNTHETIC = "synthetic:"  # the prefix of a generated model's name (synthetic.py
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 
+def is_path(name: str) -> bool:
+    """Whether a name of a model or of data means a path of this machine, whatever exists."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 class ModelName(BaseModel):
     """A Hub id with an optional revision, or a local folder. In a recipe it is written as text (see `parse`)."""
 
@@ -42,7 +47,7 @@ class ModelName(BaseModel):
         if len(text) > MAX_CHARACTERS:
             raise ValueError(f"a model's name has {len(text)} characters, and {MAX_CHARACTERS} are the most")
         name, _, revision = text.partition("@")
-        if text.startswith((".", "/", "~", SYNTHETIC)) or name.count("/") > 1:
+        if is_path(name) or text.startswith(SYNTHETIC):
             return cls(id=text, local=True)
         if wrong := _not_of_the_hub(name, revision or None):
             raise ValueError(wrong)

@@ -14,6 +14,7 @@ from typing import Any
 
 from hubmerge.errors import FormatError
 from hubmerge.hub.names import FileInfo, stated_bases
+from hubmerge.recipe.model_name import is_path
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
@@ -70,7 +71,7 @@ class Place:
 
     def _take(self, checkpoint: str) -> str:
         if self.folder is not None:
-            begin = "" if self.id.startswith((".", "/", "~")) or self.id.count("/") > 1 else "./"
+            begin = "" if is_path(self.id) else "./"
             return f"Name the checkpoint: {begin}{self.id.rstrip('/')}/{checkpoint}."
         here = _plain(self.id.rpartition("/")[2])
         fetch = f"hf download {self.id} --include '{checkpoint}/*' --local-dir {here}"
