@@ -179,6 +179,7 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         if isinstance(tensor, SyntheticTensor):
             tensor.fill(start, out)
             return
+        assert start + out.size <= tensor.entry.elements, tensor.entry.name  # behind it lies another tensor
         offset = tensor.entry.begin + start * out.itemsize
         if out.size:
             self._store.read_into(self.models[model], tensor.shard, offset, memoryview(out.data).cast("B"))

@@ -311,6 +311,14 @@ class _Family:
                 str(max(tokens.ids.values())),
                 "Remove all of them but one.",
             )
+        if tokens.next_id > self.rows:
+            return refused(
+                "several agents add tokens, and the base's tokenizer has tokens for which the base has no rows",
+                names,
+                f"ids below {self.rows}",
+                str(tokens.next_id - 1),
+                "Remove all of them but one.",
+            )
         new: dict[int, list[tuple[str, int]]] = {}
         for k, agent in enumerate(self.agents):
             if agent.tokens is None or (k not in self.growing and self.moved(agent)):

@@ -115,12 +115,22 @@ def test_rows_of_two_agents_that_name_them_by_a_vocabulary_of_their_own_are_refu
     assert "'w40'" in told
 
 
-def test_a_base_whose_next_id_is_taken_is_refused_once(tmp_path: Path):
-    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(38, w39=39)})
-    files = {"tokenizer.json": tokenizer(38, {"<a>": 40}, w39=39)}
-    agents = [agent(tmp_path / name, seed, 1, files=files) for seed, name in enumerate(("one", "two"))]
+@pytest.mark.parametrize(
+    ("own", "words", "added", "said"),
+    [
+        (38, {"w39": 39}, {"<a>": 40}, "ids below 39, at which its next one begins, got 39"),
+        (42, {}, {"<a>": 42}, "tokens for which the base has no rows in {}: expected ids below 40, got 41"),
+    ],
+    ids=["the next id is taken", "tokens without rows"],
+)
+def test_a_base_whose_tokens_leave_no_place_for_those_of_several_agents_is_refused_once(
+    tmp_path: Path, own: int, words: dict[str, int], added: dict[str, int], said: str
+):
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(own, **words)})
+    files = {"tokenizer.json": tokenizer(own, added, **words)}
+    agents = [agent(tmp_path / name, seed, 3, files=files) for seed, name in enumerate(("one", "two"))]
     (told,) = refused(base, *agents)
-    assert "ids below 39, at which its next one begins, got 39" in told
+    assert said.format(" and ".join(map(str, agents))) in told
 
 
 def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: Path):
