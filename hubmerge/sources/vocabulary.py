@@ -392,11 +392,15 @@ def _shown(tokens: Sequence[str]) -> str:
 
 
 def with_vocab_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
-    """A config.json for `rows` rows, in the key that states the number now."""
+    """A config.json for `rows` rows, in the key that states the number now.
+
+    Where none does, as in Gemma 3's, a class's default applies, which is that of the language model inside if there is
+    one.
+    """
     text = config.get("text_config")
     changed = dict(config)
-    if isinstance(text, dict) and "vocab_size" in text:
+    if isinstance(text, dict) and ("vocab_size" in text or "vocab_size" not in config):
         changed["text_config"] = {**text, "vocab_size": rows}
-    if "vocab_size" in config or "text_config" not in changed:
+    if "vocab_size" in config or not isinstance(text, dict):
         changed["vocab_size"] = rows
     return MappingProxyType(changed)

@@ -81,6 +81,26 @@ def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them
     assert any("plain: tokenizer.json differs from" in w and "donor's" in w for w in plan.warnings)
 
 
+@pytest.mark.parametrize(
+    ("stated", "wanted"),
+    [
+        ({"vocab_size": 40}, {"vocab_size": 43}),
+        ({}, {"vocab_size": 43}),
+        ({"text_config": {"vocab_size": 40, "x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
+        ({"text_config": {"x": 1}}, {"text_config": {"vocab_size": 43, "x": 1}}),
+        ({"vocab_size": 40, "text_config": {"x": 1}}, {"vocab_size": 43, "text_config": {"x": 1}}),
+    ],
+    ids=["stated", "a default", "stated within", "a default within", "stated outside"],
+)
+def test_the_number_of_rows_stands_where_the_base_states_it_or_has_its_default(
+    tmp_path: Path, plain: Path, stated: dict[str, Any], wanted: dict[str, Any]
+):
+    config = {**llama_config(BASE, vocab_size=None), **stated}
+    plan = plan_of(write_model(tmp_path / "base", BASE, config=config), plain, agent(tmp_path / "donor", 1, 3, ADDED))
+    kept = json.loads(small_files(plan)["config.json"])
+    assert {key: kept.get(key) for key in ("vocab_size", "text_config") if key in kept} == wanted
+
+
 def test_every_model_reads_the_donors_rows_beyond_its_own(tmp_path: Path, base: Path, plain: Path):
     donor = agent(tmp_path / "donor", 1, 3, ADDED)
     plan = plan_of(base, plain, donor)
