@@ -138,6 +138,8 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
         if len(found) == 4:
             return None
         candidates = [p for p in _patterns_for(left[0]) if not any(map(ignored_by([p]), common))]
+        if not candidates:  # even the name stands for another tensor too, which has PEFT's wrapper in front
+            return None
         covering = {p: sum(map(ignored_by([p]), left)) for p in candidates}
         best = max(candidates, key=lambda p: covering[p])
         # a pattern for a single name would only hide which one it is

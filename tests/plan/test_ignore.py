@@ -98,6 +98,17 @@ def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: 
     assert not any("into the recipe" in text for text in refused(base, empty, plain))
 
 
+def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_path: Path):
+    """A pattern is held against names without PEFT's wrapper, too."""
+    wrapped = {f"base_model.model.{name}": t for name, t in BASE.items()}
+    base, one, two = (
+        write_model(tmp_path / name, {**wrapped, **more}, config=llama_config(BASE))
+        for name, more in (("base", {}), ("one", {Q: BASE[Q]}), ("two", {}))
+    )
+    (told,) = [text for text in refused(base, one, two) if "tensors that the base does not have" in text]
+    assert f"got {Q}. Remove {one}" in told
+
+
 # --- what it means ------------------------------------------------------------------------------------------------
 
 
