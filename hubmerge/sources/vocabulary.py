@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.errors import Problem
+from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import AddedToken, Model, StoredTensor, TokenTable, Views, Vocabulary
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
 from hubmerge.sources.same_tensors import is_embedding, is_head
@@ -117,8 +118,8 @@ class _Family:
 
     @classmethod
     def of(cls, base: Model, agents: Sequence[Model]) -> _Family | None:
-        """None for a base without tables, or with tables of several sizes."""
-        tables = _tables_of(base)
+        """None for a base without tables of floats, or with tables of several sizes."""
+        tables = {n: t for n, t in _tables_of(base).items() if t.entry.dtype in FLOAT_DTYPES}
         sizes = {t.entry.shape[0] for t in tables.values()}
         if len(sizes) != 1:
             return None
@@ -161,9 +162,13 @@ class _Family:
         return max(0, self.rows - min(rows)) if agent.tokens is None or not self.moved(agent) else 0
 
     def own_tables(self, model: Model) -> dict[str, StoredTensor]:
-        """The model's tensors under the names of the base's tables; what has rows of another width is no table."""
-        found = {n: model.tensors[n] for n in self.tables if n in model.tensors}
-        return {n: t for n, t in found.items() if t.entry.shape[1:] == self.tables[n].entry.shape[1:]}
+        """The model's tensors under the names of the base's tables; those of another width or of no floats are none."""
+        found = {n: model.tensors[n].entry for n in self.tables if n in model.tensors}
+        return {
+            n: model.tensors[n]
+            for n, entry in found.items()
+            if entry.shape[1:] == self.tables[n].entry.shape[1:] and entry.dtype in FLOAT_DTYPES
+        }
 
     @cached_property
     def growing(self) -> list[int]:
@@ -199,7 +204,8 @@ class _Family:
             reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
             step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
         elif missing:
-            reason = f"no {named(missing)}" + " of the base's width" * any(n in agent.tensors for n in missing)
+            unlike = " of floats in the base's width" if any(n in agent.tensors for n in missing) else ""
+            reason = f"no {named(missing)}{unlike}"
         elif len(set(sizes.values())) > 1:
             reason = "tables of different sizes"
         elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):

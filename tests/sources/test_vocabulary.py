@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,22 +204,30 @@ def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path:
     assert any("small@" in t and f"{EMBED}: 43×16 → 39×16" in t for t in listed), listed
 
 
-@pytest.mark.parametrize("shape", [(8,), (), None], ids=["another width", "no rows", "a scalar"])
+ODD_HEADS: dict[str, Callable[[int], T]] = {
+    "another width": lambda rows: tensor(np.ones((rows, 8))),
+    "no rows": lambda rows: tensor(np.ones(rows)),
+    "a scalar": lambda rows: tensor(1.0),
+    "integers": lambda rows: tensor(np.ones((rows, 16)), "I64"),
+}
+
+
+@pytest.mark.parametrize("head", ODD_HEADS.values(), ids=ODD_HEADS)
 @pytest.mark.parametrize("rows", [36, 40, 42])
-def test_a_head_of_another_width_is_refused_by_its_shape_whatever_rows_agents_add(
-    tmp_path: Path, rows: int, shape: tuple[int, ...] | None
+def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents_add_or_lack(
+    tmp_path: Path, rows: int, head: Callable[[int], T]
 ):
     base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
-    ones = tensor(np.ones(() if shape is None else (rows, *shape)))
     tensors = sparse_agent(BASE, 0.3, 1)
     table = np.concatenate([f32(tensors[EMBED]), np.ones((2, 16), np.float32)])[:rows]
-    odd = {**tensors, EMBED: tensor(table), HEAD: ones}
+    odd = {**tensors, EMBED: tensor(table), HEAD: head(rows)}
     names = tokenizer(36, ADDED if rows == 42 else None)
     folder = write_model(tmp_path / "odd", odd, files={"tokenizer.json": names}, config=llama_config(odd))
     growing = agent(tmp_path / "donor", 2, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
-    for other in (growing, agent(tmp_path / "same", 3, files={"tokenizer.json": tokenizer(36)})):
-        listed = refused(base, folder, other)
-        assert any(f"{HEAD}: " in t and f"→ {'×'.join(map(str, ones.shape)) or 'scalar'}" in t for t in listed), listed
+    same = agent(tmp_path / "same", 3, files={"tokenizer.json": tokenizer(36)})
+    for other in (growing, same):
+        told = [text for text in refused(base, folder, other) if f"{folder}@" in text]
+        assert any(f"{HEAD}: " in text or f"{HEAD} (I64)" in text for text in told), told
 
 
 def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(tmp_path: Path, plain: Path):
