@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 from builders import T, llama_config, random_base, sparse_agent, write_model
-from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, plan_of, problems
+from plan_helpers import CONFIG, NOWHERE, SHAPES, assert_laid_out, model, names_of, plan, plan_of, problems
 
-from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import Model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+Shapes = tuple[dict[str, tuple[int, ...]], dict[str, Any]]  # of the tensors; the config
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 WITH_HEAD = {**SHAPES, HEAD: (8, 4)}
@@ -16,85 +21,75 @@ TIED, UNTIED = CONFIG, {**CONFIG, "tie_word_embeddings": False}
 SILENT = {k: v for k, v in CONFIG.items() if k != "tie_word_embeddings"}
 
 
-def head_inputs(made: Plan) -> list[str]:
-    return [i.entry.name for t in made.tensors() if t.name == HEAD for i in t.inputs]
+def models(base: Shapes, one: Shapes, two: Shapes) -> tuple[Model, Model, Model]:
+    """A base and two agents of these shapes and configs."""
+    names = ("org/base", "org/a", "org/b")
+    made = [model(name, shapes, config=config) for name, (shapes, config) in zip(names, (base, one, two), strict=True)]
+    return made[0], made[1], made[2]
 
 
-def test_an_agents_stored_copy_of_a_tied_head_is_ignored():
-    made = plan(BASE, A, model("org/b", WITH_HEAD))
-    assert names_of(made) == list(SHAPES)
-    assert made.warnings == (
-        "org/b: the stored lm_head.weight is tied to model.embed_tokens.weight; it is merged once, as the latter",
-    )
+PLAIN, STORED, OWN = (SHAPES, TIED), (WITH_HEAD, TIED), (WITH_HEAD, UNTIED)
+NESTED = (WITH_HEAD, {**SILENT, "text_config": {"tie_word_embeddings": True}})
+SMALL, LARGE = ({**SHAPES, HEAD: (6, 4)}, TIED), ({**SHAPES, HEAD: (9, 4)}, UNTIED)
+TWO_EMBEDDINGS = ({**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}, TIED)
+ONCE = f"the stored {HEAD} is tied to {EMBEDDING}; it is merged once, as the latter"
+# base, agents; the merged tensors, and what is said of a head
+MERGED: dict[str, tuple[tuple[Model, Model, Model], Mapping[str, Any], list[str]]] = {
+    "an agent's copy": (models(PLAIN, PLAIN, STORED), SHAPES, [f"org/b: {ONCE}"]),
+    "the base's copy": (models(STORED, PLAIN, PLAIN), SHAPES, [f"org/base: {ONCE}"]),
+    "copies of the base and an agent": (
+        models(STORED, PLAIN, STORED),
+        SHAPES,
+        [f"org/{n}: {ONCE}" for n in ("base", "b")],
+    ),
+    "a copy in all": (models(STORED, STORED, STORED), SHAPES, [f"org/{n}: {ONCE}" for n in ("base", "a", "b")]),
+    "no word and no head": (models((SHAPES, SILENT), PLAIN, (WITH_HEAD, SILENT)), SHAPES, [f"org/b: {ONCE}"]),
+    "the word of the language model inside": (models(NESTED, PLAIN, PLAIN), SHAPES, [f"org/base: {ONCE}"]),
+    "two embeddings, of which none is the head's": (models(*[TWO_EMBEDDINGS] * 3), TWO_EMBEDDINGS[0], []),
+    # as in CSM, whose text head stands beside an embedding of audio codes
+    "a head of another shape, whatever the config says": (models(*[SMALL] * 3), SMALL[0], []),
+}
 
 
-def test_a_tied_head_that_the_base_stores_is_counted_once():
-    base = model("org/base", WITH_HEAD)
-    for agents in ((A, B), (A, model("org/b", WITH_HEAD)), (model("org/a", WITH_HEAD), model("org/b", WITH_HEAD))):
-        made = plan(base, *agents)
-        assert names_of(made) == list(SHAPES)
-        assert made.elements == 60
-        assert "org/base: the stored lm_head.weight" in made.warnings[0]
-        assert_laid_out(made)
-
-
-def test_a_tied_agents_embedding_stands_for_its_missing_head():
-    base = model("org/base", WITH_HEAD, config=UNTIED)
-    made = plan(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=TIED))
-    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
-    assert "org/b: lm_head.weight is tied to model.embed_tokens.weight, which is read in its place" in made.warnings[0]
+@pytest.mark.parametrize(("given", "names", "told"), MERGED.values(), ids=MERGED)
+def test_a_tied_head_is_merged_and_counted_once(
+    given: tuple[Model, Model, Model], names: Mapping[str, Any], told: list[str]
+):
+    made = plan(*given)
+    assert names_of(made) == list(names)
+    assert [w for w in made.warnings if "tie_word_embeddings" not in w] == told
     assert_laid_out(made)
 
 
-def test_a_config_that_says_nothing_ties_where_no_head_is_stored():
-    silent = model("org/base", SHAPES, config=SILENT)
-    assert names_of(plan(silent, A, model("org/b", WITH_HEAD, config=SILENT))) == list(SHAPES)
-    storing = model("org/base", WITH_HEAD, config=SILENT)
-    made = plan(storing, model("org/a", WITH_HEAD, config=SILENT), model("org/b", SHAPES, config=SILENT))
-    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
+@pytest.mark.parametrize("config", [UNTIED, SILENT], ids=["untied", "silent"])
+def test_a_tied_agents_embedding_stands_for_its_missing_head(config: dict[str, Any]):
+    agent = (SHAPES, TIED if config is UNTIED else SILENT)
+    made = plan(*models((WITH_HEAD, config), (WITH_HEAD, config), agent))
+    assert [i.entry.name for t in made.tensors() if t.name == HEAD for i in t.inputs] == [HEAD, HEAD, EMBEDDING]
+    assert any(f"org/b: {HEAD} is tied to {EMBEDDING}, which is read in its place" in w for w in made.warnings)
+    assert_laid_out(made)
 
 
-def test_the_config_of_the_language_model_inside_counts():
-    nested = {**SILENT, "text_config": {"tie_word_embeddings": True}}
-    made = plan(model("org/base", WITH_HEAD, config=nested), A, B)
-    assert names_of(made) == list(SHAPES)
+REFUSED: dict[str, tuple[tuple[Model, Model, Model], str]] = {
+    "a head of its own": (models(PLAIN, PLAIN, OWN), "an output head of its own"),
+    "no head": (models(OWN, OWN, (SHAPES, UNTIED)), f"missing tensors in org/b@6f72672f6200: expected {HEAD}"),
+    "a head too many": (
+        models((SHAPES, UNTIED), (SHAPES, UNTIED), OWN),
+        "tensors that the base does not have",
+    ),
+    "an embedding of another shape": (models(LARGE, LARGE, PLAIN), f"{HEAD}: 9×4 → 8×4"),
+    # nothing else is said of it
+    "another architecture": (
+        models(PLAIN, PLAIN, (WITH_HEAD, {**UNTIED, "architectures": ["QwenForCausalLM"]})),
+        "another architecture",
+    ),
+}
 
 
-def test_a_head_of_its_own_does_not_fit_a_tied_base():
-    (problem,) = problems(BASE, A, model("org/b", WITH_HEAD, config=UNTIED))
-    assert "an output head of its own" in problem
-
-
-def test_of_another_architecture_nothing_else_is_said():
-    config = {**UNTIED, "architectures": ["QwenForCausalLM"]}
-    (problem,) = problems(BASE, A, model("org/b", WITH_HEAD, config=config))
-    assert "another architecture" in problem
-
-
-def test_an_untied_head_that_is_missing_is_missing():
-    base = model("org/base", WITH_HEAD, config=UNTIED)
-    (problem,) = problems(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=UNTIED))
-    assert "missing tensors" in problem
-    assert HEAD in problem
-
-
-def test_an_untied_base_without_a_head_takes_no_head():
-    base = model("org/base", SHAPES, config=UNTIED)
-    (problem,) = problems(base, model("org/a", SHAPES, config=UNTIED), model("org/b", WITH_HEAD, config=UNTIED))
-    assert "tensors that the base does not have" in problem
-
-
-def test_two_embeddings_leave_it_open_what_the_head_is_tied_to():
-    shapes = {**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}
-    names = ("org/base", "org/a", "org/b")
-    made = plan(*(model(n, shapes, config=TIED) for n in names))
-    assert names_of(made) == list(shapes)
-
-
-def test_an_embedding_that_stands_for_a_head_must_have_its_shape():
-    base = model("org/base", {**SHAPES, HEAD: (9, 4)}, config=UNTIED)
-    listed = problems(base, model("org/a", {**SHAPES, HEAD: (9, 4)}, config=UNTIED), model("org/b", config=TIED))
-    assert "lm_head.weight: 9×4 → 8×4" in listed[0]
+@pytest.mark.parametrize(("given", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_head_that_does_not_fit_is_refused(given: tuple[Model, Model, Model], said: str):
+    (problem,) = problems(*given)
+    assert said in problem
 
 
 def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: Path):
@@ -108,12 +103,3 @@ def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: P
     with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
         raw = reader.raw(2, head.inputs[2], 0, head.elements)
     assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
-
-
-def test_a_head_of_another_shape_is_tied_to_nothing_whatever_the_config_says():
-    """As in CSM, whose text head stands beside an embedding of audio codes."""
-    shapes = {**SHAPES, HEAD: (6, 4)}
-    made = plan(model("org/base", shapes), model("org/a", shapes), model("org/b", shapes))
-    assert names_of(made) == list(shapes)
-    assert made.warnings == ()
-    assert_laid_out(made)
