@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any
 
 from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, Problem, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import FileInfo, stated_license
+from hubmerge.hub.names import stated_license
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import parse_adapter_config
@@ -50,9 +50,6 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
 _TOLD_EVERY_S = 0.5
-
-ReadRange = Callable[[str, int, int], bytes]
-ReadFile = Callable[[str, int], bytes]  # path, most bytes
 
 
 class HeadersRead:
@@ -245,7 +242,7 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
     adapter, weight_map = None, None
     shards: tuple[str, ...] = (ADAPTER,)
     if SINGLE in files or INDEX in files:
-        shards, weight_map = _shards(where, files, place.read_file)
+        shards, weight_map = _shards(place)
         if CONFIG not in files:
             raise FormatError(
                 "no config.json",
@@ -262,9 +259,7 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
         adapter = parse_adapter_config(_config(place, ADAPTER_CONFIG), f"{ADAPTER_CONFIG} in {where}")
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
-    for shard, (header, digest) in zip(
-        shards, _all_headers(where, [files[s] for s in shards], place.read_range, read or HeadersRead()), strict=True
-    ):
+    for shard, (header, digest) in zip(shards, _all_headers(place, shards, read or HeadersRead()), strict=True):
         digests[shard] = digest
         for entry in header.tensors:
             if entry.name in tensors:
@@ -290,45 +285,42 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
     )
 
 
-def _all_headers(
-    where: str, files: Sequence[FileInfo], read_range: ReadRange, counted: HeadersRead
-) -> list[tuple[Header, HeaderDigest]]:
+def _all_headers(place: Place, shards: Sequence[str], counted: HeadersRead) -> list[tuple[Header, HeaderDigest]]:
     """The headers of all shards, fetched in parallel and parsed one by one; the number of their tensors is limited."""
     one_at_a_time = threading.Lock()
     found = 0
-    counted.add(total=len(files))
+    counted.add(total=len(shards))
 
     def check() -> None:
         if found > MAX_TENSORS:
             most, got = f"at most {MAX_TENSORS}", str(found)
-            raise HeaderError("the model has too many tensors", where=where, expected=most, got=got)
+            raise HeaderError("the model has too many tensors", where=place.where, expected=most, got=got)
 
-    def read(file: FileInfo) -> tuple[Header, HeaderDigest]:
+    def read(shard: str) -> tuple[Header, HeaderDigest]:
         nonlocal found
         check()
-        place = f"{file.path} in {where}"
-        raw = _read_header(place, file, read_range)
+        raw = _read_header(place, shard)
         with one_at_a_time:
-            header = parse_header(raw[8:], file.size, place)
+            header = parse_header(raw[8:], place.files[shard].size, f"{shard} in {place.where}")
             found += len(header.tensors)
         counted.add(done=1)
         return header, HeaderDigest(len(raw), hashlib.sha256(raw).hexdigest())
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        headers = list(pool.map(read, files))
+        headers = list(pool.map(read, shards))
     check()
     return headers
 
 
-def _shards(
-    where: str, files: Mapping[str, FileInfo], read_file: ReadFile
-) -> tuple[tuple[str, ...], dict[str, str] | None]:
+def _shards(place: Place) -> tuple[tuple[str, ...], dict[str, str] | None]:
+    """The names of the shards, and the index's `weight_map` where there is one: tensor → shard."""
+    where, files = place.where, place.files
     if SINGLE in files:
         # transformers, too, looks for the single file first
         return (SINGLE,), None
     if files[INDEX].size > _MAX_INDEX_BYTES:
         raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
-    index = _json_object(read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
+    index = _json_object(place.read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise IndexFileError("the index has no weight_map", where=where)
@@ -347,25 +339,21 @@ def _shards(
     return shards, weight_map
 
 
-def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
-    """The first bytes of a file, up to the end of its header."""
-    if file.size < 10:
-        raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
-    first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
+def _read_header(place: Place, shard: str) -> bytes:
+    """The first bytes of a shard, up to the end of its header."""
+    where, size = f"{shard} in {place.where}", place.files[shard].size
+    if size < 10:
+        raise HeaderError("the file is too short for a safetensors header", where=where, got=f"{size} bytes")
+    first = place.read_range(shard, 0, min(_FIRST_READ_BYTES, size))
     if first.startswith(LFS_POINTER):
         step = "Fetch the weights into the folder: git lfs pull."
-        raise FormatError("a pointer of git-lfs stands in for the weights", where=place, next_step=step)
-    length = header_length(first, place)
-    if 8 + length > file.size:
+        raise FormatError("a pointer of git-lfs stands in for the weights", where=where, next_step=step)
+    end = 8 + header_length(first, where)
+    if end > size:
         raise HeaderError(
-            "the header is longer than the file",
-            where=place,
-            expected=f"at most {file.size} bytes",
-            got=str(8 + length),
+            "the header is longer than the file", where=where, expected=f"at most {size} bytes", got=str(end)
         )
-    if len(first) < 8 + length:
-        return first + read_range(file.path, len(first), 8 + length)
-    return first[: 8 + length]
+    return first[:end] if len(first) >= end else first + place.read_range(shard, len(first), end)
 
 
 def not_fetched(places: Sequence[str]) -> FormatError:

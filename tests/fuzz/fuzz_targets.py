@@ -7,7 +7,7 @@ header is one for safetensors, too, a recipe written out is the same recipe, a r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -44,7 +44,8 @@ from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import config_problems, merged_config, without_code
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
-from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
+from hubmerge.sources.open import INDEX, SINGLE, _card_data, _json_object, _read_header, _shards
+from hubmerge.sources.remedies import Place
 from hubmerge.sources.vocabulary import TOKENIZER, token_table, with_added_rows
 from hubmerge.text.wording import json_file
 from localhub import cards
@@ -106,9 +107,14 @@ def _utf8(value: Any) -> None:
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
+def _place(files: Mapping[str, FileInfo], data: bytes) -> Place:
+    """A repo of which every file that is read holds `data`."""
+    return Place(WHERE, WHERE, None, files, {}, lambda path, start, end: data[start:end], lambda path, most: data)
+
+
 def header(data: bytes) -> None:
-    file = FileInfo("model.safetensors", len(data))
-    raw = _read(_read_header, WHERE, file, lambda path, start, end: data[start:end])
+    files = {SINGLE: FileInfo(SINGLE, len(data))}
+    raw = _read(_read_header, _place(files, data), SINGLE)
     assert header_length(raw, WHERE) == len(raw) - 8
     parsed = _read(parse_header, raw[8:], len(data), WHERE)
     theirs = dict(safetensors.deserialize(data))
@@ -120,7 +126,7 @@ def header(data: bytes) -> None:
 
 def index(data: bytes) -> None:
     files = {**SHARDS, INDEX: FileInfo(INDEX, len(data))}
-    shards, weight_map = _read(_shards, WHERE, files, lambda path, most: data)
+    shards, weight_map = _read(_shards, _place(files, data))
     assert weight_map
     assert set(shards) == set(weight_map.values()) <= SHARDS.keys()
 
