@@ -25,7 +25,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hubmerge.errors import CorruptError, DiskError, FormatError, HubmergeError, SourceChangedError, SourceNotFoundError
+from hubmerge.errors import (
+    CorruptError,
+    DiskError,
+    FormatError,
+    HeaderError,
+    HubmergeError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
 from hubmerge.hub.names import FileInfo
 from hubmerge.machine.disk_errors import remedy
 from hubmerge.sources.base import Model
@@ -146,6 +154,8 @@ class UnchangedFolders:
                 digest = folder_digest(folder, config, model.shards)
             except OSError as error:
                 raise _changed(model, str(error.filename or folder), error.strerror or str(error)) from None
+            except HeaderError:  # of what lies there now
+                digest = ""
             if digest != model.ref.sha:
                 raise _changed(model, model.ref.id, "another size, time, header or other data")
             self._stamps |= {path: (model, stamp) for path, stamp in stamps.items()}

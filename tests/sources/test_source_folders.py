@@ -27,7 +27,7 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
 from hubmerge.recipe.model_name import ModelName
-from hubmerge.sources.folder import folder_digest, list_folder
+from hubmerge.sources.folder import UnchangedFolders, folder_digest, list_folder
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
 
@@ -148,6 +148,8 @@ def test_a_folder_that_changed_under_the_reader_is_noticed(
         path.write_bytes(change(content))
     with pytest.raises(SourceChangedError, match=r"model\.safetensors of"):
         bytes_of(model, "model.norm.weight", LocalOrFetched(NOWHERE, tmp_path))
+    with pytest.raises(SourceChangedError, match="a folder was changed while it was merged"):
+        UnchangedFolders([model])
 
 
 def test_a_single_file_goes_before_an_index_as_in_transformers(sharded: Path):
