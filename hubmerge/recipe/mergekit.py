@@ -23,7 +23,6 @@ from typing import Any
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods.varying import Setting, evened, mapped, points, rules_of, written
-from hubmerge.recipe.mergekit_document import Input
 from hubmerge.recipe.mergekit_parameters import Reading
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 
@@ -79,9 +78,10 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
             next_step="Choose one of these, or write a recipe with `base`, `agents` and `method`.",
         )
     reading.check_top_level()
-    base, agents = reading.inputs()
-    meaning = read(reading, base, agents) if read and base and agents and reading.parts else None
-    tokenizer = None if base is None else reading.tokenizer_of(base, agents)
+    reading.read_inputs()
+    base, agents = reading.base, reading.agents
+    meaning = read(reading) if read and base and agents and reading.parts else None
+    tokenizer = None if base is None else reading.tokenizer_of(base)
     if base is None or meaning is None or reading.problems:
         problems = tuple(dict.fromkeys(reading.problems))
         raise RecipeError("this mergekit document cannot be merged here", where=where, problems=problems)
@@ -115,9 +115,10 @@ class _Meaning:
     own: Sequence[Mapping[str, Any]] = ()  # per agent, where some have their own
 
 
-def _linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    own = reading.per_model("weight", base)
-    weights = reading.weights(agents)
+def _linear(reading: Reading) -> _Meaning:
+    assert reading.base is not None
+    own = reading.per_model("weight", reading.base)
+    weights = reading.weights()
     total = _total((own, *weights))
     if not reading.flag("normalize", True) and (total is None or not isclose(total, 1.0, rel_tol=1e-6)):
         reading.refuse(
@@ -132,17 +133,17 @@ def _linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meanin
         reading.refuse("weights that add up to 0, so that their mean does not exist", "models")
     notes: tuple[str, ...] = ()
     if reading.document.get("base_model") is None:
-        notes = (_NO_BASE.format(model=base.name),)
+        notes = (_NO_BASE.format(model=reading.base.name),)
     return _Meaning("linear", weights, {} if _constant(own) == 0 else {"base_weight": written(evened(own))}, notes)
 
 
-def _task_arithmetic(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    weights = reading.weights(agents)
+def _task_arithmetic(reading: Reading) -> _Meaning:
+    weights = reading.weights()
     return _Meaning("task_arithmetic", weights, _factor(reading, weights))
 
 
-def _ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    densities = _densities(reading, agents, "keeps nothing")
+def _ties(reading: Reading) -> _Meaning:
+    densities = _densities(reading, "keeps nothing")
     trimmed = any(min(points(density)) < 1 for density in densities)
     if reading.flag("rescale", False) and trimmed:
         reading.refuse("rescaling after the trim is not supported", "parameters", "rescale", next_step="Remove it.")
@@ -153,17 +154,17 @@ def _ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
         "lambda": written(reading.number("lambda", 1.0)),
         "disjoint": _disjoint(reading, True),
     }
-    return _Meaning("ties", reading.weights(agents), parameters, (_TRIM,) if trimmed else (), own)
+    return _Meaning("ties", reading.weights(), parameters, (_TRIM,) if trimmed else (), own)
 
 
-def _dare_linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    weights = reading.weights(agents)
-    shared, own, kept, notes = _drop(reading, agents)
+def _dare_linear(reading: Reading) -> _Meaning:
+    weights = reading.weights()
+    shared, own, kept, notes = _drop(reading)
     return _Meaning("dare_linear", weights, {**shared, **_factor(reading, weights, kept)}, notes, own)
 
 
-def _dare_ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    shared, own, kept, notes = _drop(reading, agents)
+def _dare_ties(reading: Reading) -> _Meaning:
+    shared, own, kept, notes = _drop(reading)
     parameters = {
         **shared,
         "density": 1.0,
@@ -171,21 +172,21 @@ def _dare_ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Mea
         "lambda": written(mapped(reading.number("lambda", 1.0), lambda lam: lam * kept)),
         "disjoint": _disjoint(reading, False),
     }
-    return _Meaning("dare_ties", reading.weights(agents), parameters, notes, own)
+    return _Meaning("dare_ties", reading.weights(), parameters, notes, own)
 
 
-def _ram(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
-    return _Meaning("ram", reading.unweighted(agents), {"epsilon": reading.constant("epsilon", 1e-5)})
+def _ram(reading: Reading) -> _Meaning:
+    return _Meaning("ram", reading.unweighted(), {"epsilon": reading.constant("epsilon", 1e-5)})
 
 
-def _ramplus_tl(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+def _ramplus_tl(reading: Reading) -> _Meaning:
     parameters = {
         "r": written(reading.number("r", 0.1)),
         "alpha": written(reading.number("alpha", 0.2)),
         "epsilon": reading.constant("epsilon", 1e-5),
         "scope": "tensor",
     }
-    return _Meaning("ram_plus", reading.unweighted(agents), parameters)
+    return _Meaning("ram_plus", reading.unweighted(), parameters)
 
 
 def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict[str, Any]:
@@ -198,10 +199,10 @@ def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict
     return {"lambda": written(mapped(lam, lambda factor: factor / total) if abs(total) >= 1e-8 else lam)}
 
 
-def _densities(reading: Reading, agents: tuple[Input, ...], what_0_does: str) -> list[Setting]:
+def _densities(reading: Reading, what_0_does: str) -> list[Setting]:
     """The density of each agent; 1 and more keeps all."""
     found: list[Setting] = []
-    for agent in agents:
+    for agent in reading.agents:
         density = reading.per_model("density", agent, 1.0)
         path = agent.places[0]
         if min(points(density)) <= 0:
@@ -215,12 +216,10 @@ def _densities(reading: Reading, agents: tuple[Input, ...], what_0_does: str) ->
     return [evened(density) for density in found]
 
 
-def _drop(
-    reading: Reading, agents: tuple[Input, ...]
-) -> tuple[dict[str, Any], list[dict[str, Any]], float, tuple[str, ...]]:
+def _drop(reading: Reading) -> tuple[dict[str, Any], list[dict[str, Any]], float, tuple[str, ...]]:
     """DARE's p, one for all agents or one for each; the factor that undoes its rescaling where mergekit does not
     rescale; and notes on what differs."""
-    densities = _densities(reading, agents, "drops everything")
+    densities = _densities(reading, "drops everything")
     shared, own = _shared_or_own(
         "p", [mapped(density, lambda share: round(1.0 - share, 12)) for density in densities], 0.0
     )
@@ -259,7 +258,7 @@ def _disjoint(reading: Reading, default: bool) -> str:
     return "mean" if reading.flag("normalize", default) else "sum"
 
 
-_METHODS: Mapping[str, Callable[[Reading, Input, tuple[Input, ...]], _Meaning]] = {
+_METHODS: Mapping[str, Callable[[Reading], _Meaning]] = {
     "linear": _linear,
     "task_arithmetic": _task_arithmetic,
     "ties": _ties,

@@ -72,6 +72,8 @@ class Document:
     where: str
     problems: list[Problem] = field(default_factory=list)
     output_dtype: str | None = None
+    base: Input | None = None
+    agents: tuple[Input, ...] = ()  # in the document's order
     parts: tuple[Part, ...] = ()
     _without_effect: list[str] = field(default_factory=list)
     _adapters: list[str] = field(default_factory=list)
@@ -140,8 +142,8 @@ class Document:
         if (source := table.get("source", "union")) is not None:
             self._source, self._source_path = source, ("tokenizer", "source")
 
-    def inputs(self) -> tuple[Input | None, tuple[Input, ...]]:
-        """The base with its parameters, and the agents in the document's order."""
+    def read_inputs(self) -> None:
+        """Find the base and the agents with their parameters, and the parts."""
         given = [key for key in _INPUTS if self.document.get(key) is not None]
         if len(given) != 1:
             what = "no list of models" if not given else "more than one of `models`, `slices` and `modules`"
@@ -156,7 +158,7 @@ class Document:
         if not isinstance(listed, list) or not listed:
             if given and (table or not self.problems):
                 self.refuse("no list of models", *path, "models", got=listed)
-            return None, ()
+            return
         inputs: dict[str, Input] = {}
         if "slices" in table:
             base_name = self._slices(listed, (*path, "slices"), module, base_name, inputs)
@@ -165,24 +167,26 @@ class Document:
             self._sources(listed, (*path, "models"), base_name, inputs, ())
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
-                return self._first_as_base(list(inputs.values()))
+                self._take_first_as_base(list(inputs.values()))
+                return
             if str(self.document["merge_method"]) in _SHARED:  # of others nobody here knows whether they have one
                 step = "Name the model that the others were trained from."
                 self.refuse("no base, from which updates are counted", "base_model", next_step=step)
         if base_name is None:
-            return None, ()
-        agents = tuple(one for one in inputs.values() if one.name != base_name)
-        if not agents and not self.problems:
+            return
+        self.base = inputs.get(base_name, Input(base_name, (), ()))
+        self.agents = tuple(one for one in inputs.values() if one.name != base_name)
+        if not self.agents and not self.problems:
             self.refuse("no model besides the base", "models", next_step="List the agents to merge.")
-        return inputs.get(base_name, Input(base_name, (), ())), agents
 
-    def _first_as_base(self, inputs: list[Input]) -> tuple[Input | None, tuple[Input, ...]]:
+    def _take_first_as_base(self, inputs: list[Input]) -> None:
         """The first model as the base: a mean has none, so updates are counted from its first model."""
         if len(inputs) < 2 and not self.problems:
             self.refuse("a single model, of which there is no mean", "models", next_step="List two or more.")
         if any("+" in one.name for one in inputs[:1]):
             self.refuse("a LoRA adapter on a model that has no base to be counted from", "models")
-        return (inputs[0], tuple(inputs[1:])) if inputs else (None, ())
+        if inputs:
+            self.base, self.agents = inputs[0], tuple(inputs[1:])
 
     def _only_module(self) -> tuple[Mapping[str, Any], Path, Tables]:
         """The one module of a model, as if its models or slices stood in the document."""
@@ -323,15 +327,14 @@ class Document:
             self._adapters.append(_ADAPTED.format(adapter=found, model=base))
         return found
 
-    def tokenizer_of(self, base: Input, agents: tuple[Input, ...]) -> str | None:
+    def tokenizer_of(self, base: Input) -> str | None:
         """The recipe's `tokenizer`; None: all tokens that the models have."""
         source = str(self._source).strip().removeprefix("model:") if isinstance(self._source, str) else self._source
         if source in (None, "union"):
             return None
         if source in ("base", base.name):
             return "base"
-        known = [agent.name for agent in agents]
-        if source not in known:
+        if source not in [agent.name for agent in self.agents]:
             step = "Name one of the models, base or union."
             self.refuse("a tokenizer of none of the models", *self._source_path, got=source, next_step=step)
         return str(source)

@@ -102,15 +102,15 @@ class Reading(Document):
         sliced = any(part.layers for part in self.parts)
         return setting if key == "weight" and sliced else evened(setting)
 
-    def weights(self, agents: tuple[Input, ...]) -> list[Setting]:
+    def weights(self) -> list[Setting]:
         """The agents' weights; where the document has slices, those of the first agent tell which layers there are."""
-        found = [self.per_model("weight", agent) for agent in agents]
+        found = [self.per_model("weight", agent) for agent in self.agents]
         return [w if k == 0 else evened(w) for k, w in enumerate(found)]
 
-    def unweighted(self, agents: tuple[Input, ...]) -> list[Setting]:
+    def unweighted(self) -> list[Setting]:
         """The weights where the method reads none; the first still tells which layers there are."""
         layers = tuple(SettingRule(1.0, None, part.layers) for part in self.parts if part.layers)
-        return [layers or 1.0 if k == 0 else 1.0 for k in range(len(agents))]
+        return [layers or 1.0 if k == 0 else 1.0 for k in range(len(self.agents))]
 
     def _rules(self, written: Any, layers: tuple[int, int] | None, *path: object) -> list[SettingRule]:
         """The value that one place of the document gives: a number, numbers over the layers, or either by filters."""
