@@ -25,6 +25,7 @@ from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
 BASE = 0  # the base's place among the models of a merge
+Holders = tuple[tuple[int, int], ...]  # of a row: which of several tables have it, and as which row of theirs
 _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
 
 
@@ -126,9 +127,7 @@ class AdaptedTensor(_ChangedTensor):
     transposed: bool  # W is stored [in, out]: an embedding, or fan_in_fan_out
 
     @classmethod
-    def of(
-        cls, weight: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float, *, transposed: bool
-    ) -> AdaptedTensor:
+    def of(cls, weight: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float, *, transposed: bool) -> Self:
         return cls._of(weight, a, b, scale, transposed, dtype="F32")
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
@@ -172,17 +171,12 @@ class UnitedTensor(_ChangedTensor):
 
     others: tuple[BorrowedTensor, ...]
     first: int
-    means: tuple[tuple[tuple[int, int], ...], ...]  # of each of these rows: which of `others`, which row of it
+    means: tuple[Holders, ...]  # one for each of these rows
 
     @classmethod
     def of(
-        cls,
-        own: StoredTensor,
-        others: tuple[BorrowedTensor, ...],
-        first: int,
-        means: tuple[tuple[tuple[int, int], ...], ...],
-        rows: int,
-    ) -> UnitedTensor:
+        cls, own: StoredTensor, others: tuple[BorrowedTensor, ...], first: int, means: tuple[Holders, ...], rows: int
+    ) -> Self:
         return cls._of(own, others, first, means, dtype="F32", shape=(rows, *own.entry.shape[1:]))
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
@@ -200,9 +194,7 @@ class UnitedTensor(_ChangedTensor):
             start += take
         return np.concatenate(parts)
 
-    def _mean(
-        self, elements: Elements, model: int, held: tuple[tuple[int, int], ...], column: int, count: int
-    ) -> Float32:
+    def _mean(self, elements: Elements, model: int, held: Holders, column: int, count: int) -> Float32:
         tables = [(self.others[other], row * self.entry.shape[1] + column) for other, row in held]
         first, *more = (elements.values(model, tensor, start, count) for tensor, start in tables)
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
