@@ -345,15 +345,6 @@ def test_a_serialized_header_is_these_very_bytes():
     assert ranges == {"b": (start, start + 12), "a": (start + 12, start + 16), "e": (start + 16, start + 16)}
 
 
-def test_what_is_serialized_parses_back_and_safetensors_reads_it():
-    specs = [("w", "BF16", (3, 2)), ("n", "F32", (4,))]
-    raw, ranges = serialize_header(specs, {"format": "pt"})
-    header = parse_header(raw[8:], len(raw) + 28, "x")
-    assert [(e.name, e.dtype, e.shape) for e in header.tensors] == specs
-    assert {e.name: (e.begin, e.end) for e in header.tensors} == ranges
-    assert {n: v["shape"] for n, v in deserialize(raw + bytes(28))} == {"w": [3, 2], "n": [4]}
-
-
 CheckedCall = Callable[[], object]
 
 

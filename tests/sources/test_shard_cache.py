@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import FETCHED_AT_ONCE
 from hubmerge.sources.folder import ShardFiles
+from hubmerge.sources.reader import cache_folder
 from hubmerge.sources.shard_cache import ShardCache
 
 SHARD = 8 * KB
@@ -181,12 +182,17 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
     assert sum(hub.downloads.values()) <= 6
 
 
-def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(hub: FolderHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda c: bytes([c[0] ^ 1]) + c[1:], lambda c: bytes(len(c) - 1)], ids=["another byte", "another size"]
+)
+def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(
+    hub: FolderHub, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     [model] = models = [in_shards(hub, "org/m", 3)]
     names = [*model.tensors]
     one_pass(hub, tmp_path, models, 3 * SHARD, names, keep=True)
     damaged = sorted(tmp_path.rglob("*.safetensors"))[1]
-    damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+    damaged.write_bytes(damage(damaged.read_bytes()))
     second = one_pass(hub, tmp_path, models, 3 * SHARD, names)
     assert (second.fetched.hits, second.fetched.shards, second.fetched.bytes) == (2, 1, SHARD)
 
@@ -259,13 +265,6 @@ def test_shards_that_turn_out_not_to_fit_together_are_not_held(
 def model(hub: FolderHub) -> Model:
     """Three shards with a tensor each."""
     return made_model(hub, "org/m", [[(name, SHARD)] for name in "abc"])
-
-
-def file_of(folder: Path, model: Model, name: str) -> Path:
-    """Where a shard lies."""
-    cache: Any = ShardCache(FolderHub(), folder, [model], 0)  # type: ignore[arg-type]
-    cache.close()
-    return next(s.path for s in cache._shards.values() if s.name == name)
 
 
 def content(cache: ShardCache, model: Model, name: str) -> bytes:
@@ -406,22 +405,13 @@ def test_a_read_that_nobody_announced_is_served_within_the_budget(
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
-def test_a_shard_of_another_size_than_the_hubs_is_fetched_again(hub: FolderHub, model: Model, tmp_path: Path) -> None:
-    path = file_of(tmp_path, model, "0.safetensors")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(bytes(SHARD - 1))
-    cache = one_pass(hub, tmp_path, [model], 3 * SHARD, ["a"])
-    assert hub.downloads["org/m", "0.safetensors"] == 1
-    assert cache.fetched.hits == 0
-
-
 @pytest.mark.parametrize("name", ["0.safetensors", "1.safetensors"])
 def test_a_part_that_an_earlier_run_left_takes_no_second_place_and_goes_for_what_is_needed_sooner(
     hub: FolderHub, model: Model, tmp_path: Path, name: str
 ) -> None:
-    part = file_of(tmp_path, model, name)
+    part = cache_folder(tmp_path, model) / model.ref.sha / f"{name}.partial"
     part.parent.mkdir(parents=True)
-    part.with_name(part.name + ".partial").write_bytes(bytes(3 * KB))
+    part.write_bytes(bytes(3 * KB))
     peak = Peak(tmp_path)
     cache = one_pass(hub, tmp_path, [model], SHARD, ["a", "b"], seen=peak, deleting=peak)
     assert peak.bytes == cache.fetched.high_water_bytes == SHARD

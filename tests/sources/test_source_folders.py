@@ -123,6 +123,8 @@ def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_
         b"---\n[" + b"[" * 5000 + b"\n---\n": None,
         b"# no front matter": None,
         b"\xff\xfe---": None,
+        b"---\nlicense: mit\nx: %s\n---\n" % (b"a" * 60_000): "mit",
+        b"---\nlicense: mit\nx: %s\n---\n" % (b"a" * 70_000): None,  # of which the first 64 KiB are read
     }
     for number, (content, license_name) in enumerate(cards.items()):
         path = write_model(tmp_path / str(number), BASE, files={"README.md": content})
@@ -267,10 +269,3 @@ def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
     monkeypatch.setattr("hubmerge.hub.client.MAX_FILES", len(server.files) - 1)
     with pytest.raises(FormatError, match="too many files in a repo"):
         hub.repo_state(server.repo)
-
-
-def test_of_a_local_card_the_first_64_kib_are_read(tmp_path: Path):
-    card = b"---\nlicense: mit\nx: %s\n---\n"
-    for number, (size, expected) in enumerate(((60_000, "mit"), (70_000, None))):
-        path = write_model(tmp_path / f"m{number}", BASE, files={"README.md": card % (b"a" * size)})
-        assert opened(path).license == expected
