@@ -323,7 +323,7 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
             "a recipe is a table",
             where=where,
             expected="base, agents and method",
-            got="nothing" if content is None else f"{shown(content)}",
+            got="nothing" if content is None else shown(content),
             next_step="`hubmerge init BASE AGENT…` writes one.",
         )
     try:

@@ -22,7 +22,7 @@ from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
 from hubmerge.engine.progress import Observer
 from hubmerge.errors import DiskError, HeaderError, SensitivityError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
-from hubmerge.plan.disk import computed_sensitivities, computing_need
+from hubmerge.plan.disk import computed_sensitivities, computing_need, shown_bytes
 from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.rows import Calibration, named_file
@@ -102,11 +102,12 @@ def _require_room(plan: Plan, to_make: Mapping[int, Path], disk_bytes: int | Non
         needed = max(needed, there + computing_need(plan, k))
         there += sizes[k]
     if disk_bytes is not None and needed > disk_bytes:
+        least, given = shown_bytes(needed, disk_bytes)
         raise DiskError(
             "not enough disk to compute the sensitivities",
             where=str(next(iter(to_make.values())).parent),
-            expected=f"{needed / 1e9:.2f} GB",
-            got=f"{disk_bytes / 1e9:.2f} GB",
+            expected=least,
+            got=given,
             next_step="Free some disk, raise --disk-budget, or name sensitivity files that were computed elsewhere.",
         )
 

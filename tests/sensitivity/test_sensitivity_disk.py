@@ -76,8 +76,10 @@ def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weigh
     prepared = planned(recipe, hub)
     fetched = switch.add(WEIGHTS, Observe(), times=None)
     for budget in (prepared.plan.output_bytes + 4 * prepared.plan.elements, computing_peak(prepared.plan) - 1):
-        with pytest.raises(DiskError, match=r"disk budget is too small|not enough disk to compute"):
+        with pytest.raises(DiskError, match=r"disk budget is too small|not enough disk to compute") as caught:
             merge(prepared, hub, tmp_path / "work", budget)
+        [problem] = caught.value.problems
+        assert problem.expected.split()[0] != problem.got.split()[0], "sizes that tell the two apart"
     assert switch.state(fetched).seen == 0
     assert not [*(tmp_path / "work" / "inputs").rglob("*.safetensors")]
 
