@@ -186,6 +186,7 @@ def hardware(device: str) -> str:
     if device == "cuda":
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return ", ".join(dict.fromkeys(names)) + (f" × {len(names)}" if len(names) > 1 else "")
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    info = Path("/proc/cpuinfo")  # of Linux alone
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"CPU: {next(models, platform.machine())}, {torch.get_num_threads()} threads"
