@@ -15,6 +15,8 @@ from typing import Any
 from hubmerge.board.export import row_data
 from hubmerge.board.values import Board
 
+_ROWS_AT_ONCE = 1024  # of a table that is read
+
 
 def _schema() -> Any:
     import pyarrow as pa
@@ -90,17 +92,29 @@ def results_parquet(files: Mapping[str, tuple[str, bytes]]) -> bytes:
     return _written(lines, schema)
 
 
-def read_results_parquet(data: bytes) -> dict[str, tuple[str, bytes]]:
-    """Path → (claimed blob id, content); ValueError for anything that is not such a table."""
+def read_results_parquet(data: bytes, most: int) -> dict[str, tuple[str, bytes]]:
+    """Path → (claimed blob id, content); ValueError for anything that is not such a table of at most `most` bytes.
+
+    A kilobyte can say the same megabyte a million times, so values are counted before they are written out.
+    """
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    names = ["path", "oid", "json"]
+    found: dict[str, tuple[str, bytes]] = {}
     try:
-        table = pq.read_table(io.BytesIO(data), columns=["path", "oid", "json"])
-        columns = [table.column(name).cast(pa.string()).to_pylist() for name in ("path", "oid", "json")]
-    except (pa.ArrowException, OSError, KeyError) as error:
+        file = pq.ParquetFile(io.BytesIO(data), read_dictionary=names)
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
+            for column in batch.columns:
+                most -= pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+            if most < 0:
+                raise ValueError("the table unpacks to more than a table may have")
+            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            found |= {p: (oid, text.encode()) for p, oid, text in rows if p and oid and text}
+    except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
         raise ValueError(str(error)[:200]) from None
-    return {p: (oid, text.encode()) for p, oid, text in zip(*columns, strict=True) if p and oid and text}
+    return found
 
 
 def _written(lines: list[dict[str, Any]], schema: Any) -> bytes:

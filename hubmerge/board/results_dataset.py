@@ -283,7 +283,8 @@ class ResultsDataset:
 
     def _from_table(self, sha: str, oids: set[str]) -> dict[str, bytes]:
         try:
-            table = read_results_parquet(self._hub.read_file(self.repo, sha, RESULTS_TABLE, MAX_TABLE_BYTES))
+            packed = self._hub.read_file(self.repo, sha, RESULTS_TABLE, MAX_TABLE_BYTES)
+            table = read_results_parquet(packed, MAX_TABLE_BYTES)
         except (FormatError, ValueError):
             return {}  # a broken table costs requests, nothing else
         return {oid: data for oid, data in table.values() if oid in oids and blob_id(data) == oid}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from huggingface_hub import HfApi
 from processes import printed_by
 
 from hubmerge.board.leaderboard import build_board
-from hubmerge.board.parquet import results_parquet
+from hubmerge.board.parquet import read_results_parquet, results_parquet
 from hubmerge.board.results_dataset import (
     BOARD_TABLE,
     CARD,
+    MAX_TABLE_BYTES,
     RESULTS_TABLE,
     ResultsDataset,
     dataset_card,
@@ -253,6 +255,19 @@ def test_a_table_that_lies_is_not_believed(
     assert {t.value for r in opened(local_hub, repo).load().results for t in r.tasks} == {0.1}
     publish(ada, repo, {RESULTS_TABLE: b"no parquet"})
     assert len(opened(local_hub, repo).load().results) == 10
+
+
+def test_a_table_of_kilobytes_that_says_the_same_a_million_times_is_not_unpacked() -> None:
+    lines = pa.table({name: pa.array(["x" * 100_000]).take([0] * 10_000) for name in ("path", "oid", "json")})
+    packed = io.BytesIO()
+    pq.write_table(lines, packed, compression="zstd")
+    assert packed.tell() < 10_000
+    with pytest.raises(ValueError, match="unpacks to more than a table may have"):
+        read_results_parquet(packed.getvalue(), MAX_TABLE_BYTES)
+    few = {"results/a.json": ("0" * 40, b"{}")}
+    assert read_results_parquet(results_parquet(few), 56) == few
+    with pytest.raises(ValueError, match="unpacks to more"):
+        read_results_parquet(results_parquet(few), 55)
 
 
 def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
