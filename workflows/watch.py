@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import whole
+from hubmerge.cli.options import whole
 from hubmerge.errors import HubUnavailableError, RuleError
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings

@@ -6,60 +6,27 @@ beside it. Run again after a stop, it goes on from what was generated. Exit code
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hubmerge.cli.flags import gigabytes, positive, seconds, whole
+from hubmerge.board.results_dataset import details_of
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import DiskError
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.runner import EvaluateOptions
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub.login import hub_of_user
+from hubmerge.library import evaluate, evaluation_folder
 from hubmerge.machine.disk_errors import make_folder
 from hubmerge.machine.extras import require
+from hubmerge.recipe.file import model_here
 from hubmerge.settings import Settings
 
-if TYPE_CHECKING:
-    from hubmerge.cli.terminal import Terminal
-    from hubmerge.evaluation.result import EvaluationResult
-
 _DETAILS = ".details"
-_SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short", "search")  # tests hold it
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
-    parser.add_argument("--suite", required=True, help=", ".join(_SUITES))
-    parser.add_argument(
-        "--split",
-        choices=("test", "dev"),
-        default="test",
-        help="dev: the rows by which variants are chosen; default: test",
-    )
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="the first N rows of each task, which is another suite version"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
-    )
-    words = "auto: as the model is stored; any other makes it another suite version"
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=words)
-    words = "what generates the answers; default: transformers"
-    parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers", help=words)
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once; default: 32")
-    parser.add_argument("--seed", type=whole(0), default=0, help="the seed of random draws; decoding is greedy")
-    words = "when the run ends at the latest; default: 14400"
-    parser.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS", help=words)
-    parser.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="what the evaluating process may take")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    from hubmerge.evaluation.runner import EvaluateOptions
-    from hubmerge.evaluation.suites import pin
-    from hubmerge.hub.login import hub_of_user
-    from hubmerge.library import evaluate, evaluation_folder
-    from hubmerge.recipe.file import model_here
-
     require("eval", "an evaluation")
     if arguments.out is not None:  # said before hours of generating
         make_folder(arguments.out.parent)
@@ -81,8 +48,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     )
     result = evaluate(name, suite, hub=hub, options=options, observer=terminal)
     if arguments.out is not None:
-        from hubmerge.board.results_dataset import details_of
-
         details = arguments.out.with_suffix(_DETAILS)
         for earlier in details.glob("*.parquet"):
             earlier.unlink()

@@ -5,42 +5,35 @@ It opens the models as a merge would, so it can say beside the recipe at once wh
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.progress import resolving
 from hubmerge.errors import IncompatibleError, RecipeError, TargetExistsError, printable
+from hubmerge.hub.login import hub_of_user
+from hubmerge.methods import get_method
+from hubmerge.plan.compatibility import architecture
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.file import located
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.recipe.schema import SCHEMA_URL
 from hubmerge.settings import Settings
-
-if TYPE_CHECKING:
-    from hubmerge.cli.terminal import Terminal
-    from hubmerge.recipe.model_name import ModelName
-    from hubmerge.sources.base import Model
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_models
+from hubmerge.text.plain_yaml import dump_plain_yaml
 
 _COMMENT_AT = 40  # column
 _CALIBRATION = {"data": "org/dataset", "prompt": "question", "answer": "answer"}  # whose names stand for the user's
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", help="the model that the agents were trained from: a Hub id, or a folder")
-    parser.add_argument("agents", nargs="+", metavar="agent", help="a Hub id such as org/name@revision, or a folder")
-    parser.add_argument("--method", help="default: by what the agents are")
-    parser.add_argument("--out", type=Path, metavar="FILE.yaml", help="a new file; default: standard output")
-
-
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Write the recipe; nothing is written where an error is raised."""
-    from hubmerge.engine.progress import resolving
-    from hubmerge.hub.login import hub_of_user
-    from hubmerge.plan.plan import make_plan
-    from hubmerge.recipe.file import located
-    from hubmerge.recipe.recipe import recipe_from_dict
-    from hubmerge.sources.open import open_models
-
     out: Path | None = arguments.out
     if out is not None and (out.exists() or out.is_symlink()):
         raise TargetExistsError(
@@ -92,8 +85,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
 def _weighs(method: str) -> bool:
     """Whether a method weighs by sensitivities, which are measured on calibration data."""
-    from hubmerge.methods import get_method
-
     return "sensitivity" in get_method(method).extras
 
 
@@ -115,9 +106,6 @@ def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
 
 def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: Sequence[str] = ()) -> str:
     """The text of a recipe of these models, the base first; `refused`: why it cannot be merged as it stands."""
-    from hubmerge.methods import get_method
-    from hubmerge.recipe.schema import SCHEMA_URL
-
     chosen = get_method(method)
     lines = [
         f"# yaml-language-server: $schema={SCHEMA_URL}",
@@ -151,8 +139,6 @@ def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: S
 
 def _facts(model: Model) -> str:
     """Facts from the headers, for a comment."""
-    from hubmerge.plan.compatibility import architecture
-
     elements = sum(tensor.entry.elements for tensor in model.tensors.values())
     what = model.kind if model.adapter is not None else f"{architecture(model)}, {model.kind}"
     at = f"; {model.ref.requested} is at {model.ref.sha}" if model.ref.kind == "hub" else ""
@@ -160,8 +146,6 @@ def _facts(model: Model) -> str:
 
 
 def _plain(value: Any) -> str:
-    from hubmerge.text.plain_yaml import dump_plain_yaml
-
     return dump_plain_yaml(value).strip()
 
 

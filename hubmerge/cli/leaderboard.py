@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.read import leaderboard
+from hubmerge.board.values import Board, Row, SuiteBoard
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import ResultError, printable
+from hubmerge.output.scores import Estimate
 from hubmerge.settings import Settings
-
-if TYPE_CHECKING:
-    from hubmerge.board.values import Board, Row, SuiteBoard
-    from hubmerge.cli.terminal import Terminal
-    from hubmerge.output.scores import Estimate
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results",
-        metavar="REPO|DIR",
-        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: HUBMERGE_RESULTS, "
-        "or results-dataset in the data folder",
-    )
-    parser.add_argument("--suite", help="this suite only")
-    parser.add_argument("--suite-version", help="this version of it instead of the newest")
-    parser.add_argument("--split", choices=("test", "dev"), default="test", help="default: test")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="everything, see docs/leaderboard.md")
-    form.add_argument("--csv", action="store_true", help="one suite, a line per model")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    from hubmerge.board.export import board_json, suite_csv
-    from hubmerge.board.read import leaderboard
-
     terminal.stage("results")
     board = leaderboard(
         arguments.results, suite=arguments.suite, suite_version=arguments.suite_version, split=arguments.split

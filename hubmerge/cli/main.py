@@ -15,14 +15,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hubmerge import __version__
-from hubmerge.cli.flags import YAML_FILE, add_stream_options, add_visibility, port
+from hubmerge.cli import options
+from hubmerge.cli.options import YAML_FILE, add_stream_options, add_visibility, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.machine import extras
@@ -186,13 +186,10 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--json", action="store_true", help=json)
         return command
 
-    from hubmerge.cli import diff, evaluate, leaderboard, sensitivity, suites
-    from hubmerge.cli import init as recipe_init
-    from hubmerge.cli import run as run_command
     from workflows import jobs_command, sign_command, watch
 
     words = "write a commented recipe of a base and its agents"
-    recipe_init.add_arguments(add("init", "hubmerge.cli.init", words, "", json=""))
+    options.of_init(add("init", "hubmerge.cli.init", words, "", json=""))
 
     words = "check a recipe or a sweep from headers alone: compatibility, sizes, predictions"
     add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=Path, help=YAML_FILE)
@@ -203,9 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "what one training changed: a model beside the one that it was trained from"
-    command = add("diff", "hubmerge.cli.diff", words, "")
-    diff.add_arguments(command)
-    add_stream_options(command)
+    options.of_diff(add("diff", "hubmerge.cli.diff", words, ""))
 
     words = "merge to a folder: shards, config, tokenizer, card, hubmerge.json"
     command = add("merge", "hubmerge.cli.merge", words, _REPEATED, function="run_merge")
@@ -226,9 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--license", help="the license, where the parents leave it open and the card names none yet")
 
     words = "the whole line: check, merge, publish; run again to go on after a kill"
-    command = add("run", "hubmerge.cli.run", words, _REPEATED)
-    run_command.add_arguments(command)
-    add_stream_options(command)
+    options.of_run(add("run", "hubmerge.cli.run", words, _REPEATED))
 
     words = "several methods or a grid of parameters in one go, inputs read once"
     command = add("sweep", "hubmerge.cli.merge", words, _REPEATED, function="run_sweep")
@@ -241,20 +234,20 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "the diagonal Fisher of an agent on calibration pairs"
-    sensitivity.add_arguments(add("sensitivity", "hubmerge.cli.sensitivity", words, _REPEATED))
+    options.of_sensitivity(add("sensitivity", "hubmerge.cli.sensitivity", words, _REPEATED))
     words = "measure a model with a suite of tasks"
-    evaluate.add_arguments(add("evaluate", "hubmerge.cli.evaluate", words, _REPEATED))
+    options.of_evaluate(add("evaluate", "hubmerge.cli.evaluate", words, _REPEATED))
     words = "the suites of tasks, and what their datasets are pinned to"
-    suites.add_arguments(add("suites", suites.run_cli, words))
+    options.of_suites(add("suites", "hubmerge.cli.suites", words))
     words = "the table of merges and what they kept"
-    leaderboard.add_arguments(add("leaderboard", "hubmerge.cli.leaderboard", words, json=""))
+    options.of_leaderboard(add("leaderboard", "hubmerge.cli.leaderboard", words, json=""))
     words = "merge new agents as they appear on the Hub, by rules"
     watch.add_arguments(add("watch", "workflows.watch", words, json="decisions as JSON lines"))
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
     sign_command.add_arguments(add("sign", _sign, words))
-    add("methods", _methods, "the merge methods, their papers and parameters")
+    add("methods", "hubmerge.cli.methods", "the merge methods, their papers and parameters")
 
     command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
     command.add_argument("--port", type=port, default=0, help="default: a free one")
@@ -287,31 +280,6 @@ def _sign(arguments: Any, settings: Settings) -> int:
     from workflows import sign_command
 
     return int(sign_command.run_cli(arguments, settings, hub_of_user(settings)))
-
-
-def _methods(arguments: Any, settings: Settings) -> int:
-    from hubmerge.methods import registry
-
-    if arguments.json:
-        table = {
-            m.name: {
-                **{key: getattr(m, key) for key in ("title", "summary", "formula")},
-                "papers": [asdict(paper) for paper in m.papers],
-                "needs_statistics": m.overlap_scope(m.parse_parameters({})) is not None,
-                "parameters": m.parameters.model_json_schema(by_alias=True).get("properties", {}),
-            }
-            for m in registry().values()
-        }
-        print(json.dumps(table, indent=2, ensure_ascii=False))
-        return 0
-    for method in registry().values():
-        print(f"{method.name:<18} {method.title}: {method.summary}")
-        print(f"{'':<18} {method.formula}")
-        for field_name, field in method.parameters.model_fields.items():
-            print(f"{'':<18}   {field.alias or field_name} = {field.default}: {field.description}")
-        for paper in method.papers:
-            print(f"{'':<18} {paper}")
-    return 0
 
 
 def _localhub(arguments: Any, settings: Settings) -> int:

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hubmerge.cli.flags import stream_options
+from hubmerge.cli.options import stream_options
 from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.distributed import join, refuse_several
 from hubmerge.engine.pins import pins_in

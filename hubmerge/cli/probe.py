@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubmerge.cli.flags import stream_options
+from hubmerge.cli.options import stream_options
 from hubmerge.cli.terminal import Terminal
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Request, prepare, probe

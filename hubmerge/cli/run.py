@@ -15,7 +15,6 @@ from their answers, and what is published or recorded is found again.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,41 +22,34 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.cli.flags import YAML_FILE, add_visibility, stream_options
+from hubmerge.cli.options import stream_options
+from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.distributed import join, refuse_several
+from hubmerge.engine.options import StreamOptions
+from hubmerge.engine.pins import Pins, RunPins
+from hubmerge.engine.progress import of_rank
 from hubmerge.errors import RecipeError, SettingsError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.login import hub_of_user
+from hubmerge.hub.names import is_hub_id
+from hubmerge.library import begin_run, evaluate, evaluation_folder, merge_and_publish, prepared_at, remove_run
+from hubmerge.line import Request, merge_to_folders
 from hubmerge.machine.extras import require
+from hubmerge.output.publish import Published, Target
+from hubmerge.output.report import sweep_table
+from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import Recipe
+from hubmerge.recipe.sweep import load_sweep
 from hubmerge.settings import Settings
+from hubmerge.sources.open import open_model
 
-if TYPE_CHECKING:
-    from hubmerge.cli.terminal import Terminal
-    from hubmerge.engine.pins import Pins, RunPins
-    from hubmerge.engine.stream import StreamOptions
+if TYPE_CHECKING:  # a run without scores does not import what evaluates
     from hubmerge.evaluation.pick import Pick
-    from hubmerge.hub.client import Hub
-    from hubmerge.output.publish import Published
-    from hubmerge.recipe.recipe import Recipe
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, nargs="?", help=YAML_FILE)
-    parser.add_argument("--to", required=True, metavar="REPO", help="owner/name on the Hub; of a sweep, REPO-<variant>")
-    add_visibility(parser)
-    parser.add_argument("--license", help="the license of the result, where the parents leave it open")
-    words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
-    parser.add_argument("--newest", action="store_true", help=words)
-    parser.add_argument("--evaluate", metavar="SUITE", help="measure the merge and its parents afterwards")
-    parser.add_argument("--sweep", type=Path, metavar="SWEEP.yaml", help="several variants instead of a recipe")
-    parser.add_argument("--pick", action="store_true", help="publish only the variant that does best on dev rows")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
-    from hubmerge.engine.distributed import join
-    from hubmerge.hub.login import hub_of_user
-    from hubmerge.library import remove_run
-    from hubmerge.recipe.file import load_recipe
-    from hubmerge.recipe.sweep import load_sweep
-
     options = stream_options(arguments, settings)
     _check(arguments, settings)
     hub = hub_of_user(settings)
@@ -82,12 +74,9 @@ def _check(arguments: Any, settings: Settings) -> None:
     if arguments.pick and (arguments.sweep is None or arguments.evaluate is None):
         raise RecipeError("--pick chooses among a sweep's variants by a suite", expected="--sweep and --evaluate")
     if arguments.sweep is not None or arguments.evaluate is not None:
-        from hubmerge.engine.distributed import refuse_several
-
         refuse_several(settings, "run with --sweep or --evaluate")
     if arguments.evaluate is not None:  # before hours of merging
         from hubmerge.evaluation.suites import get_suite
-        from hubmerge.hub.names import is_hub_id
 
         require("eval", "an evaluation")
         get_suite(arguments.evaluate)
@@ -120,11 +109,6 @@ class _Run:
 
         `pins`: where to take the models, whatever an unfinished run began with.
         """
-        from hubmerge.engine.progress import of_rank
-        from hubmerge.library import merge_and_publish
-        from hubmerge.line import Request
-        from hubmerge.output.publish import Target
-
         unfinished = self._unfinished([recipe], repo)
         target = Target(repo, self._arguments.private, self._arguments.public)
         request = Request(target, self._arguments.license, allow_local=True)
@@ -144,8 +128,6 @@ class _Run:
         return code
 
     def _unfinished(self, recipes: Sequence[Recipe], repo: str) -> RunPins:
-        from hubmerge.engine.pins import RunPins
-
         return RunPins(self._settings.data_dir / "runs", recipes, repo, newest=self._arguments.newest)
 
     def _evaluate(self, published: Published) -> int:
@@ -156,10 +138,6 @@ class _Run:
         from hubmerge.cli.evaluate import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
-        from hubmerge.hub.names import is_hub_id
-        from hubmerge.library import evaluate, evaluation_folder
-        from hubmerge.recipe.model_name import ModelName
-        from hubmerge.sources.open import open_model
 
         self._terminal.stage("resolve")
         named = self._settings.results_repo
@@ -186,10 +164,6 @@ class _Run:
         """Merge every variant, measure each on the development split, and choose; also what all of them began with."""
         from hubmerge.evaluation.pick import pick, pick_table
         from hubmerge.evaluation.suites import pin
-        from hubmerge.library import begin_run, evaluate, evaluation_folder, prepared_at
-        from hubmerge.line import Request, merge_to_folders
-        from hubmerge.output.report import sweep_table
-        from hubmerge.recipe.model_name import ModelName
 
         self._terminal.stage("resolve")
         suite, recipes = pin(self._arguments.evaluate, self._hub, "dev"), list(variants.values())

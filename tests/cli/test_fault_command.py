@@ -156,7 +156,7 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
 def test_what_the_machine_lacks_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, told: str
 ) -> None:
-    monkeypatch.setattr("hubmerge.methods.registry", Mock(side_effect=error))
+    monkeypatch.setattr("hubmerge.cli.methods.registry", Mock(side_effect=error))
     assert main(["methods"]) == 1
     assert capsys.readouterr().err == f"hubmerge: {told}"
 

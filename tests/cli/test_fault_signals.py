@@ -47,11 +47,11 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 HANDLED = """
-import signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge
-def command(arguments, settings, terminal=None):
+import signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
+def command(arguments, settings, terminal):
     print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
     return 0
-hubmerge.cli.merge.run_merge = c._methods = command
+hubmerge.cli.merge.run_merge = hubmerge.cli.methods.run_cli = command
 sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
@@ -128,7 +128,7 @@ def test_an_interrupted_command_says_how_it_goes_on(
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):
         monkeypatch.setattr(module, "read_document", Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr("hubmerge.evaluation.suites.pin", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("hubmerge.cli.evaluate.pin", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     assert main([command[0], str(recipe_file), *command[1:]]) == 1

@@ -124,8 +124,8 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
     "run": (["recipe.yaml", "--to", "ada/run"], [("hubmerge.hub.client.Hub.preupload", "upload")]),
     "sweep": (["sweep.yaml", "--out", "out"], [READS, MERGES]),
     "leaderboard": (["--results", "."], [("hubmerge.board.read.read_folder", "results")]),
-    "evaluate": (["base", "--suite", "zoo"], [("hubmerge.evaluation.suites.pin", "resolve", NO_SUITE)]),
-    "sensitivity": (["base", *OF_DATA], [("hubmerge.sensitivity.pairs.load_pairs", "fetch data", NO_DATA)]),
+    "evaluate": (["base", "--suite", "zoo"], [("hubmerge.cli.evaluate.pin", "resolve", NO_SUITE)]),
+    "sensitivity": (["base", *OF_DATA], [("hubmerge.cli.sensitivity.load_pairs", "fetch data", NO_DATA)]),
 }
 
 

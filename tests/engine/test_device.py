@@ -19,7 +19,7 @@ from stream_helpers import NOWHERE, Watching, bytes_of, family_plan, plan_of, ru
 from test_fast import chunk_of, rule_of
 
 from hubmerge.cli import main as cli
-from hubmerge.cli.flags import stream_options
+from hubmerge.cli.options import stream_options
 from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import DeviceTask, open_engine

@@ -23,8 +23,8 @@ from huggingface_hub import HfApi
 from processes import as_ada, until
 from source_helpers import zoo_adapter
 
-from hubmerge.cli.evaluate import _SUITES
 from hubmerge.cli.main import main
+from hubmerge.cli.options import _SUITES
 from hubmerge.engine.sink import sole_owner
 from hubmerge.errors import (
     CancelledError,

@@ -20,7 +20,6 @@ from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError, RecipeError
 from hubmerge.hub.client import Hub
-from hubmerge.output import diff as diff_module
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
 from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds, verdict
@@ -479,7 +478,7 @@ def test_wrong_options_are_said_before_anything_is_read(
 ) -> None:
     (tmp_path / "taken.svg").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(diff_module, "open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
+    monkeypatch.setattr("hubmerge.cli.diff.open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
     try:
         found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])
     except SystemExit as error:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import PAIRS, SPEC, compute, llama, load, write_rows
 
 from hubmerge.cli.main import main
-from hubmerge.cli.sensitivity import add_arguments
+from hubmerge.cli.options import of_sensitivity
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import FormatError, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
@@ -318,7 +318,7 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
 
 def test_the_defaults_in_the_help_are_those_of_the_specification():
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    of_sensitivity(parser)
     text = " ".join(parser.format_help().split())
     defaults = CalibrationSpec(data="d", prompt="q", answer="a")
     assert f"texts ({defaults.max_pairs})" in text
