@@ -242,7 +242,7 @@ def merge_to_hub(
             prepared.identity,
             merge.journal,
             folder,
-            waiting=lambda: bridge.uploading(uploader.sent, uploader.size),  # which is called later
+            waiting=bridge.uploading,
             deleting=gauge.sample,
         )
         with withdrawn, uploader:

@@ -50,13 +50,14 @@ class ShardUploader:
     identity: str
     journal: Journal
     folder: Path
-    waiting: Callable[[], None] = lambda: None  # called while the caller waits for an upload; may raise to cancel
+    # called with bytes, sent and in all, while the caller waits for an upload; may raise to cancel
+    waiting: Callable[[int, int], None] = lambda sent, size: None
     deleting: Callable[[], None] = lambda: None  # called before a file is deleted, when the disk's use is at a peak
 
     def __post_init__(self) -> None:
         self.hub = self.hub.breakable()
         self._target_is_there = False
-        self.sent = self.size = 0  # bytes of the shard that is on its way
+        self._sent = self._size = 0  # bytes of the shard that is on its way
         self._pending: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
 
@@ -91,7 +92,7 @@ class ShardUploader:
             if wait((self._pending[0],), _TICK_S).done:
                 self._pending.popleft().result()
             else:
-                self.waiting()
+                self.waiting(self._sent, self._size)
 
     def _upload(self, shard: FinishedShard) -> None:
         if not self._target_is_there:
@@ -100,7 +101,7 @@ class ShardUploader:
                 note_created(self.folder, self.target, state)
             self._target_is_there = True
         path = self.folder / shard.filename
-        self.sent, self.size = 0, shard.size
+        self._sent, self._size = 0, shard.size
         operation = self.hub.preupload(
             self.target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
         )
@@ -111,7 +112,7 @@ class ShardUploader:
         path.unlink()
 
     def _note_sent(self, position: int) -> None:
-        self.sent = position
+        self._sent = position
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
