@@ -10,7 +10,6 @@ from hubmerge.board.read import leaderboard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import ResultError, printable
-from hubmerge.output.scores import Estimate
 from hubmerge.settings import Settings
 
 
@@ -59,12 +58,12 @@ def _suite_text(suite: SuiteBoard) -> str:
 
 def _cells(row: Row, suite: SuiteBoard) -> list[str]:
     lines = [row.domain(name) for name in suite.domains]
-    overall = _percent(row.overall) if row.error is None else f"failed: {_printable(row.error.code)}"
+    overall = row.overall if row.error is None else f"failed: {_printable(row.error.code)}"
     return [
         str(row.rank or "-"),
         f"{row.model}@{row.sha[:7]}" + (f" (in {_printable(row.narrowed)})" if row.narrowed else ""),
-        overall,
-        *(_percent(line.score if line else None) for line in lines),
+        str(overall or "-"),
+        *(str(line.score) if line else "-" for line in lines),
         "-" if row.skills is None else _printable(row.skills.text),
         ", ".join(row.synergy) or "-",
         _printable(row.facts.method or "-"),
@@ -76,10 +75,3 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
 def _printable(text: str) -> str:
     """Foreign text without anything that a terminal would obey."""
     return printable(text[:160])
-
-
-def _percent(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    value, low, high = (f"{100 * share:.1f}" for share in (estimate.value, estimate.low, estimate.high))
-    return f"{value} ({low} to {high})"

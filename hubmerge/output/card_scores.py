@@ -25,7 +25,7 @@ from hubmerge.output.scores import (
     skills_kept,
     verdict,
 )
-from hubmerge.text.markdown import Markdown, factor
+from hubmerge.text.markdown import factor
 
 _MERGE = "this merge"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
@@ -99,7 +99,7 @@ def _score(row: Mapping[str, Any]) -> str:
         return factor(value)
     cut = row.get("truncated")
     told = f", {cut:,} prompts cut" if isinstance(cut, int) and cut > 0 else ""
-    return f"{_range(estimate)[:-1]}, n = {samples:,}{told})"
+    return f"{str(estimate)[:-1]}, n = {samples:,}{told})"
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate | None:
@@ -129,10 +129,10 @@ def _against_parents(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent
     }
 
 
-def _domain(line: DomainLine, parents: Sequence[ParentLine]) -> tuple[str, Markdown, str, str]:
+def _domain(line: DomainLine, parents: Sequence[ParentLine]) -> tuple[str, str, str, str]:
     """(domain, merge, best parent, verdict)."""
     best = next(p for p in parents if p.id == line.best_parent)
-    return line.domain, _range(line.score), f"{best.id}: {_range(best.domains[line.domain])}", line.verdict
+    return line.domain, f"{line.score}", f"{best.id}: {best.domains[line.domain]}", line.verdict
 
 
 def _parent(
@@ -145,11 +145,6 @@ def _parent(
     means = {domain: mean(list(tasks.values())) for domain, tasks in equal.items()}
     each = {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()}
     return ParentLine(role, parent.label, parent.sha, parent.weight, status, means, each)
-
-
-def _range(estimate: Estimate) -> Markdown:
-    value, low, high = (f"{100 * share:.1f}" for share in (estimate.value, estimate.low, estimate.high))
-    return Markdown(f"{value} ({low} to {high})")
 
 
 def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

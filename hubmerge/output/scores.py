@@ -49,6 +49,11 @@ class Estimate:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """71.2 (68.0 to 74.1), in percent."""
+        value, low, high = (f"{100 * share:.1f}" for share in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
+
 
 @lru_cache(maxsize=65536)  # of n prompts there are n + 1 scores, and many models share them
 def score_interval(value: float, samples: int, stderr: float | None = None) -> Estimate:
