@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 RecipeLike = Recipe | Mapping[str, Any] | str | Path
 
-_NEWEST = "To begin with the newest, add --newest."
+NEWEST = "To begin with the newest, add --newest."  # advice where a run goes on
 _DONE = ".done"
 
 
@@ -188,7 +188,7 @@ def merge_and_publish(
     ranks, target = options.ranks, request.target
     assert target is not None
     pins = pins or unfinished.pins
-    [prepared] = prepared_at([recipe], pins, request, hub, options, observer, _NEWEST)
+    [prepared] = prepared_at([recipe], pins, request, hub, options, observer, NEWEST)
     ranks.agree("the merge", prepared.identity)
     work = load_settings().data_dir / "runs" / prepared.identity
     if ranks.rank == 0:

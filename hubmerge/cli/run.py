@@ -32,7 +32,7 @@ from hubmerge.errors import RecipeError, SettingsError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.hub.names import is_hub_id
-from hubmerge.library import begin_run, evaluate, evaluation_folder, merge_and_publish, prepared_at, remove_run
+from hubmerge.library import NEWEST, begin_run, evaluate, evaluation_folder, merge_and_publish, prepared_at, remove_run
 from hubmerge.line import Request, merge_to_folders
 from hubmerge.machine.extras import require
 from hubmerge.output.publish import Published, Target
@@ -169,8 +169,7 @@ class _Run:
         suite, recipes = pin(self._arguments.evaluate, self._hub, "dev"), list(variants.values())
         unfinished = self._unfinished(recipes, self._arguments.to)
         request = Request(license=self._arguments.license, will_publish=True, allow_local=True)
-        newest = "To begin with the newest, add --newest."
-        prepared = prepared_at(recipes, unfinished.pins, request, self._hub, self._options, self._terminal, newest)
+        prepared = prepared_at(recipes, unfinished.pins, request, self._hub, self._options, self._terminal, NEWEST)
         digest = sha256("".join(p.identity for p in prepared).encode()).hexdigest()
         work = self._settings.data_dir / "runs" / f"sweep-{digest[:32]}"
         begin_run(unfinished, work, prepared[0], self._terminal)
