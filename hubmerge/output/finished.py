@@ -89,7 +89,7 @@ def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> 
 
 
 def publish_folder(
-    prepared_target: Target,
+    target: Target,
     folder: Path,
     hub: Hub,
     observer: Observer,
@@ -106,10 +106,10 @@ def publish_folder(
     report = load_report(folder)
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
     parents = ((p.id, p.private or _is_private(p, hub)) for p in report.parents)
-    prepared_target.refuse_to_expose(chain(data, parents))
-    stated = replace(_licensed(report, license_choice), target=report.target or prepared_target.repo)
-    if license_choice is not None and find_published(hub, prepared_target, report.identity) is not None:
-        observer.warning(f"{prepared_target.repo} holds this merge already and stays as it is, its license too")
+    target.refuse_to_expose(chain(data, parents))
+    stated = replace(_licensed(report, license_choice), target=report.target or target.repo)
+    if license_choice is not None and find_published(hub, target, report.identity) is not None:
+        observer.warning(f"{target.repo} holds this merge already and stays as it is, its license too")
     observer.stage("publish")
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
     weights, small = {f.name for f in report.files}, {}
@@ -135,7 +135,7 @@ def publish_folder(
             raise _damaged(folder, error) from None
     agents = sum(parent.role == "agent" for parent in report.parents)
     title = f"Merge {agents} agents with {report.method['title']}"
-    return publish(hub, prepared_target, report.identity, title, shards, {**small, **(extra or {})}, observer)
+    return publish(hub, target, report.identity, title, shards, {**small, **(extra or {})}, observer)
 
 
 def _is_private(parent: Parent, hub: Hub) -> bool:
