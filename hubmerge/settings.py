@@ -89,9 +89,12 @@ class Settings(BaseModel):
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from `environ` (default: the process environment); SettingsError names what is wrong."""
     env = os.environ if environ is None else environ
-    names = (field.validation_alias.choices for field in Settings.model_fields.values())  # type: ignore[union-attr]
-    first = (next((str(name) for name in choices if env.get(str(name))), None) for choices in names)
-    given = {name: env[name].rstrip("/") if name == "HF_ENDPOINT" else env[name] for name in first if name}
+    given = {}
+    for field in Settings.model_fields.values():
+        for name in map(str, field.validation_alias.choices):  # type: ignore[union-attr]
+            if env.get(name):
+                given[name] = env[name].rstrip("/") if name == "HF_ENDPOINT" else env[name]
+                break
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
@@ -107,10 +110,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         raise SettingsError("the environment has errors", problems=problems) from None
 
 
-def user_cache(environ: Mapping[str, str] | None = None) -> Path | None:
+def user_cache() -> Path | None:
     """The folder of this user's caches (XDG_CACHE_HOME, else ~/.cache); None for a user without a home."""
-    env = os.environ if environ is None else environ
-    if (given := env.get("XDG_CACHE_HOME")) and Path(given).is_absolute():
+    if (given := os.environ.get("XDG_CACHE_HOME")) and Path(given).is_absolute():
         return Path(given)
     try:
         return Path.home() / ".cache"
