@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from builders import recipe_dict, write_parents  # noqa: E402
 from huggingface_hub import HfApi  # noqa: E402
 from line import Line, unhurried_client, upload_family  # noqa: E402
 
+from hubmerge.cli.main import main  # noqa: E402
 from localhub.fault_rules import FaultSwitch  # noqa: E402
 from localhub.process import LocalHubProcess  # noqa: E402
 
@@ -102,6 +103,18 @@ def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
     return path
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a command that ends with exit code 1 says on stderr."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 1
+        return capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import pytest
 from huggingface_hub import HfApi
 from processes import act_as_ada
 
-from hubmerge.cli.main import main
 from hubmerge.hub.errors import Patience
 from localhub.process import LocalHubProcess
 
@@ -25,18 +24,6 @@ def ada(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The command line speaks to the embedded Hub as ada; so does what is returned."""
     act_as_ada(monkeypatch, local_hub, tmp_path)
     return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What a command that ends with exit code 1 says on stderr."""
-
-    def run(*arguments: object) -> str:
-        capsys.readouterr()
-        assert main([*map(str, arguments)]) == 1
-        return capsys.readouterr().err
-
-    return run
 
 
 @pytest.fixture

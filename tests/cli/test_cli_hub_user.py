@@ -201,29 +201,27 @@ def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
 
 def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(
     ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:  # fmt: skip
     ada.update_repo_settings(models("one"), private=True)
     fetch_all(ada, models, cache)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     out = merged(recipe, "offline")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert main(["publish", str(out), models("merge")]) == 1
-    assert "a public merge would tell what private models or data hold" in capsys.readouterr().err
+    assert "a public merge would tell what private models or data hold" in refused("publish", out, models("merge"))
     assert main(["publish", str(out), models("merge"), "--private"]) == 0
 
 
 def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
     ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str],
 ) -> None:  # fmt: skip
     fetch_all(ada, models, cache, ("base", "one"))
     ada.hf_hub_download(models("two"), "config.json", cache_dir=cache)
     shard = "model-00003-of-00003.safetensors"
     next(p for p in cache.rglob(shard) if models("one").split("/")[1] in str(p)).unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert main(["merge", str(recipe), "--out", str(tmp_path / "out")]) == 1
-    first, second = capsys.readouterr().err.splitlines()
+    first, second = refused("merge", recipe, "--out", tmp_path / "out").splitlines()
     assert "E_SOURCE: HF_HUB_OFFLINE forbids the network" in first
     assert f"got it without {shard}" in first
     assert first.endswith(f"hf download {models('one')}")

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -17,7 +18,6 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 from builders import recipe_dict, tensor, write_model
-from huggingface_hub import HfApi
 from line import Line
 from processes import ROOT, act_as_ada, as_ada, python
 
@@ -27,6 +27,8 @@ from hubmerge.errors import CorruptError, HubmergeError, LoginError, Problem, Se
 from hubmerge.hub.client import Hub
 from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
+
+Refused = Callable[..., str]
 
 CANARY = "hf_canary"
 closed_streams = pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -59,21 +61,17 @@ def test_an_option_that_is_no_such_number_is_wrong_usage(
 
 @pytest.mark.parametrize("out", ["/proc/none/r.json", ".", "r.details"])
 def test_a_result_that_could_not_be_written_is_refused_before_the_model_is_asked(
-    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert main(["evaluate", "./model", "--suite", "zoo", "--out", out]) == 1
-    assert "hubmerge: E_DISK: " in capsys.readouterr().err
+    assert "hubmerge: E_DISK: " in refused("evaluate", "./model", "--suite", "zoo", "--out", out)
 
 
-def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("somebody's")
     for data in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert main(["localhub", "--data", str(data)]) == 1
-        assert capsys.readouterr().err.startswith("hubmerge: E_DISK: ")
+        assert refused("localhub", "--data", data).startswith("hubmerge: E_DISK: ")
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
@@ -82,11 +80,10 @@ def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(
     [("RANK", "first"), ("WORLD_SIZE", "0"), ("SPACES_ZERO_GPU", "perhaps"), ("HUBMERGE_JOBS_PER_USER", "-1")],
 )
 def test_a_setting_that_makes_no_sense_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+    monkeypatch: pytest.MonkeyPatch, refused: Refused, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert main(["methods"]) == 1
-    message = capsys.readouterr().err
+    message = refused("methods")
     assert message.startswith("hubmerge: E_SETTINGS: ")
     assert variable in message
 
@@ -154,11 +151,10 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
     ids=repr,
 )
 def test_what_the_machine_lacks_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, told: str
+    monkeypatch: pytest.MonkeyPatch, refused: Refused, error: Exception, told: str
 ) -> None:
     monkeypatch.setattr("hubmerge.cli.methods.registry", Mock(side_effect=error))
-    assert main(["methods"]) == 1
-    assert capsys.readouterr().err == f"hubmerge: {told}"
+    assert refused("methods") == f"hubmerge: {told}"
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
@@ -217,10 +213,9 @@ def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed(
 
 
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    recipe_file: Path, refused: Refused, tmp_path: Path
 ) -> None:
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--disk-budget", "1e-6"]) == 1
-    message = capsys.readouterr().err
+    message = refused("merge", recipe_file, "--out", tmp_path / "out", "--disk-budget", "1e-6")
     assert message.startswith("hubmerge: E_DISK: ")
     assert "got 1.00 kB" in message
     assert "0.00" not in message
@@ -252,27 +247,6 @@ def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
     assert "ram_plus" in shown
 
 
-def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    faulty_hub: LocalHubProcess,
-    recipe_file: Path,
-    tmp_path: Path,
-    name: str,
-) -> None:
-    out = tmp_path / "out"
-    assert main(["merge", str(recipe_file), "--out", str(out)]) == 0
-    shard = out / "model.safetensors"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    act_as_ada(monkeypatch, faulty_hub, tmp_path)
-    assert main(["publish", str(out), name]) == 1
-    assert "E_CORRUPT" in capsys.readouterr().err
-    assert not HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"]).repo_exists(name)
-    shard.write_bytes(whole)
-    assert main(["publish", str(out), name]) == 0
-
-
 @pytest.fixture
 def merged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: Line, recipe_file: Path, tmp_path: Path
@@ -282,6 +256,18 @@ def merged(
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "merged")]) == 0
     capsys.readouterr()
     return tmp_path / "merged"
+
+
+def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
+    merged: Path, line: Line, refused: Refused
+) -> None:
+    shard = merged / "model.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "E_CORRUPT" in refused("publish", merged, line.target)
+    assert not line.api.repo_exists(line.target)
+    shard.write_bytes(whole)
+    assert main(["publish", str(merged), line.target]) == 0
 
 
 def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_those_of_tools_are_not(
@@ -304,14 +290,13 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_th
 
 @pytest.mark.parametrize("unfit", [b"no-utf-8-\xff", b"two\nlines"])
 def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
-    merged: Path, line: Line, capsys: pytest.CaptureFixture[str], unfit: bytes
+    merged: Path, line: Line, refused: Refused, unfit: bytes
 ) -> None:
     try:
         (merged / os.fsdecode(unfit)).touch()
     except OSError:
         pytest.skip("this file system takes UTF-8 only")
-    assert main(["publish", str(merged), line.target]) == 1
-    assert "E_RECIPE: a file whose name the Hub does not take" in capsys.readouterr().err
+    assert "E_RECIPE: a file whose name the Hub does not take" in refused("publish", merged, line.target)
     assert not line.api.repo_exists(line.target)
 
 
@@ -324,24 +309,22 @@ def test_a_file_that_no_repo_can_hold_is_named_before_there_is_a_repo(
     ids=str,
 )
 def test_a_manifest_that_somebody_edited_into_none_is_named(
-    merged: Path, line: Line, capsys: pytest.CaptureFixture[str], change: dict[str, object]
+    merged: Path, line: Line, refused: Refused, change: dict[str, object]
 ) -> None:
     manifest = merged / "hubmerge.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
-    assert main(["publish", str(merged), line.target]) == 1
-    told = capsys.readouterr().err
+    told = refused("publish", merged, line.target)
     assert "E_RECIPE: the manifest is damaged" in told
     assert "https:" not in told
     assert not line.api.repo_exists(line.target)
 
 
 def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(
-    capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+    refused: Refused, recipe_file: Path, tmp_path: Path
 ) -> None:
     command = ["merge", str(recipe_file), "--out", str(tmp_path / "out")]
     with patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
-        assert main(command) == 1
-    message = capsys.readouterr().err
+        message = refused(*command)
     assert "E_TOO_BIG: no further thread can be started" in message
     assert "ulimit" in message
     assert main([*command, "--resume"]) == 0
@@ -406,7 +389,7 @@ def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
 
 
 def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path
+    monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path
 ) -> None:
     def fails(prepared: object, hub: object, options: object, observer: Terminal) -> None:
         observer.progress("merge", 1, 10, "elements")
@@ -414,8 +397,7 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
 
     monkeypatch.setattr("hubmerge.cli.probe.probe", fails)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert main(["probe", str(recipe_file)]) == 1
-    shown = lines_of(capsys.readouterr().err)
+    shown = lines_of(refused("probe", recipe_file))
     assert any(line.startswith("merging:") for line in shown)
     assert "hubmerge: E_CORRUPT: damaged." in shown
 

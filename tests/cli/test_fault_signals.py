@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -123,7 +124,7 @@ def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_onc
     ids=" ".join,
 )
 def test_an_interrupted_command_says_how_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, command: list[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], recipe_file: Path, command: list[str]
 ) -> None:
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):
@@ -131,11 +132,9 @@ def test_an_interrupted_command_says_how_it_goes_on(
     monkeypatch.setattr("hubmerge.cli.evaluate.pin", Mock(side_effect=KeyboardInterrupt))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
-    assert main([command[0], str(recipe_file), *command[1:]]) == 1
-    told = capsys.readouterr().err
+    told = refused(command[0], recipe_file, *command[1:])
     assert ("goes on" in told) == (command[0] != "inspect")
-    assert main([command[0], str(recipe_file), *command[1:], "--log-json"]) == 1
-    *_, last = map(json.loads, capsys.readouterr().err.splitlines())
+    *_, last = map(json.loads, refused(command[0], recipe_file, *command[1:], "--log-json").splitlines())
     assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
     assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
 

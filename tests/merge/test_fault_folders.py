@@ -105,13 +105,12 @@ def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
 
 
 def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe_file: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     out = tmp_path / "out"
     command = ["merge", str(recipe_file), "--out", str(out), "--resume"]
     with sole_owner(out):
-        assert main(command) == 1
-        assert "E_IN_USE" in capsys.readouterr().err
+        assert "E_IN_USE" in refused(*command)
         assert not [*out.iterdir()]
     assert main(command) == 0
 
@@ -141,11 +140,10 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
 def test_an_output_that_can_be_no_folder_is_refused(
-    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+    recipe_file: Path, tmp_path: Path, refused: Callable[..., str], where: str
 ) -> None:
     (tmp_path / "file").write_text("somebody's")
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / where)]) == 1
-    assert capsys.readouterr().err.startswith("hubmerge: E_DISK: ")
+    assert refused("merge", recipe_file, "--out", tmp_path / where).startswith("hubmerge: E_DISK: ")
     assert (tmp_path / "file").read_text() == "somebody's"
 
 
