@@ -152,14 +152,3 @@ def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewh
         assert (code, "`disjoint: sum` takes it" in said) == (1, True)
         code, said = inspected(method, 1.0, -0.5, disjoint="sum")
         assert (code, warned in said) == (0, True)
-
-
-def test_cuda_by_its_name_is_refused_without_torch_and_auto_is_not(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    command = ["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device"]
-    assert main([*command, "cuda"]) == 1
-    assert "no torch. Run pip install 'hubmerge[gpu]'." in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    assert main([*command, "auto"]) == 0

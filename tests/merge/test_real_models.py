@@ -82,10 +82,6 @@ def code_of(folder: Path) -> str:
     return str(code)
 
 
-def test_every_kind_here_has_its_tag():
-    assert TAGS.keys() == KINDS.keys()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_of_a_model_that_transformers_wrote_is_lost(models: Any, kind: str):
     base, result = models(kind)
