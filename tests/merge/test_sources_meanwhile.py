@@ -31,7 +31,6 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import FaultSwitch, Observe, WholeFile
-from localhub.process import LocalHubProcess
 
 ROOM = {"all fits": 3_400_000, "some fits": 900_000, "ranges only": 0}
 HEADERS = 1  # the first read of a shard is that of its header
@@ -39,29 +38,22 @@ SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"
 room = pytest.mark.parametrize("inputs", ROOM.values(), ids=ROOM)
 
 
-@pytest.fixture
-def ada(faulty_hub: LocalHubProcess) -> HfApi:
-    return HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
-
-
 @pytest.fixture(params=["gated", "private"])
-def guarded(request: pytest.FixtureRequest, line: Line, ada: HfApi, tmp_path: Path) -> str:
-    """The family in repos that Ada guards; the line is Bob's, whom she has let in where that can be done."""
-    own = upload_family(ada, tmp_path / "family", line.target + "-", private=request.param == "private")
+def guarded(request: pytest.FixtureRequest, line: Line, tmp_path: Path) -> str:
+    """The line is over the family in repos that Ada guards."""
+    own = upload_family(line.api, tmp_path / "family", line.target + "-", private=request.param == "private")
     if request.param == "gated":
         for repo in (own["base"], *own["agents"]):
-            ada.update_repo_settings(repo, gated="manual")
+            line.api.update_repo_settings(repo, gated="manual")
     line.recipe = own
     return str(request.param)
 
 
-def of_bob(line: Line) -> Line:
-    return replace(line, target=line.target.replace("ada/", "bob/"), user="bob")
-
-
-def let_in(ada: HfApi, line: Line, user: str) -> None:
+def bob_let_in(line: Line) -> Line:
+    """Bob's line, after Ada has let him in."""
     for repo in (line.recipe["base"], *line.recipe["agents"]):
-        ada.grant_access(repo, user)
+        line.api.grant_access(repo, "bob")
+    return replace(line, target=line.target.replace("ada/", "bob/"), user="bob")
 
 
 def assert_nothing_came(line: Line) -> None:
@@ -70,12 +62,9 @@ def assert_nothing_came(line: Line) -> None:
 
 
 @room
-def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(
-    line: Line, guarded: str, ada: HfApi, inputs: int
-) -> None:
+def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(line: Line, guarded: str, inputs: int) -> None:
     if guarded == "gated":
-        let_in(ada, line, "bob")
-        line = of_bob(line)
+        line = bob_let_in(line)
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     line.to_hub()
     assert weights(line.published()) == weights(line.undisturbed)
@@ -108,10 +97,9 @@ CLOSED: dict[str, Callable[[HfApi, str], object]] = {
 @pytest.mark.parametrize("closing", CLOSED)
 @room
 def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, guarded: str, ada: HfApi, closing: str, inputs: int
+    line: Line, guarded: str, closing: str, inputs: int
 ) -> None:
-    let_in(ada, line, "bob")
-    line = of_bob(line)
+    ada, line = line.api, bob_let_in(line)
     if inputs == ROOM["all fits"]:
         inputs //= 2  # so that it is not all there before
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
@@ -130,14 +118,14 @@ def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_publishe
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("change", ["commit", "squash"])
 def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
-    line: Line, own: Path, ada: HfApi, stage: str, change: str, inputs: int
+    line: Line, own: Path, stage: str, change: str, inputs: int
 ) -> None:
     agent = line.recipe["agents"][0]
 
     def move() -> None:
-        ada.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
+        line.api.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
         if change == "squash":
-            ada.super_squash_history(agent)
+            line.api.super_squash_history(agent)
 
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     line.watcher.at[stage] = move
@@ -167,11 +155,11 @@ GONE: dict[str, Callable[[HfApi, str, Path], object]] = {
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("way", GONE)
 def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
-    line: Line, own: Path, ada: HfApi, stage: str, way: str, inputs: int
+    line: Line, own: Path, stage: str, way: str, inputs: int
 ) -> None:
     agent = line.recipe["agents"][0]
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    line.watcher.at[stage] = lambda: GONE[way](ada, agent, own)
+    line.watcher.at[stage] = lambda: GONE[way](line.api, agent, own)
     with pytest.raises(SourceChangedError) as caught:
         line.to_hub()
     assert caught.value.code == "E_SOURCE_CHANGED"
@@ -179,10 +167,9 @@ def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
     assert_nothing_came(line)
 
 
-def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(
-    line: Line, own: Path, ada: HfApi
-) -> None:
-    line.watcher.at["card"] = lambda: ada.delete_repo(line.recipe["base"])
+@pytest.mark.usefixtures("own")
+def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(line: Line) -> None:
+    line.watcher.at["card"] = lambda: line.api.delete_repo(line.recipe["base"])
     with pytest.raises(SourceChangedError) as caught:
         line.to_hub()
     assert line.recipe["base"] in str(caught.value)
@@ -375,9 +362,7 @@ def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
 ) -> None:
     command.killed(command.run)
     repo = command.agents[0]
-    command.ada.delete_repo(repo)
-    command.ada.create_repo(repo)
-    command.ada.upload_folder(repo_id=repo, folder_path=command.other())
+    replaced(command.ada, repo, command.other())
     capsys.readouterr()
     assert command.run() == 1
     told = capsys.readouterr().err
