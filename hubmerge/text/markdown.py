@@ -106,7 +106,8 @@ def percent(share: float | None) -> str:
         return "under 0.0001%"
     if 99.95 <= value < 100:
         return "over 99.9%"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}%"
+    rounded = float(f"{value:.3g}")  # 9.996 has as many digits as the 10.0 that is shown
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}%"
 
 
 def factor(value: float | str | None, digits: int = 3) -> str:

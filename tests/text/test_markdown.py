@@ -74,7 +74,7 @@ def test_any_text_stays_in_its_fence(text: str) -> None:
 @pytest.mark.parametrize(
     ("share", "text"),
     [(0.0, "0%"), (1.0, "100%"), (0.0775, "7.75%"), (0.5, "50.0%"), (0.99999, "over 99.9%"), (1e-9, "under 0.0001%"),
-     (0.000123, "0.0123%"), (None, "—")],
+     (0.000123, "0.0123%"), (0.09996, "10.0%"), (0.0009996, "0.100%"), (None, "—")],
 )  # fmt: skip
 def test_percentages_have_three_digits_and_never_hide_a_rest(share: float | None, text: str) -> None:
     assert percent(share) == text
