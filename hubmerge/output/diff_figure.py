@@ -23,6 +23,7 @@ from hubmerge.output.drawing import (
     width_of,
 )
 from hubmerge.output.figures import heatmap, short_label
+from hubmerge.text.markdown import percent
 
 _EDGE = 12.0  # pixels around everything
 _ROW = 25.0  # pixels: of a module type
@@ -108,7 +109,7 @@ def _histogram(drawing: Drawing, top: float, diff: Diff) -> None:
     panel.y_axis(numbers(ticks(*panel.y)), "elements, %", grid=True)
     powers = range(math.ceil(ends[0] * _LOG10_2), math.floor(ends[1] * _LOG10_2) + 1)
     shown = [p for p in powers if p % (1 + len(powers) // 12) == 0]
-    below = f"|δ| (exactly the base's value: {100 * total.identical_share:.3g}%)"
+    below = f"|δ| (exactly the base's value: {percent(total.identical_share)})"
     panel.x_axis([(p / _LOG10_2, _power(p)) for p in shown], below)
     for exponent, share in shares.items():
         panel.bar((exponent + 0.06, exponent + 0.94), (0.0, share), _BAR)

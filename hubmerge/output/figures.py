@@ -27,6 +27,7 @@ from hubmerge.output.drawing import (
     width_of,
 )
 from hubmerge.output.report import Report
+from hubmerge.text.markdown import percent
 
 DENSITY = "figures/density_by_layer.svg"
 OVERLAP = "figures/overlap.svg"
@@ -122,7 +123,7 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     several = (shades.at(step / max(len(groups) - 2, 1)) for step in range(len(groups) - 1))
     colors = [SHARE_COLORS["private"], *several]
     shares = {name: total["shares"][name] for name in SHARE_COLORS}
-    whole = [(SHARE_COLORS[name], f"{_SHARE_NAMES[name]}: {100 * share:.3g}%") for name, share in shares.items()]
+    whole = [(SHARE_COLORS[name], f"{_SHARE_NAMES[name]}: {percent(share)}") for name, share in shares.items()]
     entries = list(zip(colors, groups, strict=True))
     panel = min(max(_PANEL, 24.0 * len(labels)), 640.0)
     top = TITLE + 26 + 10 + legend_height(whole) + 14 + TITLE
@@ -164,7 +165,7 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     counts.y_axis(numbers(ticks(*counts.y)), "elements, %", grid=True)
     few = len(labels) <= _ANNOTATED
     marks = list(range(1, len(by_count))) if few else ticks(1, len(by_count) - 1, whole=True)
-    counts.x_axis(numbers(marks), f"agents (nobody: {by_count[0]:.3g}%)")
+    counts.x_axis(numbers(marks), f"agents (nobody: {percent(total['overlap_share'][0])})")
     of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
     for c, (color, share) in enumerate(zip(of_count, by_count[1:], strict=True), 1):
         counts.bar((c - 0.35, c + 0.35), (0.0, share), color)

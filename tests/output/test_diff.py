@@ -525,6 +525,11 @@ def test_the_figure_is_the_same_for_the_same_difference_and_nothing_is_cut_off(e
         parsed(draw(diff))
 
 
+def test_a_difference_in_few_elements_is_drawn_as_one(example: Diff) -> None:
+    total = replace(example.total, identical=example.total.elements - 1)
+    assert "exactly the base's value: over 99.9%" in draw(replace(example, total=total)).decode()
+
+
 def test_a_denser_module_is_drawn_lighter_and_longer(example: Diff) -> None:
     """Attention in layer 0 (42%) is the lightest cell, and norms, changed most of all, have the longest bar."""
     root = parsed(draw(example))

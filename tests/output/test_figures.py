@@ -103,6 +103,15 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert math_shared == tool_shared == pytest.approx(math_alone, rel=0.001)
 
 
+def test_a_share_of_nearly_all_is_not_called_all() -> None:
+    data = report_data()
+    total = data["statistics"]["total"]
+    total["overlap_share"] = [0.9996, 0.0004, 0.0]
+    total["shares"] |= {"unchanged": 0.9996, "private": 0.0004, "overlap": 0.0, "conflict": 0.0}
+    said = texts(parsed(render_figures(Report.from_json(data))["figures/overlap.svg"]))
+    assert {"none: over 99.9%", "agents (nobody: over 99.9%)"} <= {*said}
+
+
 def test_a_point_lies_as_high_as_its_density() -> None:
     """Both layers have 10% for math and 20% for tool_use, and the axis begins at 0."""
     root = parsed(render_figures(report())["figures/density_by_layer.svg"])
