@@ -1,4 +1,4 @@
-"""What can be typed behind each command, and the types of the values; a refusal says what the value must be.
+"""Options that several commands have, and all of those that have many; the types of their values say what they must be.
 
 Every command builds the parser of all, so nothing here imports what a command needs to run.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,21 +70,13 @@ def add_visibility(command: argparse.ArgumentParser) -> None:
 
 def add_stream_options(command: argparse.ArgumentParser) -> None:
     """How the inputs are read, and where chunks are merged."""
-    command.add_argument(
-        "--chunk-elements",
-        type=positive,
-        default=None,
-        help="elements per chunk; no number changes a bit of the result",
-    )
-    command.add_argument("--threads", type=positive, default=None, help="the most threads; default: one per core")
-    command.add_argument(
-        "--device",
-        choices=("auto", "cuda", "cpu"),
-        default="auto",
-        help="where chunks are merged; auto: products of matrices on a GPU, all else on the CPU",
-    )
+    words = "elements per chunk; no number changes a bit of the result"
+    command.add_argument("--chunk-elements", type=positive, default=0, help=words)
+    command.add_argument("--threads", type=positive, default=0, help="the most threads; default: one per core")
+    words = "where chunks are merged; auto: products of matrices on a GPU, all else on the CPU"
+    command.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help=words)
     words = "what a GPU is asked for at most; default: 2 for chunks, what it takes for whole tensors"
-    command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
+    command.add_argument("--device-memory", type=gigabytes, default=0, metavar="GB", help=words)
     words = "what fetched inputs and output may take on disk together; default: what is free"
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
@@ -98,14 +89,14 @@ def stream_options(arguments: Any, settings: Settings) -> StreamOptions:
         from hubmerge.engine.device import require_cuda
 
         require_cuda()
-    options = StreamOptions(
-        arguments.chunk_elements or 0,
-        arguments.threads or 0,
+    return StreamOptions(
+        arguments.chunk_elements,
+        arguments.threads,
         device=arguments.device,
+        device_memory_bytes=arguments.device_memory,
         sensitivities=settings.data_dir / "sensitivity",
         disk_budget=arguments.disk_budget,
     )
-    return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 
 
 def of_init(command: argparse.ArgumentParser) -> None:
@@ -116,9 +107,8 @@ def of_init(command: argparse.ArgumentParser) -> None:
 
 
 def of_diff(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "base", metavar="BASE", help="the model before: a Hub id such as org/name@revision, or a folder"
-    )
+    words = "the model before: a Hub id such as org/name@revision, or a folder"
+    command.add_argument("base", metavar="BASE", help=words)
     command.add_argument("agent", metavar="AGENT", help="the model after; may be a LoRA adapter on the base")
     words = "a pattern of tensor names that are left out, such as 'v_head.*'; may stand several times"
     command.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=words)
@@ -157,9 +147,8 @@ def of_sensitivity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-tokens", type=int, help="the most tokens of one pair (1024)")
     command.add_argument("--seed", type=int, help="which pairs are chosen (0)")
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gradients")
-    command.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="the dtype of the gradients"
-    )
+    words = "the dtype of the gradients"
+    command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=words)
     words = "after how many pairs the sums are kept; default: 16"
     command.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS", help=words)
     command.add_argument("--restart", action="store_true", help="begin again instead of going on")
@@ -168,19 +157,13 @@ def of_sensitivity(command: argparse.ArgumentParser) -> None:
 def of_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     command.add_argument("--suite", required=True, help=", ".join(_SUITES))
-    command.add_argument(
-        "--split",
-        choices=("test", "dev"),
-        default="test",
-        help="dev: the rows by which variants are chosen; default: test",
-    )
-    command.add_argument(
-        "--limit", type=positive, metavar="N", help="the first N rows of each task, which is another suite version"
-    )
+    words = "dev: the rows by which variants are chosen; default: test"
+    command.add_argument("--split", choices=("test", "dev"), default="test", help=words)
+    words = "the first N rows of each task, which is another suite version"
+    command.add_argument("--limit", type=positive, metavar="N", help=words)
     command.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
-    command.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where there is one"
-    )
+    words = "auto: a GPU where there is one"
+    command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=words)
     words = "auto: as the model is stored; any other makes it another suite version"
     command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=words)
     words = "what generates the answers; default: transformers"
@@ -199,12 +182,8 @@ def of_suites(command: argparse.ArgumentParser) -> None:
 
 
 def of_leaderboard(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--results",
-        metavar="REPO|DIR",
-        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: HUBMERGE_RESULTS, "
-        "or results-dataset in the data folder",
-    )
+    words = "a results dataset on the Hub, or a folder (./…) with results/ in it; default: HUBMERGE_RESULTS, or "
+    command.add_argument("--results", metavar="REPO|DIR", help=f"{words}results-dataset in the data folder")
     command.add_argument("--suite", help="this suite only")
     command.add_argument("--suite-version", help="this version of it instead of the newest")
     command.add_argument("--split", choices=("test", "dev"), default="test", help="default: test")
