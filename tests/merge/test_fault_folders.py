@@ -38,13 +38,6 @@ def recipe(models: list[Path]) -> dict[str, Any]:
     return recipe_dict(models[0], models[1:], "ram_plus")
 
 
-@pytest.fixture
-def recipe_file(recipe: dict[str, Any], tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(recipe))
-    return path
-
-
 def checked(recipe: dict[str, Any]) -> Prepared:
     return prepare(recipe_from_dict(recipe), NOWHERE, Request(allow_local=True))
 

@@ -22,7 +22,7 @@ from stream_helpers import CONFIG, plan_of, tensors_of, values_of, write_family
 from hubmerge.methods import registry
 from hubmerge.methods.base import Scope
 from hubmerge.output.card import LOST_AT_LEAST, render_card
-from hubmerge.output.report import Report, make_report
+from hubmerge.output.report import Report
 from hubmerge.statistics.statistics import Overlaps
 
 SIZES = {
@@ -49,10 +49,8 @@ class Merged:
         def run(name: str, **changes: Any) -> tuple[Report, Values]:
             plan = plan_of(folder, method, **(recipe | changes))
             result = stream_helpers.run(plan, out / name, threads=1, backend="eager")
-            report = make_report(
-                plan, result, identity="0" * 64, target="", created="", license={"id": "mit"}, environment={}
-            )
-            return report, {k: v.astype(np.float32) for k, v in tensors_of(out / name, plan).items()}
+            stored = {k: v.astype(np.float32) for k, v in tensors_of(out / name, plan).items()}
+            return stream_helpers.report_of(plan, result), stored
 
         self.base, self.agents = base, changed
         self.report, self.stored = run("out")
