@@ -373,14 +373,11 @@ def test_what_rounding_took_is_named_and_no_loss_is_claimed_where_there_is_none(
     assert ("lost" in card) == ("both keep λ here" not in said)
 
 
-def test_twins_and_dense_agents_are_anomalies() -> None:
+def test_an_agent_that_changed_most_weights_is_an_anomaly() -> None:
     data = report_data()
-    total = data["statistics"]["total"]
-    total["pairs"][0] |= {"jaccard": 1.0, "cosine": 1.0, "sign_agreement": 1.0}
-    total["agents"][1] |= {"density": 0.9, "l2": total["agents"][0]["l2"]}
-    card = render_card(Report.from_json(data))
-    assert "- Practically the same update twice: `math / tool_use`." in card
-    assert "- Changed more than 50% of the weights, which is no sparse update: `tool_use`." in card
+    data["statistics"]["total"]["agents"][1]["density"] = 0.9
+    said = "- Changed more than 50% of the weights, which is no sparse update: `tool_use`."
+    assert said in render_card(Report.from_json(data))
 
 
 def test_only_figures_that_exist_are_shown() -> None:
