@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.prediction import Machine, Prediction, as_facts, predict
+from hubmerge.engine.stream import layout_of
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Request, prepare, prepare_variants
 from hubmerge.methods.varying import varies, worded, written
 from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of, plan_summary
+from hubmerge.plan.disk import output_need, sensitivity_need
 from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import read_document, recipe_in
@@ -51,10 +54,6 @@ _OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "
 
 def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
     """The summary of a sweep: variants of one pass take their memory together, and passes their time in turn."""
-    from hubmerge.engine.prediction import Machine, Prediction, as_facts, predict
-    from hubmerge.engine.stream import layout_of
-    from hubmerge.plan.disk import output_need, sensitivity_need
-
     passes: dict[object, list[Plan]] = {}
     for plan in plans:
         passes.setdefault(layout_of(plan), []).append(plan)
