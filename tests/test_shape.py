@@ -34,24 +34,19 @@ def importers(package: str) -> set[str]:
     }
 
 
-def test_one_door_to_the_hub() -> None:
-    assert all(path.startswith("hubmerge/hub/") for path in importers("huggingface_hub"))
-
-
-def test_the_service_has_neither_the_login_nor_the_cache_of_its_machine() -> None:
-    assert all(path.startswith("hubmerge/") for path in importers("hubmerge.hub.login"))
-
-
-def test_only_the_pages_import_gradio() -> None:
-    assert all(path.startswith("workflows/app/") for path in importers("gradio"))
-
-
-def test_only_the_scheduler_imports_apscheduler() -> None:
-    assert importers("apscheduler") <= {"workflows/schedule/scheduler.py"}
-
-
-def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
-    assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli/main.py"}
+@pytest.mark.parametrize(
+    ("package", "door"),
+    [
+        ("huggingface_hub", "hubmerge/hub/"),
+        ("hubmerge.hub.login", "hubmerge/"),  # the service has neither the login nor the cache of its machine
+        ("gradio", "workflows/app/"),
+        ("apscheduler", "workflows/schedule/scheduler.py"),
+        ("workflows", ("workflows/", "app.py", "hubmerge/cli/main.py")),  # the command line serves, too
+    ],
+)
+def test_a_package_is_imported_behind_one_door(package: str, door: str | tuple[str, ...]) -> None:
+    assert importers(package)
+    assert all(path.startswith(door) for path in importers(package))
 
 
 def test_imports_point_down_the_rooms() -> None:
