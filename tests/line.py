@@ -70,6 +70,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self.stages: list[str] = []
+        self.bytes: list[tuple[str, int, int]] = []  # stage, done, total
+        self.warnings: list[str] = []
         self.at: dict[str, Callable[[], object]] = {}
         self.seen: Callable[[str], None] = lambda stage: None
 
@@ -80,12 +82,15 @@ class Watcher:
         self.seen(name)
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if unit == "B":
+            self.bytes.append((stage, done, total))
         self.seen(stage)
 
     def statistics(self, values: object) -> None:
         self.seen("statistics")
 
-    def warning(self, message: str) -> None: ...
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 @dataclass

@@ -113,20 +113,6 @@ def test_passes_of_a_sweep_add_up_what_they_fetched_and_the_largest_counts_of_me
 SMALL = 20_000
 
 
-class Told(Watcher):
-    """Also what it was told of bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.verified: list[tuple[int, int]] = []
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        if stage == "verify":
-            assert unit == "B"
-            self.verified.append((done, total))
-        super().progress(stage, done, total, unit)
-
-
 def ended_at(stage: str, error: BaseException) -> Watcher:
     watcher = Watcher()
     watcher.at[stage] = Mock(side_effect=error)
@@ -149,7 +135,7 @@ def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verif
     with pytest.raises(CancelledError):
         line.to_hub() if uploaded else line.to_folder()
     assert line.watcher.stages == ["verify"]
-    line.watcher = told = Told()
+    line.watcher = told = Watcher()
     if uploaded:
         line.to_hub()
         assert line.published() == line.undisturbed
@@ -157,7 +143,8 @@ def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verif
         assert line.to_folder() == line.undisturbed
     assert told.stages[0] == "verify"
     assert told.stages.count("verify") == 1
-    assert (told.verified[0], told.verified[-1]) == ((0, there), (there, there))
+    verified = [(done, total) for stage, done, total in told.bytes if stage == "verify"]
+    assert (verified[0], verified[-1]) == ((0, there), (there, there))
 
 
 @pytest.mark.slow
@@ -179,12 +166,12 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
 
     with pytest.raises(Killed):
         merge(ended_at("card", Killed()))
-    told = Told()
+    told = Watcher()
     merge(told)
     both = sum(map(shard_bytes, outs))
     assert told.stages == ["verify", "merge", "card"]
-    assert {total for _, total in told.verified} == {both}
-    assert told.verified[-1] == (both, both)
+    assert {total for _, _, total in told.bytes} == {both}
+    assert told.bytes[-1] == ("verify", both, both)
 
 
 @pytest.mark.slow

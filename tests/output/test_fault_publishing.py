@@ -242,15 +242,11 @@ class Once(Watcher):
         super().__init__()
         self.time, self.seen = time, self._look
         self.act: Callable[[], object] | None = None
-        self.warnings: list[str] = []
 
     def _look(self, stage: str) -> None:
         if self.act is not None and self.time():
             act, self.act = self.act, None
             act()
-
-    def warning(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 class Run(Line):
