@@ -18,13 +18,11 @@ from typing import Any
 
 import pytest
 from builders import write_sweep
-from processes import act_as_ada
 
 from hubmerge.cli import terminal
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import EvaluationError, SensitivityError
-from localhub.process import LocalHubProcess
 
 PATIENCE_S = 10.0  # of a test that hears nothing
 
@@ -129,7 +127,7 @@ SAID: dict[str, tuple[list[str], list[tuple[Any, ...]]]] = {
 }
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("ada")
 @pytest.mark.parametrize("command", SAID)
 def test_a_command_says_what_it_waits_for(
     command: str, recipe_file: Path, slowly: Slowly, monkeypatch: pytest.MonkeyPatch
@@ -166,9 +164,8 @@ def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Sl
     assert (1, 1) in told
 
 
-def test_publish_says_what_it_reads_sends_and_waits_for(
-    recipe_file: Path, slowly: Slowly, hub: LocalHubProcess, ear: Ear
-):
+@pytest.mark.usefixtures("ada")
+def test_publish_says_what_it_reads_sends_and_waits_for(recipe_file: Path, slowly: Slowly, ear: Ear):
     out = recipe_file.parent / "out"
     assert main(["merge", str(recipe_file), "--out", str(out), "--log-json"]) == 0
     slowly("hubmerge.output.publish._verify", "publish")
@@ -180,12 +177,6 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
     progress = [line for line in ear.lines() if line["type"] == "progress"]
     for stage in ("verify", "publish"):
         assert [(line["done"], line["total"]) for line in progress if line["stage"] == stage][-1] == (size, size)
-
-
-@pytest.fixture
-def hub(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHubProcess:
-    act_as_ada(monkeypatch, local_hub, tmp_path)
-    return local_hub
 
 
 # --- the terminal itself, by a clock that the test turns ----------------------------------------------------------
