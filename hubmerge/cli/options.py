@@ -1,4 +1,4 @@
-"""Options that several commands have, and all of those that have many; the types of their values say what they must be.
+"""Options that several commands share, and those of the commands that have many; a refusal says what a value must be.
 
 Every command builds the parser of all, so nothing here imports what a command needs to run.
 """
