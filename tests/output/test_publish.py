@@ -268,9 +268,9 @@ def test_the_manifest_of_as_many_agents_and_layers_as_there_are_is_known_again()
     assert one + 125 * 1.2 * (two - one) < MAX_MANIFEST_BYTES  # real figures have more digits
 
 
-@pytest.fixture
-def uploader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardUploader:
-    """Of one finished shard, to a target that takes it as a plain file."""
+def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(upload, "ensure_target", lambda hub, target, identity: TargetState("empty"))
     hub: Any = SimpleNamespace(
         breakable=lambda: hub,
@@ -280,10 +280,6 @@ def uploader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardUploader:
     shard = FinishedShard("0.safetensors", 1, "0" * 64, None, {})
     journal: Any = SimpleNamespace(shards={shard.filename: shard}, uploaded=set(), on_shard=None)
     (tmp_path / shard.filename).write_bytes(b"x")
-    return ShardUploader(hub, Target("ada/x", False), "i", journal, tmp_path)
-
-
-def test_what_the_target_takes_as_a_plain_file_stays_for_the_commit(uploader: ShardUploader, tmp_path: Path) -> None:
-    with uploader:
+    with ShardUploader(hub, Target("ada/x", False), "i", journal, tmp_path) as uploader:
         uploader.drain()
     assert [p.name for p in tmp_path.iterdir()] == ["0.safetensors"]
