@@ -13,7 +13,6 @@ queues it as a new attempt.
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubmerge.errors import HubmergeError
-from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.names import is_hub_id, is_sha
 
 IDENTITY = r"^[0-9a-f]{64}$"  # a job's id is also a folder name, so nothing but a sha256 may pass
 KIND = r"^[a-z][a-z0-9_]{0,31}$"
@@ -36,7 +35,6 @@ DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone w
 EVALUATION = "evaluate"  # the kind of job that measures a model
 COMPARISON = "diff"  # and that which compares two
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
-SHA = re.compile(r"[0-9a-f]{40}")
 
 
 class StaleFenceError(HubmergeError):
@@ -185,4 +183,4 @@ def pinned_models(recipe: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if isinstance(agents, list | tuple):  # else the record is damaged
         names += [("agent", a.get("model") if isinstance(a, dict) else a) for a in agents]
     found = ((role, *str(name).partition("@")[::2]) for role, name in names)
-    return [(role, model, sha) for role, model, sha in found if is_hub_id(model) and SHA.fullmatch(sha)]
+    return [(role, model, sha) for role, model, sha in found if is_hub_id(model) and is_sha(sha)]

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from sqlalchemy import select
 
 from hubmerge.errors import HubmergeError, QuotaError
-from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.names import is_hub_id, is_sha
 from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, Pin, ScoreKey
-from workflows.jobs.jobs import SHA, State, pinned_models
+from workflows.jobs.jobs import State, pinned_models
 from workflows.jobs.schema import JOBS
 from workflows.jobs.store import Store
 
@@ -68,6 +68,6 @@ def _done_merges(store: Store, default_suite: str | None) -> Iterator[tuple[str,
         passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
         suite = payload.get("suite") or (None if passed_over else default_suite)
         model, sha = str(result.get("repo", "")), str(result.get("commit", ""))
-        if suite and is_hub_id(model) and SHA.fullmatch(sha):
+        if suite and is_hub_id(model) and is_sha(sha):
             parents = [(parent, at) for _, parent, at in pinned_models(payload.get("recipe") or {})]
             yield suite, bool(payload.get("private")), [(model, sha), *parents]

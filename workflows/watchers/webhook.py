@@ -26,8 +26,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
-from hubmerge.hub.names import is_hub_id
-from workflows.jobs.jobs import SHA, DatabaseBusyError, iso
+from hubmerge.hub.names import is_hub_id, is_sha
+from workflows.jobs.jobs import DatabaseBusyError, iso
 from workflows.jobs.schema import DELIVERIES
 from workflows.jobs.store import Store
 
@@ -131,7 +131,7 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
     found = []
     for item in refs:
         sha = item.get("newSha") if isinstance(item, dict) else None
-        if isinstance(sha, str) and SHA.fullmatch(sha) and item.get("ref") == MAIN:
+        if isinstance(sha, str) and is_sha(sha) and item.get("ref") == MAIN:
             found.append(Push(name, sha))
     return tuple(dict.fromkeys(found))[:MAX_REFS]
 
