@@ -55,9 +55,7 @@ class Candidate:
 
     id: str
     sha: str
-    author: str
     tags: tuple[str, ...]
-    last_modified: str  # ISO 8601
     private: bool
     gated: bool
 
@@ -228,10 +226,9 @@ class Hub(HubWriting):
         """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
 
         def read(m: Any) -> Candidate:
-            owner, changed = m.author or m.id.partition("/")[0], m.last_modified.isoformat() if m.last_modified else ""
-            return Candidate(m.id, m.sha or "", owner, tuple(m.tags or ()), changed, bool(m.private), bool(m.gated))
+            return Candidate(m.id, m.sha or "", tuple(m.tags or ()), bool(m.private), bool(m.gated))
 
-        expand = ["sha", "lastModified", "tags", "private", "gated", "author"]
+        expand = ["sha", "lastModified", "tags", "private", "gated"]
         wanted = {"filter": list(tags) or None, "author": author, "limit": limit}
         return self._models(read, sort="last_modified", expand=expand, **wanted)
 
