@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             busy = InternalError("an earlier attempt still works in the job's folder", where=str(spec.workdir))
             events.send(Failure.of(busy, retryable=True))
             return 1
-        start_guardian(commands, options.guard_seconds, close=(descriptor,))
+        start_guardian(commands, options.guard_seconds, descriptor)
         give_way()
         set_up_logging()
         code = run_job(spec, options.pipeline, events, scrubber)

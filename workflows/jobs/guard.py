@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -43,26 +42,25 @@ def lock_workdir(workdir: Path, wait_s: float) -> int | None:
         time.sleep(_LOCK_RETRY_S)
 
 
-def start_guardian(beats: int, silence_s: float, close: Iterable[int]) -> None:
-    """Fork the guardian of this process group; it closes `close`, so that others see their ends."""
+def start_guardian(beats: int, silence_s: float, events: int) -> None:
+    """Fork the guardian of this process group; it closes `events`, so that the worker sees their end."""
     leader = os.getpid()
     if os.fork() != 0:
         return
     try:
-        _guard(leader, beats, silence_s, close)
+        _guard(leader, beats, silence_s, events)
     finally:
         os._exit(1)
 
 
-def _guard(leader: int, beats: int, silence_s: float, close: Iterable[int]) -> NoReturn:
+def _guard(leader: int, beats: int, silence_s: float, events: int) -> NoReturn:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # these ask the job to clean up; the guardian stays until then
     signal.signal(signal.SIGUSR1, lambda *_: os.killpg(leader, signal.SIGKILL))
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(nothing, descriptor)
-    for descriptor in close:
-        os.close(descriptor)
+    os.close(events)
     die_with_parent(leader, signal.SIGUSR1)
     while True:
         ready, _, _ = select.select([beats], [], [], silence_s)
