@@ -24,8 +24,9 @@ from hubmerge.errors import LoginError, QuotaError
 from hubmerge.settings import Settings
 from workflows.app.watchers_source import WatcherBoard
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import EvaluationRequests, Scoring, is_the_bot_s
+from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import Clock, State
+from workflows.jobs.scores import RecordedScores
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault, UnreadableTokenError
 from workflows.schedule.evaluations import schedule_evaluations
@@ -48,7 +49,7 @@ class Intervals:
 
 
 class Bot:
-    """Watchers, webhook and schedule over one job database. Without `scoring` it evaluates nothing."""
+    """Watchers, webhook and schedule over one job database. Without `scores` it evaluates nothing."""
 
     def __init__(
         self,
@@ -56,20 +57,20 @@ class Bot:
         vault: TokenVault,
         rules: Callable[[], RuleSet],
         *,
-        scoring: Scoring | None = None,
+        scores: RecordedScores | None = None,
         clock: Clock | None = None,
         intervals: Intervals | None = None,
     ) -> None:
         self._intervals = intervals or Intervals()
-        self._store = Store(settings.data_dir, clock=clock, jobs_per_user=settings.jobs_per_user)
-        self._first = 1 + max((job.ticket for job in self._store.list_jobs(limit=1)), default=0)  # of this process
+        self.store = Store(settings.data_dir, clock=clock, jobs_per_user=settings.jobs_per_user)
+        self._first = 1 + max((job.ticket for job in self.store.list_jobs(limit=1)), default=0)  # of this process
         self.account = Account(settings, vault)
-        self.ledger = Ledger(self._store)
-        self.inbox = Inbox(self._store)
-        self.requests = EvaluationRequests(self._store, self.account, scoring) if scoring else None
+        self.ledger = Ledger(self.store)
+        self.inbox = Inbox(self.store)
+        self.requests = EvaluationRequests(self.store, self.account, scores) if scores else None
         self.watchers = Watchers(rules, self.account, self.ledger, self.inbox, self.requests)
         every_s = self._intervals.poll_s if settings.token is not None else None
-        self.source = WatcherBoard(settings, self.watchers, self.ledger, self._store, every_s)
+        self.source = WatcherBoard(settings, self.watchers, self.ledger, self.store, every_s)
         self.routes: tuple[BaseRoute, ...] = (
             (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
         )
@@ -78,14 +79,14 @@ class Bot:
     def ticks(self) -> tuple[Tick, ...]:
         every = self._intervals
         ticks = [
-            Tick("reap", every.reap_s, self._store.reap),
+            Tick("reap", every.reap_s, self.store.reap),
             Tick("tokens", every.tokens_s, self.renew_tokens),
             Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
             Tick("asked", every.inbox_s, self.watchers.handle_asked),
             Tick("watchers", every.poll_s, self.watchers.poll),
         ]
         if self.requests is not None:
-            due = partial(schedule_evaluations, self._store, self.requests)
+            due = partial(schedule_evaluations, self.store, self.requests)
             ticks.append(Tick("evaluations", every.evaluations_s, due))
         return tuple(ticks)
 
@@ -96,16 +97,16 @@ class Bot:
         give: their token is the one in the environment.
         """
         renewed = 0
-        for job in self._store.list_jobs(user=self.account.name, states=[State.FAILED], before=self._first, limit=1000):
+        for job in self.store.list_jobs(user=self.account.name, states=[State.FAILED], before=self._first, limit=1000):
             for_login = job.error is not None and job.error.code in (LoginError.code, UnreadableTokenError.code)
             if for_login and is_the_bot_s(job):  # not somebody's own, with a sign-in of theirs
                 with suppress(QuotaError):  # too many are under way; the next tick tries it again
-                    self._store.retry(job.id, job.user, self.account.seal(job.id))
+                    self.store.retry(job.id, job.user, self.account.seal(job.id))
                     renewed += 1
         return renewed
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         self._scheduler.__enter__()

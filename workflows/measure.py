@@ -26,8 +26,9 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
-from workflows.jobs.evaluations import ASKED, EvaluationRequests, ScoreKey, evaluation_id
+from workflows.jobs.evaluations import ASKED, EvaluationRequests, evaluation_id
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, State
+from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
@@ -100,7 +101,7 @@ class Measuring:
     def _measured_at(self, key: ScoreKey, state: RepoState, hub: Hub) -> str | None:
         """The commit at which the model was measured: this one, or one to which its scores alone were added since."""
         assert self._requests is not None
-        known = self._requests.scoring.known_scores()
+        known = self._requests.scores.known_scores()
         if key in known:
             return key.sha
         for earlier in sorted(other.sha for other in known if other == key._replace(sha=other.sha)):

@@ -30,12 +30,10 @@ from hubmerge.machine.extras import require
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
-from workflows.jobs.evaluations import Scoring
 from workflows.jobs.process import set_up_logging, told_to_stop
 from workflows.jobs.results_keys import results_keys
-from workflows.jobs.store import Store
+from workflows.jobs.scores import RecordedScores
 from workflows.jobs.tokens import TokenVault
-from workflows.schedule.scoring import RecordedScores
 from workflows.service import MergeService
 from workflows.watchers.rules import RuleSet, load_rules
 
@@ -129,23 +127,20 @@ def serve(
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )
     vault = TokenVault.from_settings(settings)
-    store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
+    scores = recorded_scores(settings)
+    rules = partial(load_rules, settings.rules_dir) if settings.rules_dir else RuleSet
+    bot = Bot(settings, vault, rules, scores=scores, intervals=intervals)
     stop = told_to_stop()
     with ExitStack() as stack:
-        stack.callback(store.close)
-        dataset = results_dataset(settings)
+        stack.callback(bot.close)
         for kind in ("merge", "diff"):  # a diff takes minutes; it need not wait for a merge of hours
             stack.enter_context(WorkerProcess(settings, kinds=(kind,), stop=stop))
-        rules = partial(load_rules, settings.rules_dir) if settings.rules_dir else RuleSet
-        bot = Bot(settings, vault, rules, scoring=scoring_of(settings, dataset), intervals=intervals)
-        service = MergeService(settings, store, vault, bot.requests)
-        if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
-            stack.callback(bot.close)
-        else:
+        if settings.token is not None:  # else there is nobody to act as: rules are shown and tried, and nothing ticks
             stack.enter_context(bot)
-            if dataset is not None:
+            if scores is not None:
                 stack.enter_context(WorkerProcess(settings, kinds=("evaluate",), stop=stop))
-        board = DatasetBoard(dataset) if dataset else None
+        service = MergeService(settings, bot.store, vault, bot.requests)
+        board = DatasetBoard(scores.dataset) if scores else None
         routes = bot.routes if settings.token is not None else ()
         app = stack.enter_context(
             launch_app(
@@ -160,19 +155,11 @@ def serve(
     return 0
 
 
-def results_dataset(settings: Settings) -> ResultsDataset | None:
-    """The dataset in which the bot's account records scores; None where none is named."""
+def recorded_scores(settings: Settings) -> RecordedScores | None:
+    """The scores that the bot's account records; None where no results dataset is named, and nothing is evaluated."""
     if settings.results_repo is None:
         return None
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     # who only shows a dataset has signed nothing in it
     trust = results_keys(settings).trust if settings.token else reader_trust(settings, settings.results_repo)
-    return ResultsDataset(hub, settings.results_repo, trust=trust)
-
-
-def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | None:
-    """The bot's access to scores; None without a results dataset, in which case the bot evaluates nothing."""
-    if dataset is None:
-        return None
-    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
-    return RecordedScores(hub, dataset).scoring(settings.suite)
+    return RecordedScores(hub, ResultsDataset(hub, settings.results_repo, trust=trust), settings.suite)

@@ -42,15 +42,15 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     # imported here, since every command builds this one's parser
     from workflows.bot import Bot, Intervals
     from workflows.jobs.tokens import TokenVault
-    from workflows.serve import results_dataset, scoring_of
+    from workflows.serve import recorded_scores
     from workflows.watchers.rules import RuleSet, load_rule
 
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
     vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
-    scoring = scoring_of(settings, results_dataset(settings))
-    bot = Bot(settings, vault, lambda: RuleSet(rules), scoring=scoring, intervals=Intervals(poll_s=arguments.every))
+    scores = recorded_scores(settings)
+    bot = Bot(settings, vault, lambda: RuleSet(rules), scores=scores, intervals=Intervals(poll_s=arguments.every))
     if arguments.once or arguments.dry_run:
         terminal.stage("watch")
         try:

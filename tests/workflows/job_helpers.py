@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
 from workflows.jobs.jobs import Job, JobError, NewJob
 from workflows.jobs.protocol import JobSpec
+from workflows.jobs.scores import Pin, RecordedScores, ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.supervision import Timing
 from workflows.jobs.tokens import TokenVault
@@ -59,6 +60,29 @@ class FakeClock:
     def reboot(self) -> None:
         self.boot_id = f"boot-{int(self.boot_id[5:]) + 1}"
         self.seconds = 5.0
+
+
+class FakeScores(RecordedScores):
+    """A leaderboard that the test writes: the version of every suite, scores that are known, their means, and flags."""
+
+    def __init__(self, default_suite: str | None = None, version: str = "1") -> None:
+        self.default_suite = default_suite
+        self.version = version
+        self.known: set[ScoreKey] = set()
+        self.means: dict[Pin, float] = {}
+        self.flags: dict[Pin, str] = {}
+
+    def suite_version(self, suite: str) -> str:
+        return self.version
+
+    def known_scores(self) -> frozenset[ScoreKey]:
+        return frozenset(self.known)
+
+    def ranking(self, suite: str, models: Sequence[Pin]) -> Mapping[Pin, float]:
+        return {pin: self.means[pin] for pin in models if pin in self.means}
+
+    def flagged(self, models: Sequence[Pin]) -> Mapping[Pin, str]:
+        return {pin: self.flags[pin] for pin in models if pin in self.flags}
 
 
 def job_spec(folder: Path, **given: Any) -> JobSpec:

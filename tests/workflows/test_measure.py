@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, claim, visitor
+from job_helpers import FINAL, FakeScores, claim, visitor
 from pydantic import SecretStr
 from source_helpers import ZOO, zoo_adapter
 
@@ -30,12 +30,11 @@ from workflows.jobs.evaluations import (
     OF_MERGE,
     OF_PARENT,
     EvaluationRequests,
-    ScoreKey,
-    Scoring,
     evaluation_id,
     evaluation_job,
 )
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
+from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.measure import Measuring
@@ -58,9 +57,9 @@ class Site:
         self.settings = Settings(endpoint=hub.endpoint, token=token, suite="zoo")
         self.hub = hub
         self.store = store
-        self.known: set[ScoreKey] = set()
-        scoring = Scoring(lambda _: "v1", lambda: self.known, default_suite="zoo")
-        self.requests = EvaluationRequests(store, Account(self.settings, VAULT), scoring)
+        scores = FakeScores("zoo", version="v1")
+        self.known = scores.known
+        self.requests = EvaluationRequests(store, Account(self.settings, VAULT), scores)
         self.service = MergeService(self.settings, store, VAULT, self.requests)
 
     def tick(self) -> None:

@@ -15,8 +15,9 @@ from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows import published
 from workflows.app.service import JobView, Visitor
-from workflows.jobs.evaluations import ScoreKey, evaluation_job
+from workflows.jobs.evaluations import evaluation_job
 from workflows.jobs.jobs import NewJob
+from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.published import published_model
 from workflows.trail import Trail, scoring_time, stage_times

@@ -22,8 +22,8 @@ from starlette.routing import BaseRoute
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.bot import Bot, Intervals
-from workflows.jobs.evaluations import Scoring
 from workflows.jobs.jobs import Job
+from workflows.jobs.scores import RecordedScores
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.watchers.facts import Facts
@@ -122,7 +122,7 @@ def make_bot(
     *,
     user: str = "ada",
     clock: Any = None,
-    scoring: Scoring | None = None,
+    scores: RecordedScores | None = None,
     intervals: Intervals | None = None,
     **settings: Any,
 ) -> Bot:
@@ -131,7 +131,7 @@ def make_bot(
     configured = Settings(data_dir=folder, **{**secrets, **endpoint, **settings})
     known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
     vault = TokenVault.from_settings(configured)
-    return Bot(configured, vault, lambda: known, clock=clock, scoring=scoring, intervals=intervals)
+    return Bot(configured, vault, lambda: known, clock=clock, scores=scores, intervals=intervals)
 
 
 @contextmanager

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 from sqlalchemy import and_, select
 
 from workflows.jobs.account import Account
 from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, iso
 from workflows.jobs.schema import JOBS
+from workflows.jobs.scores import RecordedScores, ScoreKey
 from workflows.jobs.store import Store
 
 AGAIN_AFTER = timedelta(hours=6)
@@ -30,31 +29,6 @@ OF_MERGE = -20
 ASKED = -20  # by a visitor; who asks first is served first
 OF_CANDIDATE = -30  # a rule's choice waits for it
 OF_PARENT = -40
-
-Pin = tuple[str, str]  # a model's id and commit
-
-
-class ScoreKey(NamedTuple):
-    """The identity of a score."""
-
-    model: str
-    sha: str
-    suite: str
-    suite_version: str
-    split: str
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """The bot's questions about the leaderboard; every tick asks them anew."""
-
-    suite_version: Callable[[str], str]  # EvaluationError where there is no such suite
-    known_scores: Callable[[], Collection[ScoreKey]]
-    # the leaderboard's order: a suite's scores of pinned models, higher is better; none without a score
-    ranking: Callable[[str, Sequence[Pin]], Mapping[Pin, float]] = lambda suite, models: {}
-    # why those that are contaminated or withdrawn, themselves or by an ancestor, are
-    flagged: Callable[[Sequence[Pin]], Mapping[Pin, str]] = lambda models: {}
-    default_suite: str | None = None  # for public merges that no watcher started
 
 
 def is_the_bot_s(job: Job) -> bool:
@@ -85,14 +59,14 @@ def evaluation_job(
 class EvaluationRequests:
     """Takes requests for scores: known ones and those under way cost nothing, the others become jobs."""
 
-    def __init__(self, store: Store, account: Account, scoring: Scoring) -> None:
+    def __init__(self, store: Store, account: Account, scores: RecordedScores) -> None:
         self._store = store
         self._account = account
-        self.scoring = scoring
+        self.scores = scores
 
     def key(self, model: str, sha: str, suite: str) -> ScoreKey:
         """The key of the score under the suite's present version; EvaluationError where there is no such suite."""
-        return ScoreKey(model, sha, suite, self.scoring.suite_version(suite), "test")
+        return ScoreKey(model, sha, suite, self.scores.suite_version(suite), "test")
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
@@ -101,7 +75,7 @@ class EvaluationRequests:
         with self._store.reading() as connection:
             asked = set(connection.execute(query).scalars())
         left = [key for key in keys if evaluation_id(key) not in asked]
-        scored = set(self.scoring.known_scores()) if left else set()
+        scored = self.scores.known_scores() if left else frozenset()
         return [key for key in left if key not in scored]
 
     def request(self, key: ScoreKey, priority: int, *, private: bool = False, asked_by: str = "") -> Job:

@@ -15,9 +15,10 @@ from sqlalchemy import select
 
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.names import is_hub_id, is_sha
-from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, Pin, ScoreKey
+from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests
 from workflows.jobs.jobs import State, pinned_models
 from workflows.jobs.schema import JOBS
+from workflows.jobs.scores import Pin, ScoreKey
 from workflows.jobs.store import Store
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
     parents: dict[ScoreKey, int] = {}
     public: set[Pin] = set()
     missing: set[str] = set()
-    for suite, private, pins in _done_merges(store, requests.scoring.default_suite):
+    for suite, private, pins in _done_merges(store, requests.scores.default_suite):
         if not private:
             public.update(pins)
         if suite in missing:

@@ -212,7 +212,7 @@ class Watchers:
         """The leaderboard's scores; missing ones are requested, each model once."""
         if self._requests is None:
             return Scores()
-        ranked = self._requests.scoring.ranking(suite, [(m.id, m.sha) for m in models])
+        ranked = self._requests.scores.ranking(suite, [(m.id, m.sha) for m in models])
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         pending: set[str] = set()
         for model in models if request else ():
@@ -232,5 +232,5 @@ class Watchers:
     def _flags(self, models: Sequence[Facts]) -> Mapping[str, str]:
         if self._requests is None:
             return {}
-        found = self._requests.scoring.flagged([(m.id, m.sha) for m in models])
+        found = self._requests.scores.flagged([(m.id, m.sha) for m in models])
         return {id: why for (id, _), why in found.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 import apscheduler.schedulers.base
 import pytest
-from job_helpers import FakeClock
+from job_helpers import FakeClock, FakeScores
 from processes import until
 from watch_helpers import Agents, joined, rule_of
 
@@ -28,11 +28,10 @@ from workflows.jobs.evaluations import (
     OF_PARENT,
     WATCHED_MERGE,
     EvaluationRequests,
-    ScoreKey,
-    Scoring,
     evaluation_job,
 )
 from workflows.jobs.jobs import Job, JobError, NewJob, State
+from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.schedule import scheduler
@@ -51,28 +50,28 @@ class FakeAccount:
         return SealedToken(f"sealed for {job_id}", None)
 
 
-class Bench:
-    """A store with merges, and a requests whose leaderboard the test writes."""
+class Board(FakeScores):
+    """It knows no suite `old`, and counts how often it is looked at."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.version = "1"
-        self.known: set[ScoreKey] = set()
-        self.asked_the_board = 0
-        self.requests = self.with_default(None)
+    looks = 0
 
-    def with_default(self, suite: str | None) -> EvaluationRequests:
-        scoring = Scoring(self._version, self._known_scores, default_suite=suite)
-        return EvaluationRequests(self.store, FakeAccount(), scoring)
-
-    def _version(self, suite: str) -> str:
+    def suite_version(self, suite: str) -> str:
         if suite == "old":
             raise EvaluationError("there is no such suite")
         return self.version
 
-    def _known_scores(self) -> set[ScoreKey]:
-        self.asked_the_board += 1
-        return self.known
+    def known_scores(self) -> frozenset[ScoreKey]:
+        self.looks += 1
+        return super().known_scores()
+
+
+class Bench:
+    """A store with merges, and requests for scores of a board that the test writes."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.board = Board()
+        self.requests = EvaluationRequests(store, FakeAccount(), self.board)
 
     def merge(
         self,
@@ -163,21 +162,21 @@ def test_the_leaderboard_is_asked_only_where_there_is_no_job(bench: Bench) -> No
     bench.merge("one")
     bench.tick()
     bench.tick()
-    assert bench.asked_the_board == 1
-    bench.known = {ScoreKey(MEM, SHA[MEM], "zoo", "1", "test")}
+    assert bench.board.looks == 1
+    bench.board.known = {ScoreKey(MEM, SHA[MEM], "zoo", "1", "test")}
     bench.merge("three", [*PARENTS, f"{MEM}@{SHA[MEM]}"])
     bench.tick()
     assert (MEM, SHA[MEM]) not in bench.asked()  # a score that is known is not measured again
-    assert bench.asked_the_board == 2
+    assert bench.board.looks == 2
 
 
 def test_another_suite_version_measures_everything_again(bench: Bench) -> None:
     bench.merge("one")
     bench.tick()
-    bench.known = {ScoreKey(*pair, "zoo", "1", "test") for pair in bench.asked()}
+    bench.board.known = {ScoreKey(*pair, "zoo", "1", "test") for pair in bench.asked()}
     bench.tick()
     assert len(bench.evaluations()) == 4
-    bench.version = "2"
+    bench.board.version = "2"
     bench.tick()
     bench.tick()
     assert len(bench.evaluations()) == 8
@@ -190,7 +189,7 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
         bench.store.fail(job.id, job.fence, JobError(code="E_INTERNAL", message="no record of it"))
     recorded, *_ = bench.evaluations()  # as the model's own failure, say
     model, sha = recorded.payload["model"], recorded.payload["sha"]
-    bench.known.add(ScoreKey(model, sha, "zoo", bench.version, "test"))
+    bench.board.known.add(ScoreKey(model, sha, "zoo", bench.board.version, "test"))
     bench.tick()
     assert {job.state for job in bench.evaluations()} == {State.FAILED}
     clock.pass_time(hours=6, seconds=1)
@@ -212,7 +211,7 @@ def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_one
     bench.merge("sees-pictures", suite=None, use="image-classification")
     assert bench.tick() == 0
     assert bench.evaluations() == []
-    bench.requests = bench.with_default("math")
+    bench.board.default_suite = "math"
     bench.tick()
     assert ("ada/open", f"{4:040x}") in bench.asked()
     assert {"ada/hidden", "ada/sees-pictures"}.isdisjoint(model for model, _ in bench.asked())
@@ -348,9 +347,8 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
     """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
     base = agents.base()
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/unattended-{set}", suite="zoo")
-    scoring = Scoring(lambda _: "1", set)
     quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
-    bot = bot_for(rule, scoring=scoring, jobs_per_user=20, intervals=quick)
+    bot = bot_for(rule, scores=FakeScores(), jobs_per_user=20, intervals=quick)
     names = [agents.agent(base) for _ in range(2)]
     store = Store(tmp_path / "data", clock=clock)  # the bot's: by another clock it would take the job back
 
@@ -373,13 +371,10 @@ def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(3))
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
-    scoring = Scoring(
-        lambda _: "1",
-        set,
-        ranking=lambda suite, models: {(name, agents.head(name)): 0.5 for name in names},
-        flagged=lambda models: {m: "contaminated: saw the test set" for m in models if m[0] == names[0]},
-    )
-    [turn] = bot_for(rule, scoring=scoring).watchers.poll()
+    scores = FakeScores()
+    scores.means = {(name, agents.head(name)): 0.5 for name in names}
+    scores.flags = {(names[0], agents.head(names[0])): "contaminated: saw the test set"}
+    [turn] = bot_for(rule, scores=scores).watchers.poll()
     assert joined(turn) == names[1:]
     [skip] = turn.decision.skips
     assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
@@ -388,13 +383,9 @@ def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for:
 def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path) -> None:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(3))
-    board: dict[tuple[str, str], float] = {}
-
-    def ranking(suite: str, models: Any) -> dict[tuple[str, str], float]:
-        return {pair: board[pair] for pair in models if pair in board}
-
+    scores = FakeScores()
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})
-    bot = bot_for(rule, scoring=Scoring(lambda _: "1", set, ranking=ranking), jobs_per_user=20)
+    bot = bot_for(rule, scores=scores, jobs_per_user=20)
     [turn] = bot.watchers.poll()
     assert turn.decision.waiting == "evaluations on their way: 3"
     [turn] = bot.watchers.poll()
@@ -403,7 +394,7 @@ def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callab
     assert sorted(job.payload["model"] for job in asked) == names  # each once
     assert {job.priority for job in asked} == {OF_CANDIDATE}
     for job in asked:
-        board[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
+        scores.means[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
         claimed = store.claim("worker")
         store.finish(claimed.id, claimed.fence, {})
     [turn] = bot.watchers.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
@@ -11,24 +12,36 @@ from hubmerge.errors import SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from workflows.jobs.evaluations import Pin, ScoreKey, Scoring
 from workflows.kept import KeptAnswers
 
+Pin = tuple[str, str]  # a model's id and commit
 VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
 
 
-class RecordedScores:
-    """Answers the questions of the schedule and the watchers from the results dataset."""
+class ScoreKey(NamedTuple):
+    """The identity of a score."""
 
-    def __init__(self, hub: Hub, dataset: ResultsDataset) -> None:
+    model: str
+    sha: str
+    suite: str
+    suite_version: str
+    split: str
+
+
+class RecordedScores:
+    """Answers the questions of the schedule and the watchers from the results dataset.
+
+    `default_suite`: for public merges that no watcher started; None: they are not evaluated.
+    """
+
+    def __init__(self, hub: Hub, dataset: ResultsDataset, default_suite: str | None = None) -> None:
         self._hub = hub
-        self._dataset = dataset
+        self.dataset = dataset
+        self.default_suite = default_suite
         self._versions = KeptAnswers[str](VERSION_S)
 
-    def scoring(self, default_suite: str | None) -> Scoring:
-        return Scoring(self.suite_version, self.known_scores, self.ranking, self.flagged, default_suite)
-
     def suite_version(self, suite: str) -> str:
+        """EvaluationError where there is no such suite."""
         return self._versions.get(suite, lambda: pin(suite, self._hub).version)
 
     def known_scores(self) -> frozenset[ScoreKey]:
@@ -61,6 +74,6 @@ class RecordedScores:
 
     def _loaded(self) -> LoadedResults | None:
         try:
-            return self._dataset.load()
+            return self.dataset.load()
         except SourceNotFoundError:
             return None  # nothing was ever recorded
