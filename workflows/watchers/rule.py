@@ -11,7 +11,7 @@ import string
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.model_name import ModelName
@@ -52,6 +52,12 @@ def _repo(value: str) -> str:
     return value
 
 
+def _several(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) < 2 or len(set(value)) != len(value):
+        raise ValueError("name at least two agents, each once")
+    return value
+
+
 def _base(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a base is written as text: org/name or org/name@revision")
@@ -61,7 +67,7 @@ def _base(value: Any) -> Any:
     return name
 
 
-Repo = Annotated[str, Field(max_length=200)]
+Repo = Annotated[str, Field(max_length=200), AfterValidator(_repo)]
 Amount = Annotated[int, BeforeValidator(_amount), Field(ge=1, le=10**15)]
 _WORD = r"^[A-Za-z0-9][\w.:/\-+]{0,199}$"
 _USER = r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0-9])?$"
@@ -152,16 +158,13 @@ class AgentFilter(Strict):
     exclude: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=1000)] = ()
     closed: bool = False  # whether gated and private models may join a public merge
 
-    @field_validator("exclude")
-    @classmethod
-    def _are_repos(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_repo(name) for name in value)
-
 
 class Join(Strict):
     """The agents that join: all so far (neither field), some fixed ones, or the best N of the leaderboard."""
 
-    fixed: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_AGENTS)] = ()
+    fixed: Annotated[
+        tuple[Repo, ...], BeforeValidator(_as_tuple), AfterValidator(_several), Field(max_length=MAX_AGENTS)
+    ] = ()
     best: int | None = Field(default=None, ge=2, le=MAX_AGENTS)
 
     @model_validator(mode="before")
@@ -172,13 +175,6 @@ class Join(Strict):
         if isinstance(value, Join) or (isinstance(value, Mapping) and set(value) in ({"fixed"}, {"best"})):
             return value
         raise ValueError("write `all`, `fixed: [org/agent, …]` or `best: N`")
-
-    @field_validator("fixed")
-    @classmethod
-    def _are_distinct_repos(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) < 2 or len(set(value)) != len(value):
-            raise ValueError("name at least two agents, each once")
-        return tuple(_repo(name) for name in value)
 
     def __str__(self) -> str:
         if self.fixed:
