@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hubmerge.errors import HubmergeError, Problem, RuleError
 from hubmerge.text.plain_yaml import load_plain_yaml
+from hubmerge.text.wording import place
 from workflows.watchers.kinds import registry
 from workflows.watchers.rule import DEFAULT_KIND, SHAPES, RuleHead
 
@@ -68,6 +69,11 @@ def rule_data(rule: RuleHead) -> dict[str, Any]:
 _PLAIN = {  # of pydantic's kinds of error
     "missing": "this is missing",
     "extra_forbidden": "a rule has no such key: {}",
+    "invalid_key": "a key must be text",
+    **dict.fromkeys(("model_type", "dict_type"), "this must be a table of names and values"),
+    "tuple_type": "this must be a list",
+    "string_type": "this must be text",
+    "bool_type": "this must be true or false",
     "int_type": "this must be a whole number",
     "greater_than_equal": "this number is too small",
     "less_than_equal": "this number is too large",
@@ -78,13 +84,13 @@ _PLAIN = {  # of pydantic's kinds of error
 def _problem(where: str, issue: Any) -> Problem:
     message = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
     field, colon, rest = message.partition(": ")
-    location = [str(part) for part in issue["loc"]]
+    location = [str(part) if issue["type"] == "invalid_key" else part for part in issue["loc"]]
     if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
         location, message = [field], rest
     if issue["type"] in _PLAIN:
-        message = _PLAIN[issue["type"]].format(location[-1][:80])
+        message = _PLAIN[issue["type"]].format(str(location[-1])[:80])
     got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
-    return Problem(RuleError.code, message, " → ".join([where, *location]), _expected(issue), got)
+    return Problem(RuleError.code, message, place(where, *location), _expected(issue), got)
 
 
 def _expected(issue: Any) -> str:

@@ -48,13 +48,15 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"agents": {"tags": ["transformers", "safetensors"]}}, "agents", "matches everything"),
         ({"agents": {"tags": ["base_model:finetune:zoo/base"]}}, "agents", "matches everything"),
         ({"agents": {"licenses": ["mit"], "lineage": "any"}}, "agents", "matches everything"),
-        ({"agents": {"authors": ["*"]}}, "authors", "letters, digits and hyphens"),
+        ({"agents": {"authors": ["*"]}}, "author 1", "letters, digits and hyphens"),
         ({"agents": {"authors": ["zoo"], "lineage": "none"}}, "lineage", "finetune"),
         ({"agents": {"authors": ["zoo"], "colour": "red"}}, "colour", "no such key: colour"),
         ({"agents": {"authors": ["zoo"], "min_parameters": "2B", "max_parameters": "1B"}}, "agents", "more than"),
         ({"agents": {"authors": ["zoo"], "max_parameters": "many"}}, "max_parameters", "1.5B"),
-        ({"agents": {"authors": ["zoo"], "exclude": ["agent"]}}, "exclude", "no repo id"),
-        ({"agents": {"authors": "zoo"}}, "authors", "tuple"),
+        ({"agents": {"authors": ["zoo"], "exclude": ["a/b", "agent"]}}, "exclude 2", "no repo id"),
+        ({"agents": {"authors": "zoo"}}, "authors", "must be a list"),
+        ({"agents": {"authors": ["zoo"], 1: 2}}, "agents → 1", "a key must be text"),
+        ({"agents": "zoo"}, "agents", "must be a table"),
         ({"base": None}, "base", "this is missing"),
         ({"base": "./folder"}, "base", "folder"),
         ({"base": "https://evil/zoo/base"}, "base", "URL"),
@@ -78,6 +80,8 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"target": "ada/{set"}, "target", "expected"),
         ({"recipe": None}, "recipe", "this is missing"),
         ({"recipe": {"method": "magic"}}, "recipe", "magic"),
+        ({"recipe": {"method": 3}}, "method", "must be text"),
+        ({"recipe": {"method": "ram", "parameters": [1]}}, "parameters", "must be a table"),
         ({"recipe": {"method": "ram", "parameters": {"alpha": 1}}}, "recipe", "alpha"),
         ({"recipe": {"method": "ram", "agents": ["a/b"]}}, "agents", "no such key"),
         ({"recipe": {"method": "ram", "dtype": "int4"}}, "recipe", "dtype"),
@@ -92,7 +96,7 @@ def test_a_rule_is_read_as_it_is_written() -> None:
         ({"join": {"fixed": ["a/b", "a/c"]}, "min_agents": 3}, "min_agents", "fewer fixed"),
         ({"min_agents": 1}, "min_agents", "at least 2"),
         ({"suite": "../x"}, "suite", "a letter or digit first"),
-        ({"private": "yes"}, "private", "boolean"),
+        ({"private": "yes"}, "private", "true or false"),
         ({"budgets": 3}, "budgets", "no such key: budgets"),
         ({"watch": "nothing"}, "watch", "no such kind"),
         ({"watch": ["agents"]}, "watch", "no such kind"),
@@ -104,7 +108,7 @@ def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, Any], field:
     told = [str(p) for p in refused.value.problems if field in p.where and reason in str(p)]
     assert told, str(refused.value)
     assert "my.yaml" in told[0]
-    assert not re.search(r"\^\[|pattern|Input", str(refused.value))  # in words, not as the check has it
+    assert not re.search(r"\^\[|pattern|Input|a valid", str(refused.value))  # in words, not as the check has it
 
 
 def test_every_problem_is_listed() -> None:
