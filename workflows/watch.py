@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.cli.options import whole
-from hubmerge.errors import HubUnavailableError, RuleError
+from hubmerge.errors import HubUnavailableError, RuleError, printable
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 
@@ -109,4 +109,5 @@ def _text(told: dict[str, Any]) -> str:
     else:
         lines.append(f"{told['rule']}: {told['waiting'] or 'nothing new'}")
     lines += [f"  left out {s['model']}@{s['sha'][:12]}: {s['code']}: {s['why']}" for s in told["skipped"]]
-    return "\n".join(lines)
+    told_lines = "\n".join(lines).split("\n")  # an error may have several
+    return "\n".join(map(printable, told_lines))  # a reason may quote a stranger's file

@@ -42,10 +42,14 @@ def test_a_dry_run_prints_the_decision_and_once_queues_it(
     names = sorted(agents.agent(base) for _ in range(2))
     closed = agents.agent(base)
     agents.api.update_repo_settings(closed, private=True)
+    odd = agents.agent(base)
+    config = b'{"architectures": ["\\u001b[2J"]}'
+    agents.api.upload_file(path_or_fileobj=config, path_in_repo="config.json", repo_id=odd)
     path = written(tmp_path, base)
     assert main(["watch", path, "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "watch would merge" in told
+    assert r"got \x1b[2J" in told  # which would clear the terminal
     assert all(name in told for name in names)
     assert f"left out {closed}@" in told
     store = Store(tmp_path / "data")
@@ -55,7 +59,7 @@ def test_a_dry_run_prints_the_decision_and_once_queues_it(
     [job] = store.list_jobs()
     assert document["job"] == job.id
     assert document["merge"]["target"] == job.payload["target"]
-    assert [skip["code"] for skip in document["skipped"]] == ["closed"]
+    assert {skip["model"]: skip["code"] for skip in document["skipped"]} == {closed: "closed", odd: "E_INCOMPATIBLE"}
     assert main(["watch", path, "--once"]) == 0
     assert "nothing new" in capsys.readouterr().out
     assert len(store.list_jobs()) == 1
