@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import and_, select
+from sqlalchemy import select
 
 from workflows.jobs.account import Account
 from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, iso
@@ -70,10 +70,10 @@ class EvaluationRequests:
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
-        failed_long_ago = and_(JOBS.c.state == State.FAILED, ~JOBS.c.finished.between(*self._lately))
-        query = select(JOBS.c.id).where(JOBS.c.kind == EVALUATION, ~failed_long_ago)
+        query = select(JOBS.c.id, JOBS.c.state, JOBS.c.finished).where(JOBS.c.kind == EVALUATION)
         with self._store.reading() as connection:
-            asked = set(connection.execute(query).scalars())
+            rows = connection.execute(query).all()
+        asked = {row.id for row in rows if not self._failed_long_ago(row.state, row.finished)}
         left = [key for key in keys if evaluation_id(key) not in asked]
         scored = self.scores.known_scores() if left else frozenset()
         return [key for key in left if key not in scored]
@@ -88,17 +88,15 @@ class EvaluationRequests:
         new = evaluation_job(key, self._account.name, priority, private=private, asked_by=asked_by)
 
         def again(job: Job) -> bool:
-            since, now = self._lately
-            failed_long_ago = job.state is State.FAILED and not since <= str(job.finished) <= now
-            return failed_long_ago or (job.state is State.CANCELLED and bool(asked_by))
+            wanted_anew = job.state is State.CANCELLED and bool(asked_by)
+            return wanted_anew or self._failed_long_ago(job.state, job.finished)
 
         # where merges alone fill every place, a rule would wait for its candidates without end
         limit = ASKED_EACH if asked_by else self._store.jobs_per_user + (priority == OF_CANDIDATE)
         with self._store.writing() as change:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 
-    @property
-    def _lately(self) -> tuple[str, str]:
-        """The hours in which a job that failed is not due again; what a clock that was ahead wrote lies after them."""
+    def _failed_long_ago(self, state: str, finished: str | None) -> bool:
+        """Whether a job failed, and is due again; what a clock that was ahead wrote lies after now."""
         now = self._store.clock.now()
-        return iso(now - AGAIN_AFTER), iso(now)
+        return state == State.FAILED and not iso(now - AGAIN_AFTER) <= str(finished) <= iso(now)
