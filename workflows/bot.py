@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 from starlette.routing import BaseRoute
 
@@ -49,7 +48,10 @@ class Intervals:
 
 
 class Bot:
-    """Watchers, webhook and schedule over one job database. Without `scores` it evaluates nothing."""
+    """Watchers, webhook and schedule over one job database. Without `scores` it evaluates nothing.
+
+    Its ticks come while its `scheduler` is entered.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Bot:
         self.routes: tuple[BaseRoute, ...] = (
             (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
         )
-        self._scheduler = Scheduler(self.ticks())
+        self.scheduler = Scheduler(self.ticks())
 
     def ticks(self) -> tuple[Tick, ...]:
         every = self._intervals
@@ -104,14 +106,3 @@ class Bot:
                     self.store.retry(job.id, job.user, self.account.seal(job.id))
                     renewed += 1
         return renewed
-
-    def close(self) -> None:
-        self.store.close()
-
-    def __enter__(self) -> Self:
-        self._scheduler.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._scheduler.__exit__()
-        self.close()

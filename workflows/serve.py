@@ -132,11 +132,11 @@ def serve(
     bot = Bot(settings, vault, rules, scores=scores, intervals=intervals)
     stop = told_to_stop()
     with ExitStack() as stack:
-        stack.callback(bot.close)
+        stack.callback(bot.store.close)
         for kind in ("merge", "diff"):  # a diff takes minutes; it need not wait for a merge of hours
             stack.enter_context(WorkerProcess(settings, kinds=(kind,), stop=stop))
         if settings.token is not None:  # else there is nobody to act as: rules are shown and tried, and nothing ticks
-            stack.enter_context(bot)
+            stack.enter_context(bot.scheduler)
             if scores is not None:
                 stack.enter_context(WorkerProcess(settings, kinds=("evaluate",), stop=stop))
         service = MergeService(settings, bot.store, vault, bot.requests)

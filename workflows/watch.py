@@ -56,7 +56,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         try:
             turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
         finally:
-            bot.close()
+            bot.store.close()
             terminal.close()
         for turn in turns:
             told = _document(turn, arguments.dry_run)
@@ -72,11 +72,11 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
     set_up_logging()
     stop = told_to_stop()
     with ExitStack() as stack:
-        stack.callback(bot.close)
+        stack.callback(bot.store.close)
         with suppress(HubUnavailableError):  # which is waited for
             for rule in rules:
                 bot.account.require(rule.owner)
-        stack.enter_context(bot)
+        stack.enter_context(bot.scheduler)
         if with_worker:
             stack.enter_context(WorkerProcess(settings, stop=stop))
         logging.getLogger(__name__).info("watching by %s", ", ".join(rule.name for rule in rules))

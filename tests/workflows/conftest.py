@@ -53,4 +53,4 @@ def bot_for(local_hub: LocalHubProcess, tmp_path: Path, clock: FakeClock) -> Ite
 
     yield make
     for bot in made:
-        bot.close()
+        bot.store.close()

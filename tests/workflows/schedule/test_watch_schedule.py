@@ -355,7 +355,7 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
     def await_jobs(kind: str, count: int) -> tuple[Job, ...]:
         return until(lambda: len(found := store.list_jobs(kinds=[kind])) >= count and found)
 
-    with bot:
+    with bot.scheduler:
         [merge] = await_jobs("merge", 1)
         claimed = store.claim("worker")
         assert claimed.id == merge.id

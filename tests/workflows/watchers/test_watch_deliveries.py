@@ -137,7 +137,7 @@ def test_deliveries_survive_a_restart_in_the_middle(
         broken.setattr("workflows.jobs.store.Transaction.keep_token", dies)
         with pytest.raises(SystemExit):
             first.watchers.handle_inbox()
-    first.close()
+    first.store.close()
     assert jobs(tmp_path) == []
     second = bot_for(rule)
     assert [d.repo for d in second.inbox.pending()] == [agent]

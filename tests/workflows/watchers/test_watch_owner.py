@@ -105,7 +105,7 @@ def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_
             bot.source.run_watcher("watch", ada)
         assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
     finally:
-        bot.close()
+        bot.store.close()
 
 
 def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
