@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import FormatError, HubUnavailableError, LoginError
@@ -21,7 +19,7 @@ from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
-from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
+from hubmerge.hub.transfer import HubReading
 from hubmerge.hub.writing import Answer, HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings, limit_uploads
 
@@ -32,7 +30,6 @@ RepoType = Literal["model", "dataset"]
 CONNECT_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
-SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 MAX_COMMITS = 1000  # of a repo's history that one question looks through
 
 _one_thread = threading.Lock()
@@ -79,12 +76,9 @@ class Identity:
     may_write: bool = True  # False for a token of the role `read`; what a fine-grained one may do, only a try tells
 
 
-class Hub(HubWriting):
+class Hub(HubReading, HubWriting):
     """The repos of one type on the Hub at `endpoint`, read with `token`, or with the token that `login` finds, or
-    anonymously.
-
-    Files in `cache` are not fetched again.
-    """
+    anonymously."""
 
     def __init__(
         self,
@@ -108,11 +102,6 @@ class Hub(HubWriting):
         """The token, looked up at the first request. False: anonymous, even if the client would find a token."""
         return self._given or checked_token(self._login()) or False
 
-    @property
-    def _bytes(self) -> HubBytes:
-        self.connect()
-        return HubBytes(self.endpoint, self._token, self.patience, self.repo_type)
-
     @cached_property
     def _api(self) -> HfApi:  # type: ignore[override]
         """The client, loaded at the first request; a merge of local folders makes none."""
@@ -123,10 +112,6 @@ class Hub(HubWriting):
         _limit_waiting()
         limit_uploads()
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
-
-    def connect(self) -> None:
-        """Load the client now; this sends no request."""
-        assert self._api is not None
 
     @property
     def datasets(self) -> Hub:
@@ -187,9 +172,6 @@ class Hub(HubWriting):
 
         return self._ask(where, ask, pinned=pinned)
 
-    def _here(self, repo_id: str, sha: str, path: str, size: int | None = None) -> Path | None:
-        return None if self._cache is None else self._cache.find(repo_id, sha, path, size)
-
     def head(self, repo_id: str) -> str:
         """The commit that main stands at, and nothing else of the repo."""
 
@@ -231,38 +213,6 @@ class Hub(HubWriting):
         expand = ["sha", "lastModified", "tags", "private", "gated"]
         wanted = {"filter": list(tags) or None, "author": author, "limit": limit}
         return self._models(read, sort="last_modified", expand=expand, **wanted)
-
-    def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
-        """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
-        if (here := self._here(repo_id, sha, path)) is not None:
-            with suppress(OSError), here.open("rb") as file:  # it may be gone, or another user's
-                file.seek(start)
-                if len(found := file.read(end - start)) == end - start:
-                    return found
-        return self._bytes.range(repo_id, sha, path, start, end)
-
-    def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
-        """As `read_range`, into `out`, which decides the number of bytes. After an error its content is undefined."""
-        self._bytes.range_into(repo_id, sha, path, start, out)
-
-    def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
-        """A whole small file; FormatError above `max_bytes`."""
-        if (here := self._here(repo_id, sha, path)) is not None:
-            with suppress(OSError):
-                if here.stat().st_size <= max_bytes and is_as_named(content := here.read_bytes(), here.name):
-                    return content
-        return self._bytes.file(repo_id, sha, path, max_bytes)
-
-    def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
-        """Fetch one file below `folder`, resuming a partial one, and verify it against its LFS sha256.
-
-        Returns its path, which is the client's where its cache holds the file. CorruptError when the bytes are others
-        than the Hub announced.
-        """
-        if file.here is not None and is_sound(file.here, file, self.patience.check):
-            progress(file.size)
-            return file.here
-        return self._bytes.download(repo_id, sha, file, folder, progress)
 
     def find_commit(self, repo_id: str, needle: str) -> str | None:
         """The sha of the newest commit on main whose title holds `needle`."""

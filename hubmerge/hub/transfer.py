@@ -24,18 +24,22 @@ import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from urllib.parse import urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
+from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, TransientHubError, translated
 from hubmerge.hub.names import FileInfo, blob_id
 from hubmerge.machine.disk_errors import written
 from hubmerge.settings import Settings
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 COPY_BYTES = 1024 * 1024
 _ERROR_BODY_BYTES = 64 * 1024
 _MAX_REDIRECTS = 4
@@ -75,22 +79,35 @@ class _At(NamedTuple):
         return f"{self.path} in {self.repo_id}@{self.sha[:12]}"
 
 
-@dataclass(frozen=True, repr=False)  # which would show the token
-class HubBytes:
-    """Reads files of repos of one type at an endpoint."""
+class HubReading:
+    """The requests that read files; `Hub` inherits them. Files in the client's cache are not fetched again."""
 
-    _endpoint: str
+    endpoint: str
+    repo_type: Literal["model", "dataset"]
+    patience: Patience
+    _api: HfApi
     _token: str | bool  # False: anonymous
-    _patience: Patience
-    _repo_type: str
+    _cache: ClientCache | None
 
-    def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
-        """Bytes start … end−1 of a file."""
+    def connect(self) -> None:
+        """Load the client now; this sends no request."""
+        assert self._api is not None
+
+    def _here(self, repo_id: str, sha: str, path: str, size: int | None = None) -> Path | None:
+        return None if self._cache is None else self._cache.find(repo_id, sha, path, size)
+
+    def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
+        """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
+        if (here := self._here(repo_id, sha, path)) is not None:
+            with suppress(OSError), here.open("rb") as file:  # it may be gone, or another user's
+                file.seek(start)
+                if len(found := file.read(end - start)) == end - start:
+                    return found
         at = _At(repo_id, sha, path)
-        return self._patience.repeat(lambda: b"".join(self._range(at, start, end)))
+        return self.patience.repeat(lambda: b"".join(self._range(at, start, end)))
 
-    def range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
-        """Bytes from `start`, as many as `out` takes, without a second copy of them."""
+    def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
+        """As `read_range`, into `out`, which decides the number of bytes. After an error its content is undefined."""
 
         def read() -> None:
             filled = 0
@@ -98,10 +115,14 @@ class HubBytes:
                 out[filled : filled + len(part)] = part
                 filled += len(part)
 
-        self._patience.repeat(read)
+        self.patience.repeat(read)
 
-    def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
-        """A whole file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
+    def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        """A whole small file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
+        if (here := self._here(repo_id, sha, path)) is not None:
+            with suppress(OSError):
+                if here.stat().st_size <= max_bytes and _is_as_named(content := here.read_bytes(), here.name):
+                    return content
         at = _At(repo_id, sha, path)
 
         def read() -> bytes:
@@ -110,15 +131,19 @@ class HubBytes:
             _verify(content, etag, at)
             return content
 
-        return self._patience.repeat(read)
+        return self.patience.repeat(read)
 
     def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         """Fetch the missing part of one file to `folder/sha/path`, and verify all of it. No one may read it meanwhile.
 
-        `progress` is called with the number of bytes as they arrive, first with those that lay there already.
+        Returns its path, which is the client's where its cache holds the file. `progress` is called with the number of
+        bytes as they arrive, first with those that lay there already.
 
         Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
         """
+        if file.here is not None and is_sound(file.here, file, self.patience.check):
+            progress(file.size)
+            return file.here
         at = _At(repo_id, sha, file.path)
         target = folder / sha / _safe(at)
         partial = target.with_name(target.name + ".partial")
@@ -146,7 +171,7 @@ class HubBytes:
         digest = hashlib.sha256()
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
-            self._patience.check()  # gigabytes may lie there
+            self.patience.check()  # gigabytes may lie there
             digest.update(chunk)
         offset = out.tell()
         if offset > size:
@@ -167,7 +192,7 @@ class HubBytes:
                 # a server that drops the line after every byte is not waited for
                 failures = 1 if offset - failed_at >= COPY_BYTES else failures + 1
                 failed_at = offset
-                self._patience.pause(failures, error)
+                self.patience.pause(failures, error)
         return digest.hexdigest()
 
     def _range(self, at: _At, start: int, end: int) -> Generator[bytes, None, None]:
@@ -186,7 +211,7 @@ class HubBytes:
                 )
             size = 0
             for part in _capped(response, end - start, at):
-                self._patience.check()
+                self.patience.check()
                 size += len(part)
                 yield part
         if size != end - start:
@@ -201,14 +226,15 @@ class HubBytes:
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
-        url = hf_hub_url(at.repo_id, at.path, revision=at.sha, repo_type=self._repo_type, endpoint=self._endpoint)
+        self.connect()
+        url = hf_hub_url(at.repo_id, at.path, revision=at.sha, repo_type=self.repo_type, endpoint=self.endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
         etag = ""
         own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
         with translated(str(at), pinned=True):
             for _ in range(_MAX_REDIRECTS + 1):
                 self._refuse_private_network(url, at)
-                sent = own if _origin(url) == _origin(self._endpoint) else plain
+                sent = own if _origin(url) == _origin(self.endpoint) else plain
                 streamed = get_session().stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S)
                 with streamed as response:
                     if sent is own:  # storage elsewhere has ETags of its own making
@@ -229,18 +255,18 @@ class HubBytes:
             raise HubUnavailableError("too many redirects", where=str(at), got=f"more than {_MAX_REDIRECTS}")
 
     def _refuse_private_network(self, url: str, at: _At) -> None:
-        if _origin(url) == _origin(self._endpoint):
+        if _origin(url) == _origin(self.endpoint):
             return
         parts = urlsplit(url)
         host = parts.hostname or ""
-        if Settings(endpoint=self._endpoint).is_loopback:
+        if Settings(endpoint=self.endpoint).is_loopback:
             # a Hub on this machine may send us to another port of it, and nowhere else
             if not Settings(endpoint=url).is_loopback:
                 raise HubUnavailableError("the local Hub redirects to another machine", where=str(at), got=host)
             return
         if parts.scheme != "https" or not host:
             raise HubUnavailableError("the Hub redirects to something that is not https", where=str(at), got=host)
-        if not _is_public(url) and _is_public(self._endpoint):
+        if not _is_public(url) and _is_public(self.endpoint):
             raise HubUnavailableError("the Hub redirects into a private network", where=str(at), got=host)
 
 
@@ -271,7 +297,7 @@ def _digest_as(stated: str, content: bytes) -> str:
     return blob_id(content)
 
 
-def is_as_named(content: bytes, name: str) -> bool:
+def _is_as_named(content: bytes, name: str) -> bool:
     """Whether `content` has the digest that is its name in the client's cache. A cache without links keeps files under
     their own names, which tell nothing."""
     match = _DIGEST.fullmatch(name)

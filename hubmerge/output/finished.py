@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import GatedError, RecipeError, SourceNotFoundError, TargetExistsError
-from hubmerge.hub.client import SMALL_FILE_BYTES, Hub
+from hubmerge.hub.client import Hub
+from hubmerge.hub.transfer import SMALL_FILE_BYTES
 from hubmerge.machine.disk_errors import writing
 from hubmerge.output.card import card_of
 from hubmerge.output.publish import Published, Shard, Target, find_published, publish
