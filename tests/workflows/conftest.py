@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from job_helpers import HERE, FakeClock
 from processes import ROOT
-from watch_helpers import Agents, make_bot
+from watch_helpers import SECRET, Agents
 
+from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.bot import Bot
+from workflows.bot import Bot, Intervals
+from workflows.jobs.scores import RecordedScores
 from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.watchers.rules import RuleSet
 
 
 @pytest.fixture
@@ -44,11 +48,22 @@ def agents(local_hub: LocalHubProcess, tmp_path: Path) -> Agents:
 
 @pytest.fixture
 def bot_for(local_hub: LocalHubProcess, tmp_path: Path, clock: FakeClock) -> Iterator[Callable[..., Bot]]:
-    """bot_for(rule, …, **settings): a bot on the embedded Hub, with one database for all bots of a test."""
+    """bot_for(rule, …, **settings): ada's bot on the embedded Hub, with one database for all bots of a test."""
     made: list[Bot] = []
+    usual = {"endpoint": local_hub.endpoint, "token": local_hub.tokens["ada"], "data_dir": tmp_path / "data"}
+    secrets = {"secret": "test secret", "webhook_secret": SECRET}
 
-    def make(*rules: Any, **more: Any) -> Bot:
-        made.append(make_bot(local_hub, tmp_path / "data", **{"rules": rules, "clock": clock, **more}))
+    def make(
+        *rules: Any,
+        broken: Any = (),
+        scores: RecordedScores | None = None,
+        intervals: Intervals | None = None,
+        **settings: Any,
+    ) -> Bot:
+        configured = Settings(**{**usual, **secrets, **settings})
+        vault = TokenVault.from_settings(configured)
+        found = RuleSet(rules, broken)
+        made.append(Bot(configured, vault, lambda: found, clock=clock, scores=scores, intervals=intervals))
         return made[-1]
 
     yield make

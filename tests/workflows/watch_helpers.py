@@ -1,4 +1,4 @@
-"""What the watcher tests share: short rules, a clock to move, a web server, agents pushed by the real client."""
+"""What the watcher tests share: short rules, a web server, agents pushed by the real client."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from fastapi import FastAPI
 from huggingface_hub import HfApi
 from starlette.routing import BaseRoute
 
-from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.bot import Bot, Intervals
+from workflows.bot import Bot
 from workflows.jobs.jobs import Job
-from workflows.jobs.scores import RecordedScores
-from workflows.jobs.store import Store
-from workflows.jobs.tokens import TokenVault
 from workflows.watchers.facts import Facts
-from workflows.watchers.rule import AgentRule, RuleHead
-from workflows.watchers.rules import RuleSet, rule_from_yaml
+from workflows.watchers.rule import AgentRule
+from workflows.watchers.rules import rule_from_yaml
 from workflows.watchers.runner import Turn
 from workflows.watchers.webhook import PATH, Push
 
@@ -115,25 +111,6 @@ class Agents:
         return str(self.api.model_info(name).sha)
 
 
-def make_bot(
-    hub: LocalHubProcess | None,
-    folder: Path,
-    rules: Sequence[RuleHead] | RuleSet,
-    *,
-    user: str = "ada",
-    clock: Any = None,
-    scores: RecordedScores | None = None,
-    intervals: Intervals | None = None,
-    **settings: Any,
-) -> Bot:
-    endpoint = {"endpoint": hub.endpoint, "token": hub.tokens[user]} if hub else {}
-    secrets = {"secret": "test secret", "webhook_secret": SECRET}
-    configured = Settings(data_dir=folder, **{**secrets, **endpoint, **settings})
-    known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
-    vault = TokenVault.from_settings(configured)
-    return Bot(configured, vault, lambda: known, clock=clock, scores=scores, intervals=intervals)
-
-
 @contextmanager
 def serving(routes: Sequence[BaseRoute]) -> Iterator[str]:
     """The routes on a free port of loopback, through the server that the app uses."""
@@ -186,11 +163,8 @@ def rule_for(base: str, **changes: Any) -> AgentRule:
     return rule_of(**{"base": base, "agents": {"authors": ["ada", "bob"]}, "target": "ada/watched-{set}", **changes})
 
 
-def jobs(folder: Path) -> list[Job]:
-    store = Store(folder / "data")
-    found = list(store.list_jobs(limit=1000))
-    store.close()
-    return found
+def jobs(bot: Bot) -> list[Job]:
+    return list(bot.store.list_jobs(limit=1000))
 
 
 def one(turns: list[Turn]) -> Turn:
@@ -204,12 +178,10 @@ def joined(turn: Turn) -> list[str]:
     return [agent.partition("@")[0] for agent in turn.decision.merge.recipe["agents"]]
 
 
-def finish(folder: Path, **result: Any) -> None:
+def finish(bot: Bot, **result: Any) -> None:
     """The jobs are done, as a worker would leave them; `result` changes what they say."""
-    store = Store(folder / "data")
-    while (job := store.claim("worker")) is not None:
-        store.finish(job.id, job.fence, {"repo": job.payload.get("target"), "commit": "c" * 40, **result})
-    store.close()
+    while (job := bot.store.claim("worker")) is not None:
+        bot.store.finish(job.id, job.fence, {"repo": job.payload.get("target"), "commit": "c" * 40, **result})
 
 
 def skipped(turn: Turn) -> dict[str, str]:

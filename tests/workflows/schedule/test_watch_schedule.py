@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -341,29 +340,25 @@ def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
-    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path, clock: FakeClock
-) -> None:
+def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bot_for: Callable[..., Bot]) -> None:
     """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
     base = agents.base()
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/unattended-{set}", suite="zoo")
     quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
     bot = bot_for(rule, scores=FakeScores(), jobs_per_user=20, intervals=quick)
     names = [agents.agent(base) for _ in range(2)]
-    store = Store(tmp_path / "data", clock=clock)  # the bot's: by another clock it would take the job back
 
     def await_jobs(kind: str, count: int) -> tuple[Job, ...]:
-        return until(lambda: len(found := store.list_jobs(kinds=[kind])) >= count and found)
+        return until(lambda: len(found := bot.store.list_jobs(kinds=[kind])) >= count and found)
 
     with bot.scheduler:
         [merge] = await_jobs("merge", 1)
-        claimed = store.claim("worker")
+        claimed = bot.store.claim("worker")
         assert claimed.id == merge.id
-        store.finish(merge.id, claimed.fence, {"repo": merge.payload["target"], "commit": "c" * 40})
+        bot.store.finish(merge.id, claimed.fence, {"repo": merge.payload["target"], "commit": "c" * 40})
         asked = await_jobs("evaluate", 4)
     wanted = {(merge.payload["target"], "c" * 40)} | {(n, agents.head(n)) for n in (base, *names)}
     assert {(job.payload["model"], job.payload["sha"]) for job in asked} == wanted
-    store.close()
 
 
 @pytest.mark.parametrize("join", [None, {"best": 2}])
@@ -380,7 +375,7 @@ def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for:
     assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
 
 
-def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path) -> None:
+def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot]) -> None:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(3))
     scores = FakeScores()
@@ -389,15 +384,13 @@ def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callab
     [turn] = bot.watchers.poll()
     assert turn.decision.waiting == "evaluations on their way: 3"
     [turn] = bot.watchers.poll()
-    store = Store(tmp_path / "data")
-    asked = store.list_jobs(limit=100)
+    asked = bot.store.list_jobs(limit=100)
     assert sorted(job.payload["model"] for job in asked) == names  # each once
     assert {job.priority for job in asked} == {OF_CANDIDATE}
     for job in asked:
         scores.means[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
-        claimed = store.claim("worker")
-        store.finish(claimed.id, claimed.fence, {})
+        claimed = bot.store.claim("worker")
+        bot.store.finish(claimed.id, claimed.fence, {})
     [turn] = bot.watchers.poll()
     assert joined(turn) == names[1:]
     assert {s.subject: s.code for s in turn.decision.skips} == {names[0]: "not_best"}
-    store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,7 @@ from hubmerge.hub.client import Hub
 from workflows.watchers.webhook import Push
 
 
-def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
-    agents: Agents, bot_for: BotFor, tmp_path: Path
-) -> None:
+def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents: Agents, bot_for: BotFor) -> None:
     """Real pushes, real deliveries over HTTP, a tick: one job per new agent."""
     base = agents.base()
     bot = bot_for(rule_for(base))
@@ -53,11 +50,11 @@ def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
             assert len(joined(one(bot.watchers.handle_inbox()))) == 3
         finally:
             agents.api.delete_webhook(hook.id)
-    assert len(jobs(tmp_path)) == 2
+    assert len(jobs(bot)) == 2
 
 
 def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
-    agents: Agents, bot_for: BotFor, tmp_path: Path
+    agents: Agents, bot_for: BotFor
 ) -> None:
     base = agents.base()
     other, agent = agents.agent(base), agents.agent(base)
@@ -72,19 +69,19 @@ def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
     turn = one(bot.watchers.handle_inbox())
     assert bot.inbox.receive(replays) == 0
     assert bot.watchers.handle_inbox() == []
-    [job] = jobs(tmp_path)
+    [job] = jobs(bot)
     assert turn.job is not None
     # the head counts, not what a delivery said
     assert set(job.payload["recipe"]["agents"]) == {f"{agent}@{shas[-1]}", f"{other}@{agents.head(other)}"}
 
 
-def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base()
     agents.agent(base)
     agent = agents.agent(base)
     bot = bot_for(rule_for(base))
     one(bot.watchers.poll())
-    before = len(jobs(tmp_path))
+    before = len(jobs(bot))
     sha = agents.push(agent, random_base(seed=9), {"base_model": base}, pull_request=True)
     with serving(bot.routes) as url:
         assert post(url, payload(agent, sha, "refs/pr/1")) == (202, {"stored": 0})
@@ -98,7 +95,7 @@ def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_fo
         assert one(bot.watchers.handle_inbox()).job is None
         assert set(bot.ledger.known("watch")) == known  # no delivery fills the disk
     assert one(bot.watchers.poll()).job is None
-    assert len(jobs(tmp_path)) == before
+    assert len(jobs(bot)) == before
 
 
 def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_yet(
@@ -121,7 +118,7 @@ def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_y
 
 
 def test_deliveries_survive_a_restart_in_the_middle(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = agents.base()
     agent, _ = agents.agent(base), agents.agent(base)
@@ -138,7 +135,7 @@ def test_deliveries_survive_a_restart_in_the_middle(
         with pytest.raises(SystemExit):
             first.watchers.handle_inbox()
     first.store.close()
-    assert jobs(tmp_path) == []
+    assert jobs(first) == []
     second = bot_for(rule)
     assert [d.repo for d in second.inbox.pending()] == [agent]
     assert one(second.watchers.handle_inbox()).job is not None
@@ -147,20 +144,20 @@ def test_deliveries_survive_a_restart_in_the_middle(
     # and after another restart everything is known
     third = bot_for(rule)
     assert one(third.watchers.poll()).job is None
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(third)) == 1
 
 
 # --- what goes wrong in a turn --------------------------------------------------------------------------------------
 
 
-def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor) -> None:
     rule = rule_for(agents.base(agents=2))
     bots = [bot_for(rule) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
         turns = [turn for turns in pool.map(lambda bot: bot.watchers.poll(), bots) for turn in turns]
     assert sum(turn.job is not None for turn in turns) == 1
     assert all(turn.error is None for turn in turns)
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(bots[0])) == 1
 
 
 def test_while_the_hub_is_away_or_nothing_can_be_written_deliveries_wait_for_a_later_tick(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from job_helpers import visitor
-from watch_helpers import Agents, BotFor, jobs, make_bot, one, rule_for
+from watch_helpers import Agents, BotFor, jobs, one, rule_for
 
 from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
 from localhub.process import LocalHubProcess
-from workflows.watchers.rules import RuleSet, rule_data
+from workflows.watchers.rules import rule_data
 
 
 def test_a_paused_rule_starts_nothing_until_it_is_resumed_also_after_a_restart(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
@@ -30,10 +28,10 @@ def test_a_paused_rule_starts_nothing_until_it_is_resumed_also_after_a_restart(
     [view] = bot.source.watchers(None)
     assert view.next_look is not None
     assert view.polled is not None
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(bot)) == 1
 
 
-def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor) -> None:
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule)
     planned = bot.watchers.turn(rule, dry_run=True).decision.merge
@@ -41,11 +39,11 @@ def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor, tmp_p
     new = bot.watchers._job(rule, planned)
     bot.ledger.pause("watch")
     assert bot.ledger.start("watch", planned, new, bot.account.seal(new.id), rule.budget) is None
-    assert jobs(tmp_path) == []
+    assert jobs(bot) == []
 
 
 def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada = visitor(local_hub, "ada")
     bot = bot_for(rule_for(agents.base(agents=2)))
@@ -54,7 +52,7 @@ def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
     bot.source.run_watcher("watch", ada)
     assert one(bot.watchers.handle_asked()).job is not None
     assert bot.watchers.handle_asked() == []
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(bot)) == 1
     assert "asked" in {tick.name for tick in bot.ticks()}
     bot.source.pause_watcher("watch", ada)
     with pytest.raises(RuleError, match="paused"):
@@ -65,7 +63,7 @@ def test_what_is_wrong_in_a_rule_s_file_is_told_to_the_bot_s_account_alone(
     bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     wrong = RuleError("'ada/secret agent' is no repo id", where="mine.yaml → agents → exclude")
-    bot = bot_for(rules=RuleSet(broken=(("mine.yaml", wrong),)))
+    bot = bot_for(broken=(("mine.yaml", wrong),))
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     for stranger in (None, bob):
         [view] = bot.source.watchers(stranger)
@@ -93,23 +91,20 @@ def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHub
 
 
 def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_is_told(
-    agents: Agents, tmp_path: Path, local_hub: LocalHubProcess
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
-    bot = make_bot(None, tmp_path / "data", [rule], endpoint=local_hub.endpoint)
-    try:
-        [view] = bot.source.watchers(None)
-        assert view.problem["code"] == "E_LOGIN"
-        with pytest.raises(LoginError, match="no watcher runs here"):
-            bot.source.run_watcher("watch", ada)
-        assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
-    finally:
-        bot.store.close()
+    bot = bot_for(rule, token=None)
+    [view] = bot.source.watchers(None)
+    assert view.problem["code"] == "E_LOGIN"
+    with pytest.raises(LoginError, match="no watcher runs here"):
+        bot.source.run_watcher("watch", ada)
+    assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
 
 
 def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     base = agents.base(agents=2)
@@ -122,7 +117,7 @@ def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
     assert trial.problem is None
     assert other not in str(trial.agents)
     assert "tagged rl" in trial.about
-    assert jobs(tmp_path) == []
+    assert jobs(bot) == []
     assert (bot.ledger.history("known"), bot.ledger.skips("known"), bot.ledger.state("known")) == ((), (), None)
     one(bot.watchers.poll())
     assert "merged already" in bot.source.try_watcher(wanted, ada).waiting

@@ -23,12 +23,12 @@ from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, UnreadableTokenError
 
 
-def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base()
     first, second = agents.agent(base), agents.agent(base)
     bot = bot_for(rule_for(base, suite="zoo", recipe={"method": "ties", "seed": 7}))
     turn = one(bot.watchers.poll())
-    [job] = jobs(tmp_path)
+    [job] = jobs(bot)
     assert (job.id, job.kind, job.user, job.state) == (turn.job.id, "merge", "ada", State.QUEUED)
     recipe = job.payload["recipe"]
     assert recipe["agents"] == sorted(f"{name}@{agents.head(name)}" for name in (first, second))
@@ -37,7 +37,7 @@ def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: B
     assert (job.payload["private"], job.payload["suite"], job.payload["watcher"]) == (False, "zoo", "watch")
     for _ in range(3):
         assert one(bot.watchers.poll()).job is None
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(bot)) == 1
 
 
 def token_of(bot: Bot, store: Store, job_id: str) -> str:
@@ -78,15 +78,15 @@ def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_one_the_bot_s
     store.close()
 
 
-def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor) -> None:
     bot = bot_for(rule_for(agents.base(agents=2), owner="bob", target="bob/x-{set}"))
     [turn] = bot.watchers.poll()
     assert isinstance(turn.error, LoginError)
-    assert jobs(tmp_path) == []
+    assert jobs(bot) == []
     assert bot.ledger.state("watch").code == "E_LOGIN"
 
 
-def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))
     first = one(bot.watchers.poll())
@@ -99,7 +99,7 @@ def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path:
     turn = one(bot.watchers.handle_inbox())
     assert turn.job is None
     assert skipped(turn) == dict.fromkeys((target, tagged, made), "own_output")
-    assert len(jobs(tmp_path)) == 1
+    assert len(jobs(bot)) == 1
 
 
 def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_
         assert "same_weights" in skipped(edited).values()
     agents.agent(base, name=agent)
     assert one(bot.watchers.poll()).job is not None
-    assert len(jobs(tmp_path)) == 2
+    assert len(jobs(bot)) == 2
 
 
 def test_a_base_is_taken_at_the_revision_that_the_rule_names(agents: Agents, bot_for: BotFor) -> None:
@@ -260,7 +260,7 @@ def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for:
 
 
 def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
-    agents: Agents, bot_for: BotFor, clock: FakeClock, tmp_path: Path
+    agents: Agents, bot_for: BotFor, clock: FakeClock
 ) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, budget=1))
@@ -273,12 +273,12 @@ def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
     assert one(bot.watchers.poll()).job is None
     clock.pass_time(minutes=2)
     assert one(bot.watchers.poll()).job is not None
-    assert len(jobs(tmp_path)) == 2
+    assert len(jobs(bot)) == 2
     assert bot.ledger.used("watch") == 1
     assert [note.code for note in bot.ledger.skips("watch")] == []  # what it waited for has come
 
 
-def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: BotFor) -> None:
     bases = [agents.base(agents=2) for _ in range(2)]
     bot = bot_for(
         *(rule_for(base, name=name) for base, name in zip(bases, ("one", "two"), strict=True)), jobs_per_user=1
@@ -289,12 +289,12 @@ def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: Bo
     assert first.job is not None
     assert second.error.code == "E_QUOTA"
     assert [note.code for note in bot.ledger.skips("two")] == ["E_QUOTA"]
-    finish(tmp_path)
+    finish(bot)
     assert [turn.job is not None for turn in bot.watchers.poll()] == [False, True]
 
 
 def test_a_target_that_is_taken_is_refused_and_not_tried_again_that_day(
-    agents: Agents, bot_for: BotFor, clock: FakeClock, tmp_path: Path
+    agents: Agents, bot_for: BotFor, clock: FakeClock
 ) -> None:
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule)
@@ -306,12 +306,12 @@ def test_a_target_that_is_taken_is_refused_and_not_tried_again_that_day(
     assert one(bot.watchers.poll()).decision.merge is None
     [row] = bot.ledger.sets("watch")
     assert (row.code, row.job_id) == ("E_TARGET_EXISTS", None)
-    assert jobs(tmp_path) == []
+    assert jobs(bot) == []
     agents.api.delete_repo(planned.target)
     clock.pass_time(days=1)
     assert one(bot.watchers.poll()).job is not None
     [row] = bot.ledger.sets("watch")
-    assert (row.code, row.job_id) == (None, jobs(tmp_path)[0].id)
+    assert (row.code, row.job_id) == (None, jobs(bot)[0].id)
 
 
 def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: BotFor) -> None:
@@ -332,7 +332,7 @@ def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: 
 
 
 def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_weights(
-    agents: Agents, bot_for: BotFor, tmp_path: Path
+    agents: Agents, bot_for: BotFor
 ) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))
@@ -343,7 +343,7 @@ def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_wei
     repo = agents.api.model_info(again, files_metadata=True)
     digests = [s.lfs.sha256 for s in repo.siblings or () if s.lfs and s.rfilename.endswith(".safetensors")]
     assert digests
-    finish(tmp_path, weights=digests)
+    finish(bot, weights=digests)
     new = agents.agent(base)
     turn = one(bot.watchers.poll())
     assert skipped(turn)[again] == "own_output"
