@@ -14,15 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_helpers import (
-    QUICK,
-    at_once,
-    claim,
-    job_id,
-    make_worker,
-    new_job,
-    running,
-)
+from job_helpers import QUICK, at_once, claim, job_id, make_worker, new_job, running
 from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 

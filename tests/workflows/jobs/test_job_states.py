@@ -5,18 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from job_helpers import (
-    FAULT,
-    FINAL,
-    OUTAGE,
-    REFUSAL,
-    RETRYABLE,
-    FakeClock,
-    claim,
-    claimed,
-    job_id,
-    new_job,
-)
+from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, job_id, new_job
 from pydantic import ValidationError
 from sqlalchemy import insert
 

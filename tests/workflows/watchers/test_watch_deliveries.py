@@ -9,20 +9,7 @@ from typing import Any
 import pytest
 from builders import random_base
 from processes import until
-from watch_helpers import (
-    SECRET,
-    Agents,
-    BotFor,
-    deliver,
-    jobs,
-    joined,
-    one,
-    payload,
-    post,
-    rule_for,
-    serving,
-    skipped,
-)
+from watch_helpers import SECRET, Agents, BotFor, deliver, jobs, joined, one, payload, post, rule_for, serving, skipped
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError
 from hubmerge.hub.client import Hub
