@@ -26,7 +26,8 @@ _PASSING = OF_ACCESS - {LoginError.code}
 
 
 class SetRow(NamedTuple):
-    set_id: str
+    """A set as the pages show it."""
+
     time: str
     target: str
     agents: tuple[str, ...]  # id@sha
@@ -164,9 +165,7 @@ class Ledger:
         query = select(SETS).where(SETS.c.rule == rule).order_by(SETS.c.time.desc()).limit(limit)
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            SetRow(r.set_id, r.time, r.target, tuple(r.members["agents"]), r.job_id, r.code, r.text) for r in rows
-        )
+        return tuple(SetRow(r.time, r.target, tuple(r.members["agents"]), r.job_id, r.code, r.text) for r in rows)
 
     def skips(self, rule: str, limit: int = 200) -> tuple[Skip, ...]:
         """Newest first."""
