@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import SecretStr
+from pydantic_core import from_json
 
 from hubmerge.engine.preview import Preview, Tell, preview, untold
-from hubmerge.errors import LoginError, PermissionDeniedError, TimeLimitError
+from hubmerge.engine.sink import MANIFEST
+from hubmerge.errors import FormatError, LoginError, PermissionDeniedError, TimeLimitError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
 from hubmerge.line import Request, prepare
@@ -43,9 +45,9 @@ from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.kept import KeptAnswers
 from workflows.measure import Measuring
-from workflows.published import published_model
 from workflows.trail import Trail
 
+MAX_READ_BYTES = 16_000_000  # of a model's card, and of a merge's report
 _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 
@@ -86,7 +88,25 @@ class MergeService:
         return self._facts.get((_digest(visitor.token if visitor else ""), name), ask)
 
     def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
-        return published_model(self._hub(visitor), name, sha)
+        hub = self._hub(visitor)
+        state = hub.repo_state(name, sha)
+
+        def text_of(path: str) -> str:
+            if path not in state.files:
+                return ""
+            try:
+                return hub.read_file(state.id, state.sha, path, MAX_READ_BYTES).decode("utf-8", errors="replace")
+            except FormatError:  # larger
+                return ""
+
+        return Published(
+            id=state.id,
+            sha=state.sha,
+            license=state.license,
+            card=text_of("README.md"),
+            report=_report(text_of(MANIFEST)),
+            is_open=not (state.private or state.gated),
+        )
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         request = Request(license=license or None, calibrate="find")
@@ -205,6 +225,15 @@ def _is_own(job: Job, visitor: Visitor | None) -> bool:
 def _digest(token: str) -> bytes:
     """What is kept of a token, in place of it."""
     return hashlib.sha256(token.encode()).digest()
+
+
+def _report(text: str) -> dict[str, Any]:
+    """A stranger's JSON; none where it holds what can be told to nobody: NaN, half a character, endless nesting."""
+    try:
+        found = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _facts(state: RepoState) -> ModelFacts:

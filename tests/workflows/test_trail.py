@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, job_id, service_of
+from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, job_id, service_of, visitor
 
 from hubmerge.errors import SourceNotFoundError
-from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
-from workflows import published
 from workflows.app.service import JobView, Visitor
 from workflows.jobs.evaluations import evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
-from workflows.published import published_model
+from workflows.service import MergeService
 from workflows.trail import Trail, scoring_time, stage_times
 
 SHA = "a" * 40
@@ -187,30 +185,26 @@ def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock
     assert view_of(store, "made").scoring_s is None
 
 
-REPO = "ada/published"
-
-
 @pytest.fixture
-def hub(local_hub: LocalHubProcess, ada: HfApi) -> Hub:
-    if not ada.repo_exists(REPO):
-        ada.create_repo(REPO)
-        for path, data in (("README.md", b"---\nlicense: [mit]\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
-            ada.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=REPO)
-    return Hub(local_hub.endpoint, local_hub.tokens["ada"])
+def service(local_hub: LocalHubProcess, store: Store) -> MergeService:
+    return service_of(local_hub.endpoint, store)
 
 
 def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without_measure_is_left_out(
-    hub: Hub, ada: HfApi, monkeypatch: pytest.MonkeyPatch
+    service: MergeService, ada: HfApi, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = published_model(hub, REPO, None)
-    assert (model.id, len(model.sha), model.license, model.is_open) == (REPO, 40, "mit", True)
+    ada.create_repo(name)
+    for path, data in (("README.md", b"---\nlicense: [mit]\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
+        ada.upload_file(path_or_fileobj=data, path_in_repo=path, repo_id=name)
+    model = service.published(name, None, None)
+    assert (model.id, len(model.sha), model.license, model.is_open) == (name, 40, "mit", True)
     assert model.card.endswith("# It\n")
     assert model.report == {"hubmerge": "1"}
-    first = published_model(hub, REPO, ada.list_repo_commits(REPO)[-1].commit_id)
+    first = service.published(name, ada.list_repo_commits(name)[-1].commit_id, None)
     assert "# It" not in first.card
     assert first.report == {}
-    monkeypatch.setattr(published, "MAX_READ_BYTES", 20)
-    assert published_model(hub, REPO, None) == replace(model, card="")
+    monkeypatch.setattr("workflows.service.MAX_READ_BYTES", 20)
+    assert service.published(name, None, None) == replace(model, card="")
 
 
 @pytest.mark.parametrize(
@@ -227,15 +221,17 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
         b'{"x": %s}' % (b"[" * 900 + b"]" * 900),
     ],
 )
-def test_a_report_that_is_none_is_empty(hub: Hub, ada: HfApi, name: str, text: bytes) -> None:
+def test_a_report_that_is_none_is_empty(service: MergeService, ada: HfApi, name: str, text: bytes) -> None:
     ada.create_repo(name)
     ada.upload_file(path_or_fileobj=text, path_in_repo="hubmerge.json", repo_id=name)
-    assert published_model(hub, name, None).report == {}
+    assert service.published(name, None, None).report == {}
 
 
-def test_a_private_model_is_read_with_its_owner_s_token_alone(hub: Hub, ada: HfApi, local_hub: LocalHubProcess) -> None:
+def test_a_private_model_is_read_with_its_owner_s_token_alone(
+    service: MergeService, ada: HfApi, local_hub: LocalHubProcess
+) -> None:
     ada.create_repo("ada/private-one", private=True)
-    assert not published_model(hub, "ada/private-one", None).is_open
-    for token in (None, local_hub.tokens["bob"]):
+    assert not service.published("ada/private-one", None, visitor(local_hub, "ada")).is_open
+    for stranger in (None, visitor(local_hub, "bob")):
         with pytest.raises(SourceNotFoundError):
-            published_model(Hub(local_hub.endpoint, token), "ada/private-one", None)
+            service.published("ada/private-one", None, stranger)
