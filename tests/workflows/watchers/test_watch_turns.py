@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from builders import T, random_base, sparse_agent
-from job_helpers import FakeClock
+from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
@@ -216,12 +216,23 @@ def test_a_named_agent_joins_under_the_name_that_the_rule_knows_when_it_is_renam
 ) -> None:
     base = agents.base()
     first, second = agents.agent(base), agents.agent(base)
-    bot = bot_for(rule_for(base, agents=None, join={"fixed": [first.upper(), second]}))
+    rule = rule_for(base, agents=None, join={"fixed": [first.upper(), second]})
+    bot, scores = bot_for(rule), FakeScores()
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
+    scores.flags = {(first, agents.head(first)): "withdrawn"}
+    assert skipped(one(bot_for(rule, scores=scores).watchers.poll())) == {first.upper(): "flagged"}
     agents.api.move_repo(second, f"{second}-renamed")
     assert one(bot.watchers.poll()).job is None
     agents.agent(base, name=first)
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
+
+
+def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    fits, wider = agents.agent(base), f"{base}-wide"
+    agents.push(wider, wide(), {"license": "apache-2.0"})
+    bot = bot_for(rule_for(base, agents=None, join={"fixed": [fits, wider.upper()]}))
+    assert skipped(one(bot.watchers.poll())) == {wider.upper(): "E_INCOMPATIBLE"}
 
 
 def test_an_agent_that_the_token_may_not_read_is_tried_again_the_next_day(

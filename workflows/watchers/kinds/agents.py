@@ -102,15 +102,16 @@ class AgentsWatcher(Watcher):
                     return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened)
-            if name in rule.join.fixed:  # by its old name, or in another case
-                facts = facts.model_copy(update={"id": name})
-            if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
+            named = _as_named(rule, name, facts)
+            if {name, facts.id} & context.own or any(merge.is_in(named, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
                 candidates.append(facts)
         flags = context.flags([base, *candidates])
         base, *candidates = (f.model_copy(update={"flag": flags.get(f.id, "")}) for f in (base, *candidates))
+        if rule.join.fixed:
+            candidates = [_as_named(rule, name, facts) for name, facts in zip(names, candidates, strict=True)]
         scores = Scores()
         if rule.join.best is not None and rule.suite is not None:
             scores = context.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
@@ -132,7 +133,7 @@ class AgentsWatcher(Watcher):
             facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
         except HubmergeError as error:
             return self._unreadable(place, found, error)
-        if refusal(rule, base, facts) is None:
+        if refusal(rule, base, _as_named(rule, name, facts)) is None:
             model = opened()
             try:
                 facts = fitted(facts, model, context.hub, rule.license)
@@ -149,6 +150,11 @@ class AgentsWatcher(Watcher):
             if self._failures[place] <= PATIENCE:
                 raise error  # a set without it now would be another set once it is back
         return Facts(id=place[1], sha=found.sha if found else "", code=error.code, text=str(error))
+
+
+def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
+    """The facts under the name that the rule has for a fixed agent: an old one, or one in another case."""
+    return facts.model_copy(update={"id": name}) if name in rule.join.fixed else facts
 
 
 def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
