@@ -165,7 +165,9 @@ def asked_pause_s(headers: Mapping[str, str]) -> float | None:
     if value:
         try:
             date = parsedate_to_datetime(value)
-            return max(0.0, (date - datetime.now(UTC if date.tzinfo else None)).total_seconds())
+            if date.tzinfo is None:  # HTTP's dates are of UTC, also in the form of C's asctime, which does not say it
+                date = date.replace(tzinfo=UTC)
+            return max(0.0, (date - datetime.now(UTC)).total_seconds())
         except (ValueError, OverflowError):
             pass
     try:

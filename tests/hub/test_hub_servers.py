@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,22 @@ def test_the_pause_that_a_server_asks_for_is_kept(
     hub.read_file(server.repo, server.sha, "config.json")
     (pause,) = clock.pauses
     assert seconds <= pause <= seconds + 1
+
+
+@pytest.mark.parametrize("form", ["%a, %d %b %Y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y"])
+def test_a_pause_until_a_date_ends_at_that_time_of_utc_wherever_the_machine_is(
+    server: ScriptedHub, hub: Hub, clock: Clock, monkeypatch: pytest.MonkeyPatch, form: str
+):
+    date = (datetime.now(UTC) + timedelta(seconds=30)).strftime(form)
+    answers: list[Answer | None] = [error(429, Retry_After=date), None]
+    server.bend = lambda request: answers.pop(0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "EST5")
+        time.tzset()
+        hub.read_file(server.repo, server.sha, "config.json")
+    time.tzset()
+    (pause,) = clock.pauses
+    assert 5 <= pause <= 31
 
 
 def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, hub: Hub, clock: Clock):
