@@ -19,7 +19,6 @@ from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
-from hubmerge.hub.transfer import HubReading
 from hubmerge.hub.writing import Answer, HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings, limit_uploads
 
@@ -76,7 +75,7 @@ class Identity:
     may_write: bool = True  # False for a token of the role `read`; what a fine-grained one may do, only a try tells
 
 
-class Hub(HubReading, HubWriting):
+class Hub(HubWriting):
     """The repos of one type on the Hub at `endpoint`, read with `token`, or with the token that `login` finds, or
     anonymously."""
 

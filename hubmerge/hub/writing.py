@@ -13,28 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.errors import Patience, TooLateError, translated
-from hubmerge.hub.transfer import BreakableFile
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
+from hubmerge.hub.transfer import BreakableFile, HubReading
 
 Answer = TypeVar("Answer")
 _WATCHED_EVERY_S = 0.5  # how far an upload to Xet is
 
 
-class HubWriting:
-    """The requests that change a repo; `Hub` inherits them."""
-
-    endpoint: str
-    repo_type: Literal["model", "dataset"]
-    patience: Patience
-    _api: HfApi
-    _token: str | bool
+class HubWriting(HubReading):
+    """The requests that change a repo, beside those that read files; `Hub` inherits them."""
 
     def _ask(self, where: str, request: Callable[[], Answer], *, writing: bool = False, pinned: bool = False) -> Answer:
         """The answer to a request of the client, with errors in our words, repeated while they may pass."""

@@ -1,4 +1,4 @@
-"""What the job tests share: a clock to move, jobs with readable names, workers in threads and processes."""
+"""What the job tests share: a clock to move, a board, jobs with readable names, workers in threads and processes."""
 
 from __future__ import annotations
 
