@@ -1,12 +1,5 @@
 """Puts the bot together: its ticks, its tables, and the routes that the app mounts.
 
-    reap          every 10 s   jobs whose worker fell silent wait again
-    inbox         every 2 s    deliveries → turns of the rules
-    asked         every 2 s    turns that an owner asked for
-    watchers      every 300 s  turns of the rules without a delivery
-    evaluations   every 20 s   scores that are missing → jobs
-    tokens        every 60 s   the bot's own jobs that failed with an earlier token or secret
-
 There is a route for webhooks only where a secret is set; without one, polls alone find new agents.
 """
 
@@ -40,11 +33,11 @@ from workflows.watchers.webhook import Inbox, webhook_route
 class Intervals:
     """Seconds between ticks."""
 
-    reap_s: float = 10.0
-    inbox_s: float = 2.0
-    poll_s: float = 300.0
-    evaluations_s: float = 20.0
-    tokens_s: float = 60.0
+    reap_s: float = 10.0  # jobs whose worker fell silent wait again
+    inbox_s: float = 2.0  # deliveries, and what an owner asks for, become turns of the rules
+    poll_s: float = 300.0  # turns of all rules without a delivery
+    evaluations_s: float = 20.0  # scores that are missing become jobs
+    tokens_s: float = 60.0  # the bot's own jobs that failed with an earlier token or secret are tried again
 
 
 class Bot:
