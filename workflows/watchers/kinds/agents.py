@@ -99,7 +99,8 @@ class AgentsWatcher(Watcher):
             else:
                 if budget == 0:
                     new = f"{len(names)} models match, and one look reads {NEW_PER_LOOK} new ones"
-                    return Decision(waiting=f"{new}; the next looks read on, and narrower authors or tags leave fewer")
+                    step = "a watcher reads on next time, and narrower authors or tags leave fewer"
+                    return Decision(waiting=f"{new}; {step}")
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened)
             named = _as_named(rule, name, facts)
