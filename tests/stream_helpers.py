@@ -12,13 +12,15 @@ import plan_helpers
 from builders import T, f32, random_base, sparse_agent, tensor, write_model
 from safetensors.numpy import load_file
 
+from hubmerge.engine import fast
 from hubmerge.engine.counting import folded
 from hubmerge.engine.definition import ChunkInputs, probe_chunk
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
-from hubmerge.engine.selection import Magnitudes, Selection
+from hubmerge.engine.selection import Selection
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
+from hubmerge.methods.base import Threshold
 from hubmerge.output.report import Report, make_report
 from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata
@@ -141,12 +143,12 @@ def values_of(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:
     return {name: f32(t) for name, t in tensors.items()}
 
 
-def select(magnitudes: Magnitudes, agents: int, chunks: Sequence[ChunkInputs]) -> tuple[float, ...]:
-    """The order statistics of a tensor in such chunks."""
-    selection = Selection(magnitudes, agents)
+def select(threshold: Threshold, agents: int, chunks: Sequence[ChunkInputs], by: Any = fast) -> tuple[float, ...]:
+    """The order statistics of a tensor in such chunks, which `by` counts."""
+    selection = Selection(threshold, agents)
     while selection.values is None:
         for chunk in chunks:
-            selection.add(selection.count(chunk))
+            selection.add(by.count_magnitudes(chunk, selection.wanted, threshold, 1e-5))
         selection.end_pass()
     return selection.values
 

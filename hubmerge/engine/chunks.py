@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hubmerge.engine.backend import Backend
 from hubmerge.engine.counting import Counted
-from hubmerge.engine.definition import ChunkInputs, Rule
-from hubmerge.engine.rules import draw_keys, epsilon_of, magnitudes_of, rule_of
-from hubmerge.engine.selection import BinCounts, Selection
+from hubmerge.engine.definition import BinCounts, ChunkInputs, Rule
+from hubmerge.engine.rules import draw_keys, epsilon_of, rule_of
+from hubmerge.engine.selection import Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan, PlannedTensor
@@ -65,10 +65,10 @@ class Work:
 
     def selection(self, tensor: PlannedTensor) -> Selection | None:
         """What finds the thresholds of a tensor by itself; None where the method ranks nothing in it."""
-        found = magnitudes_of(self.plan, tensor, fast=self._backend.fast)
-        if found is None or found.threshold.scope == "model":
+        threshold = self.plan.threshold_of(tensor) if tensor.action == "merge" and tensor.elements else None
+        if threshold is None or threshold.scope == "model":
             return None
-        return Selection(found, len(self.plan.agents))
+        return Selection(threshold, len(self.plan.agents))
 
     def count_overlaps(self, stored: ChunkInputs) -> Counts:
         """Where the updates of a chunk meet, [K, K+1]; on the CPU, as `count`."""
@@ -76,10 +76,12 @@ class Work:
 
     def count(self, chunk: Chunk, stored: ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
-        if selection.magnitudes.threshold.of == "dropped":
+        if selection.threshold.of == "dropped":
             stored = replace(stored, uniform_keys=draw_keys(self.plan, chunk.tensor))
-        with np.errstate(all="ignore"):
-            return selection.count(stored)
+        found: BinCounts = self._backend.cpu.count_magnitudes(
+            stored, selection.wanted, selection.threshold, epsilon_of(self.plan)
+        )
+        return found
 
     def merge(self, chunk: Chunk, stored: ChunkInputs, rule: Rule | None, *, with_inputs: bool) -> Done:
         tensor = chunk.tensor

@@ -23,13 +23,17 @@ from numpy.typing import NDArray
 
 from hubmerge.engine.counting import BLOCK, Counted, Read, activity, input_counts, overlaps_of, result_counts
 from hubmerge.errors import InternalError
-from hubmerge.methods.base import Each, Method, Scope
+from hubmerge.methods.base import Each, Method, Scope, Threshold
 from hubmerge.numerics.arrays import Array, concat, numbers, stack, where
-from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform_of
+from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform, uniform_of
 from hubmerge.numerics.dtypes import Float32, Rounding, decode, encode
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
+LOWER_BITS = 16  # of the 31 bits of a magnitude; 15 upper ones
+_LOWER = (1 << LOWER_BITS) - 1
+
 Raw = NDArray[Any]
+BinCounts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,39 @@ def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """Where the updates of one chunk meet: by_overlap of `probe_chunk`, [K, K+1]."""
     with np.errstate(all="ignore"):
         return np.asarray(overlaps_of(activity(decoded(chunk)[1], epsilon)))
+
+
+def count_magnitudes(chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float) -> BinCounts:
+    """How often which key (selection.py) is among the magnitudes that `threshold` ranks: a row per agent, or one of all
+    for "private".
+
+    With one `wanted` key per row: the lower halves of what has it, if it is odd.
+    """
+    found = []
+    for number, row in enumerate(_ranked(chunk, threshold, epsilon)):
+        bits = np.ascontiguousarray(row).view(np.uint32)
+        counted = keys = (bits >> LOWER_BITS << 1) | ((bits & _LOWER) != 0)
+        if wanted:
+            counted = bits[(keys == wanted[number]) & (keys % 2 == 1)] & _LOWER
+        filled = np.bincount(counted, minlength=1)
+        place = np.flatnonzero(filled)
+        found.append(np.stack([np.full_like(place, number), place, filled[place]], axis=1))
+    return np.concatenate(found)
+
+
+def _ranked(chunk: ChunkInputs, threshold: Threshold, epsilon: float) -> list[Float32]:
+    """The magnitudes that `threshold` ranks, by row; those of a drop are not rescaled yet."""
+    _, deltas = decoded(chunk)
+    if threshold.of == "private":
+        with np.errstate(all="ignore"):
+            act = activity(deltas, epsilon)
+        alone = act.count == 1
+        return [np.concatenate([np.abs(d[alone & m]) for d, m in zip(deltas, act.masks, strict=True)])]
+    if threshold.of == "dropped":
+        drawn = [uniform(key, chunk.start, len(deltas[0])) for key in chunk.uniform_keys]
+        drops = [np.float32(threshold.drop_of(k)) for k in range(len(deltas))]
+        deltas = [np.where(u >= p, d, np.float32(0)) for u, p, d in zip(drawn, drops, deltas, strict=True)]
+    return [np.abs(d) for d in deltas]
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:

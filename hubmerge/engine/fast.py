@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hubmerge.engine import definition
 from hubmerge.engine.compiled import UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
-from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
+from hubmerge.engine.definition import BinCounts, ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.memory import ROW
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
@@ -254,13 +254,8 @@ def _given(chunk: ChunkInputs, rule: Rule, first: int, end: int) -> Float32:
     return definition.merged(replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first), rule)
 
 
-def count_magnitudes(
-    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
-) -> NDArray[np.int64]:
-    """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
-
-    With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
-    """
+def count_magnitudes(chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float) -> BinCounts:
+    """definition.count_magnitudes."""
     drop, private = threshold.of == "dropped", threshold.of == "private"
     work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
     parts = []

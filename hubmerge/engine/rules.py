@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import wraps
 
 from hubmerge.engine.definition import Rule
-from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Each, Scope
 from hubmerge.numerics.arrays import Array
@@ -55,12 +54,6 @@ def operations_of(plan: Plan, tensor: PlannedTensor) -> float:
 
 def epsilon_of(plan: Plan) -> float:
     return float(plan.recipe.parameters.get("epsilon", EPSILON))
-
-
-def magnitudes_of(plan: Plan, tensor: PlannedTensor, *, fast: bool) -> Magnitudes | None:
-    """What the method ranks of a tensor before it can merge it; None: nothing."""
-    threshold = plan.threshold_of(tensor) if tensor.action == "merge" and tensor.elements else None
-    return None if threshold is None else Magnitudes(threshold, epsilon_of(plan), fast=fast)
 
 
 def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:

@@ -33,10 +33,10 @@ from hubmerge.engine.chunks import (
     with_sensitivities,
 )
 from hubmerge.engine.counting import TensorFold
-from hubmerge.engine.definition import Rule
+from hubmerge.engine.definition import BinCounts, Rule
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.rules import is_whole
-from hubmerge.engine.selection import BinCounts, Selection
+from hubmerge.engine.selection import Selection
 from hubmerge.engine.sink import FinishedShard, ShardWriter
 from hubmerge.engine.threads import in_order
 from hubmerge.errors import NonFiniteError

@@ -24,6 +24,7 @@ from hubmerge.engine.backend import Backend, opened
 from hubmerge.engine.bursts import Bursts
 from hubmerge.engine.chunks import Chunk, Sensitivities, Thresholds, Work, check_inputs, chunks_of, read_chunk
 from hubmerge.engine.counting import Counted, TensorFold
+from hubmerge.engine.definition import BinCounts
 from hubmerge.engine.distributed import of_all_devices
 from hubmerge.engine.journal import Journal, plan_identity
 from hubmerge.engine.options import StreamOptions
@@ -31,7 +32,7 @@ from hubmerge.engine.parallel_shards import CountedSoFar, Overall, Relay, write_
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.resume import check_reachable, share
 from hubmerge.engine.rules import epsilon_of
-from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
+from hubmerge.engine.selection import Selection
 from hubmerge.engine.shard_work import Output, ShardTask, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.threads import in_order
@@ -151,10 +152,10 @@ def find_thresholds(plan: Plan, reader: TensorReader, backend: Backend, observer
     threshold = plan.threshold
     if threshold is None or threshold.scope == "tensor":
         return {}
-    ranks, agents = backend.options.ranks, len(plan.agents)
+    ranks = backend.options.ranks
     merged = [t for t in plan.tensors() if t.action == "merge"]
     mine, work = ranks.mine(merged), Work(plan, backend, None)
-    selection = Selection(Magnitudes(threshold, epsilon_of(plan), fast=backend.fast), agents)
+    selection = Selection(threshold, len(plan.agents))
     done, share = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, BinCounts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from stream_helpers import tally_of
 
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
 from hubmerge.numerics.counter_rng import Key, make_key
@@ -251,24 +251,24 @@ def odd_chunk(seed: int, dtypes: tuple[str, ...], count: int) -> definition.Chun
 def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], of: Any, drop: float) -> None:
     n, agents = 10_001, len(dtypes) - 1
     stored, threshold = odd_chunk(len(dtypes), dtypes, n), Threshold(of, "tensor", lambda n: 1, drop)
-    plain, fused = Magnitudes(threshold, 1e-4, fast=False), Magnitudes(threshold, 1e-4)
-    with np.errstate(all="ignore"):
-        coarse = plain.count(stored)
-        assert np.array_equal(fused.count(stored), coarse)
-        assert of == "private" or coarse[:, 2].sum() == n * agents
-        rows = [coarse[coarse[:, 0] == k] for k in range(1 if of == "private" else agents)]
-        largest = [int(row[:, 1].max()) for row in rows]
-        fullest = [int(row[np.argmax(row[:, 2] * (row[:, 1] != 0)), 1]) for row in rows]
-        odd = [[int(row[np.argsort(row[:, 2] * (row[:, 1] % 2))[-k], 1]) for row in rows] for k in (1, 2, 3)]
-        for wanted in (largest, fullest, *odd, *([key] * len(rows) for key in (0, 9, 30_000))):
-            assert np.array_equal(fused.count(stored, wanted), plain.count(stored, wanted))
+    ranked = {"threshold": threshold, "epsilon": 1e-4}
+    plain, fused = (partial(by.count_magnitudes, stored, **ranked) for by in (definition, fast))
+    coarse = plain(())
+    assert np.array_equal(fused(()), coarse)
+    assert of == "private" or coarse[:, 2].sum() == n * agents
+    rows = [coarse[coarse[:, 0] == k] for k in range(1 if of == "private" else agents)]
+    largest = [int(row[:, 1].max()) for row in rows]
+    fullest = [int(row[np.argmax(row[:, 2] * (row[:, 1] != 0)), 1]) for row in rows]
+    odd = [[int(row[np.argsort(row[:, 2] * (row[:, 1] % 2))[-k], 1]) for row in rows] for k in (1, 2, 3)]
+    for wanted in (largest, fullest, *odd, *([key] * len(rows) for key in (0, 9, 30_000))):
+        assert np.array_equal(fused(wanted), plain(wanted))
 
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 9000), seed=st.integers(0, 2**32))
 def test_no_length_loses_an_element(count: int, seed: int) -> None:
     stored = odd_chunk(seed, ("BF16",) * 3, max(count, 1))
-    counted = Magnitudes(Threshold("dropped", "tensor", lambda n: 1, 0.5), 1e-5).count(stored)
+    counted = fast.count_magnitudes(stored, (), Threshold("dropped", "tensor", lambda n: 1, 0.5), 1e-5)
     assert [counted[counted[:, 0] == k, 2].sum() for k in range(2)] == [count, count]
 
 

@@ -10,7 +10,6 @@ import pytest
 from stream_helpers import select, tally_of
 
 from hubmerge.engine import definition
-from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
 from hubmerge.numerics.counter_rng import make_key
@@ -35,7 +34,7 @@ def apply(
     keys = tuple(make_key(5, "uniform", str(agent), "t") for agent in range(k)) if "uniform" in method.extras else ()
     chunk = definition.ChunkInputs((base, *agents), ("F32",) * (k + 1), 0, keys, measured)
     threshold, overlaps = method.threshold(values), tally_of(base, agents).overlaps
-    limits = () if threshold is None else select(Magnitudes(threshold, 1e-5), k, [chunk])
+    limits = () if threshold is None else select(threshold, k, [chunk])
     scope = Scope(values, weights[:k], overlaps, overlaps, limits)
     rule = definition.Rule.of(method, scope, 1e-5, "nearest", both_roundings=False)
     found = definition.merge_chunk(chunk, rule, "F32", make_key(0, "r"), with_inputs=False).raw.tolist()
