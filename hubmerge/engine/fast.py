@@ -63,7 +63,8 @@ class _Ranking(Structure):
 class _Pass:
     """One call of pass.c and the arrays that it points to."""
 
-    def __init__(self, chunk: ChunkInputs, epsilon: float, extras: int = 0) -> None:
+    def __init__(self, chunk: ChunkInputs, epsilon: float, *, extras: bool = False) -> None:
+        """`extras`: pass.c draws, and reads sensitivities, where the chunk has keys and those."""
         self.agents, self.elements = len(chunk.raws) - 1, len(chunk.raws[0])
         self._kept: list[Any] = []
         self.call = _Call(
@@ -75,13 +76,12 @@ class _Pass:
             kernel=-1,
             epsilon=epsilon,
         )
-        if chunk.uniform_keys:
-            self.call.uniform_keys = self.address(
-                np.array([(k.first, k.second) for k in chunk.uniform_keys], np.uint64)
-            )
-        if chunk.sensitivities:
-            self.call.sensitivities = self._rows(chunk.sensitivities)
-        self._workspace = _Workspace.of_thread(self.agents, extras)
+        keys, sensitivities = (chunk.uniform_keys, chunk.sensitivities) if extras else ((), ())
+        if keys:
+            self.call.uniform_keys = self.address(np.array([(k.first, k.second) for k in keys], np.uint64))
+        if sensitivities:
+            self.call.sensitivities = self._rows(sensitivities)
+        self._workspace = _Workspace.of_thread(self.agents, len(keys) + len(sensitivities))
         self.call.workspace = self._workspace.address
         k = self.agents
         self._counts = np.zeros(k * (k + 1) + 2 * k * k + 1 + k + (k + 1) + 2 * k + 3, np.int64)
@@ -115,7 +115,6 @@ class _Pass:
         self.call.out, self.call.kind = self.address(out), _KINDS[dtype]
         self.call.stochastic, self.call.both_roundings = rule.rounding == "stochastic", rule.both_roundings
         self.call.first, self.call.second = key.first, key.second
-        self.call.kernel = _kernels().get(rule.kernel, -1)
         per_agent = np.array(rule.per_agent, np.float32)
         self.call.per_agent, self.call.columns = self.address(per_agent), per_agent.shape[1] if per_agent.size else 0
         self.call.constants = self.address(np.array(rule.constants, np.float32))
@@ -217,28 +216,26 @@ def unavailable() -> str | None:
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """definition.probe_chunk."""
-    work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
+    work = _Pass(chunk, epsilon)
     work.count_inputs()
     return work.inputs(work.run())
 
 
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
     """definition.count_overlaps."""
-    work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
+    work = _Pass(chunk, epsilon)
     work.run()
     return work.by_overlap
 
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """definition.merge_chunk."""
-    fused = rule.kernel in _kernels() and chunk.given is None
-    extras = len(chunk.uniform_keys) + len(chunk.sensitivities)
-    plain = chunk if fused else replace(chunk, uniform_keys=(), sensitivities=())
-    work = _Pass(plain, rule.epsilon, extras if fused else 0)
+    kernel = _kernels().get(rule.kernel, -1) if chunk.given is None else -1
+    fused = kernel >= 0
+    work = _Pass(chunk, rule.epsilon, extras=fused)
+    work.call.kernel = kernel
     out = buffers.empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
     work.merge_into(out, rule, dtype, key)
-    if not fused:
-        work.call.kernel = -1
     if with_inputs:
         work.count_inputs()
     histogram = work.run(None if fused else lambda first, end: _given(chunk, rule, first, end))
@@ -257,7 +254,7 @@ def _given(chunk: ChunkInputs, rule: Rule, first: int, end: int) -> Float32:
 def count_magnitudes(chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float) -> BinCounts:
     """definition.count_magnitudes."""
     drop, private = threshold.of == "dropped", threshold.of == "private"
-    work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
+    work = _Pass(replace(chunk, sensitivities=()), epsilon, extras=drop)
     parts = []
     for row in range(1 if private else work.agents):
         if wanted and wanted[row] % 2 == 0:
