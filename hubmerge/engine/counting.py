@@ -263,7 +263,7 @@ class TensorFold(Generic[T]):
     """Adds up the chunks of a tensor, which come in their order, to a tally that `zero` begins."""
 
     def __init__(self, zero: T) -> None:
-        self._counts: TallySum[T] = TallySum(zero, counts=True)
+        self._counts: TallySum[T] = TallySum(zero)  # whose real sums are zeros
         self._sums = zero.sums
 
     def add(self, chunk: Counted[T]) -> None:

@@ -51,11 +51,11 @@ A = TypeVar("A", bound=Addable)
 
 
 class TallySum(Generic[A]):
-    """Tallies of one kind added up in place, in the order in which they come. `counts`: their real sums are zeros."""
+    """Tallies of one kind added up in place, in the order in which they come."""
 
-    def __init__(self, first: A, *, counts: bool = False) -> None:
+    def __init__(self, first: A) -> None:
         self._kind = type(first)
-        self._added, self._greatest = _added(self._kind, counts)  # type: ignore[arg-type]
+        self._added = _added(self._kind)  # type: ignore[arg-type]
         self._histogram: HistogramSum | None = None
         self._begin(first)
 
@@ -72,7 +72,7 @@ class TallySum(Generic[A]):
             self._make_own()
         for name in self._added:
             values[name] += getattr(part, name)
-        for name in self._greatest:
+        for name in self._kind.MAXIMA:
             np.maximum(values[name], getattr(part, name), out=values[name])
         if self._histogram is not None:
             self._histogram.add(part.histogram)  # type: ignore[attr-defined]
@@ -95,10 +95,9 @@ class TallySum(Generic[A]):
 
 
 @cache
-def _added(kind: type[Addable], counts: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the fields that are added, and of those that combine by maximum; a histogram is in neither."""
-    left_out = {"histogram", *kind.MAXIMA, *(kind.SUMS if counts else ())}
-    return tuple(f.name for f in fields(kind) if f.name not in left_out), kind.MAXIMA  # type: ignore[arg-type]
+def _added(kind: type[Addable]) -> tuple[str, ...]:
+    """The names of the fields that are added."""
+    return tuple(f.name for f in fields(kind) if f.name not in ("histogram", *kind.MAXIMA))  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:
