@@ -349,7 +349,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapp
     figures = render_figures(report)
     card = render_card(report, figures=figures, endpoint=work.hub.endpoint).encode()
     write_folder(merge.folder, {**files, **figures, "README.md": card}, report.to_json())
-    merge.journal.close(merge.folder)
+    merge.journal.close()
     return report
 
 

@@ -45,7 +45,7 @@ class Journal:
     Nothing is recorded that was made of local folders which are no longer as they were pinned.
     """
 
-    def __init__(self, folder: Path, plan: Plan, rank: int = 0) -> None:
+    def __init__(self, folder: Path, plan: Plan, *, uploads: bool, rank: int) -> None:
         self._folder = folder
         self._path = folder / WORK / (_OF_RANK.format(rank) if rank else _JOURNAL)
         self._identity = plan_identity(plan)
@@ -59,7 +59,7 @@ class Journal:
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
         self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
         self.resumed = False  # an earlier run was cut short
-        self._uploads = False
+        self._uploads = uploads
         self._lock = threading.Lock()
 
     @classmethod
@@ -70,12 +70,10 @@ class Journal:
         Shards of the right size are believed until `verify` reads them. Raises TargetExistsError when the folder holds
         something else.
         """
-        journal = cls(folder, plan, rank)
-        journal._uploads = uploads
-        path = journal._path
+        journal = cls(folder, plan, uploads=uploads, rank=rank)
         if journals := sorted((folder / WORK).glob("journal*.jsonl")):  # rank 0's comes last: it ends the probe
             for one in journals:
-                journal._read(folder, one)
+                journal._read(one)
             for name, shard in journal._here():
                 if not has_size(folder / name, shard):
                     del journal.shards[name]
@@ -87,8 +85,8 @@ class Journal:
                     where=str(folder),
                     next_step="Choose another folder; nothing was touched.",
                 )
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
+            with writing(journal._path):
+                journal._path.parent.mkdir(parents=True, exist_ok=True)
         if not rank and not journal._begun:
             journal._append(journal._first_line())
         return journal
@@ -156,10 +154,10 @@ class Journal:
             self.shards.pop(filename, None)
             self._append({"event": "lost", "filename": filename})
 
-    def close(self, folder: Path) -> None:
+    def close(self) -> None:
         """The merge is complete: the working folder goes. Where shards were uploaded it is needed until the commit."""
         if not self._uploads:
-            shutil.rmtree(folder / WORK, ignore_errors=True)
+            shutil.rmtree(self._folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
@@ -176,12 +174,12 @@ class Journal:
                 raise
             self._begun = True
 
-    def _read(self, folder: Path, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
         length, own = 0, path == self._path
         with written("the journal cannot be read", str(path)), open(path, "rb") as file:
             for line, end in sound_lines(file):
-                self._take(line, folder)
+                self._take(line)
                 self._begun |= own
                 length = end
             if not own:  # whoever works there looks after it
@@ -189,7 +187,7 @@ class Journal:
             whole = file.seek(0, os.SEEK_END)
             file.seek(0)
             nothing_sound = not length and path.name == _JOURNAL
-            if nothing_sound and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
+            if nothing_sound and (b"\n" in file.read() or any(p for p in self._folder.iterdir() if p.name != WORK)):
                 raise TargetExistsError(
                     "the journal of an unfinished merge is damaged, or of another version of hubmerge",
                     where=str(self._path),
@@ -204,11 +202,11 @@ class Journal:
         """The shards that are files."""
         return [(name, shard) for name, shard in self.shards.items() if name not in self.uploaded]
 
-    def _take(self, line: Mapping[str, Any], folder: Path) -> None:
+    def _take(self, line: Mapping[str, Any]) -> None:
         match line["event"]:
             case "plan":  # it comes first
                 if line["identity"] != self._identity:
-                    raise self._another(folder, line)
+                    raise self._another(line)
             case "probed":
                 self._probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
             case "probe":
@@ -224,7 +222,7 @@ class Journal:
                 self.uploaded.discard(line["filename"])
                 self.shards.pop(line["filename"], None)
 
-    def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
+    def _another(self, line: Mapping[str, Any]) -> TargetExistsError:
         """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
         theirs = [(str(pin["id"]), str(pin["sha"])) for pin in line.get("models", ()) if isinstance(pin, dict)]
         ours = [(ref.id, ref.sha) for ref in self._refs]
@@ -233,7 +231,7 @@ class Journal:
             again = all(self._refs[n].kind == "hub" for n in moved)
             return TargetExistsError(
                 "an unfinished merge of other versions of the models is here",
-                where=str(folder),
+                where=str(self._folder),
                 expected=", ".join("@".join(ours[n]) for n in moved),
                 got=", ".join("@".join(theirs[n]) for n in moved),
                 next_step="To go on with it, name those versions in the recipe; or choose another folder."
@@ -242,7 +240,7 @@ class Journal:
             )
         return TargetExistsError(
             "another merge is unfinished here",
-            where=str(folder),
+            where=str(self._folder),
             expected=self._identity[:12],
             got=str(line["identity"])[:12],
             next_step="Choose another folder, or remove this one.",

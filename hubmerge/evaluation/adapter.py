@@ -106,7 +106,7 @@ def stage_on_base(
     journal = Journal.open(folder, plan)
     with TensorReader(plan.models, LocalOrFetched(hub, inputs, fetching)) as reader:
         merge(plan, reader, journal, folder, StreamOptions(), Merging())
-    journal.close(folder)
+    journal.close()
     [adapter] = plan.agents
     tokenizer = adapter if any(map(makes_tokenizer, adapter.files)) else plan.base
     notes = stage_settings(replace(plan.base, config=plan.config), hub, folder, tokenizer)
