@@ -5,7 +5,8 @@
    Clang, which exist on every machine. The file is compiled once for each kind of machine (build.py), without
    contraction and without fast-math: every operation is one rounded IEEE operation, which is why the bits agree.
 
-   Intrinsics stand where compilers find no good instructions: to widen and narrow, for the larger of two, and to pack what is not zero. */
+   Intrinsics stand where compilers find no good instructions: to widen and narrow, for the larger of two, and to pack
+   what is not zero. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,7 +34,7 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 enum {
-    BLOCK = 4096,         /* elements; definition.py's */
+    BLOCK = 4096,         /* elements; counting.py's */
     LANES = 64,           /* columns of a block */
     WORDS = BLOCK / 64,   /* of a bit per element */
     ROWS = 4 * LANES,     /* elements of a group of rows, which a last block is filled up to */
@@ -676,7 +677,7 @@ static void count_nonfinite(
     }
 }
 
-/* definition.block_scales of one block */
+/* counting.block_scales of one block */
 static float scale_of(uint32_t pattern) {
     int64_t exponent = pattern >> 23;
     if (pattern == 0 || (103 <= exponent && exponent < 151)) return 1;
@@ -691,7 +692,7 @@ static void scale(const float *values, float factor, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i += WIDTH) store(out + i, load(values + i) * factor);
 }
 
-/* Sums over a block in definition.block_sums's order: LANES columns, groups of four rows, columns halved as a tree. */
+/* Sums over a block in counting.block_sums's order: LANES columns, groups of four rows, columns halved as a tree. */
 
 static double total(floats lanes[LANES / WIDTH]) {
     float columns[LANES];
@@ -1281,7 +1282,7 @@ int64_t ENTRY(take_keys)(const struct ranking *ranking, int64_t *out, int64_t ro
 #ifndef DIGEST
 #define DIGEST ""
 #endif
-__attribute__((visibility("default"))) const char *const source_digest = DIGEST; /* library.py's */
+__attribute__((visibility("default"))) const char *const source_digest = DIGEST; /* build.py's */
 
 /* The best kind of machine that this file is compiled for and this processor is. */
 __attribute__((visibility("default"))) int64_t machine(void) {
