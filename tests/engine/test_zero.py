@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import pytest
 from fake_spaces import spaces
 from line import Line
 from memory_helpers import planned
+from processes import until
 from stream_helpers import Watching, bytes_of, family_plan, plan_of, run, spoil, tallies, write_family
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 
@@ -53,14 +54,6 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FAKE_SPACES_NOTES", str(tmp_path / "notes"))
     yield
     assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
-
-
-def until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
-    """Wait for a condition; the limit only turns a hang into a failure."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def merged(plan: Plan, out: Path, observer: Watching | None = None) -> tuple[MergeResult, list[str]]:
