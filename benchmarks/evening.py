@@ -307,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             thread.join()
         evening.settle(options.settle_minutes * 60)
         evening.records.strays = evening.strays()
-        return audit(evening.records, evening.hub, evening.environment(), options.sample, BOT, SECRET, DISK_MB * MB)
+        return audit(evening.records, evening.hub, evening.environment(), options.sample, BOT, DISK_MB * MB)
     finally:
         evening.over.set()
         if evening.process and evening.process.poll() is None:

@@ -72,7 +72,7 @@ class Records:
         self.low[self.filled] = min(self.low[self.filled], free)
 
     def seen_on_the_hub(self, models: list[str]) -> None:
-        self.leaks += [f"the Hub shows {model} to strangers" for model in models if "secret" in model]
+        self.leaks += [f"the Hub shows {model} to strangers" for model in models if SECRET in model]
 
     def called(self, user: str | None, api: str, good: bool, value: Any, *, forbidden: bool = False) -> None:
         text = value if isinstance(value, str) else json.dumps(value)
@@ -127,7 +127,6 @@ def audit(
     environment: Mapping[str, str],
     sample: int,
     bot: str,
-    secret: str,
     disk: int,
 ) -> int:
     """Print the table of what was checked and what was wrong; 1 where anything was."""
@@ -171,8 +170,8 @@ def audit(
 
     wrong = sorted(set(records.leaks))
     strangers = [m.id for m in HfApi(hub.endpoint, token=False).list_models()]
-    wrong += [f"{name} is public" for name in strangers if secret in name]
-    closed = re.compile(rf"\b(?:ada|bob|carol|dan|robot|den)/{secret}")
+    wrong += [f"{name} is public" for name in strangers if SECRET in name]
+    closed = re.compile(rf"\b(?:ada|bob|carol|dan|robot|den)/{SECRET}")
     for name in strangers:
         for path in ("README.md", "hubmerge.json"):
             with contextlib.suppress(Exception):  # not every repo has both
