@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytest
 from benchmark_helpers import place
+from plan_helpers import NOWHERE
 
 from benchmarks import stream_meter
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import Recipe
@@ -29,7 +29,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     folder = tmp_path_factory.mktemp("family")
     write_family(SHAPES["tiny"], folder)
     recipe = {"base": str(folder / "base"), "agents": [str(folder / f"agent{k}") for k in range(3)], "method": "ram"}
-    return prepare(Recipe.model_validate(recipe), Hub("http://127.0.0.1:9"), Request(allow_local=True)).plan
+    return prepare(Recipe.model_validate(recipe), NOWHERE, Request(allow_local=True)).plan
 
 
 @pytest.mark.parametrize("hashed", [True, False])
@@ -106,7 +106,7 @@ def test_making_synthetic_values_is_no_part_of_what_is_measured(
     own = "synthetic:?layers=1&hidden=64&vocabulary=100&seed=12345"
     agents = [f"{own}&agent={k}&density=0.1" for k in (1, 2)]
     recipe = Recipe.model_validate({"base": own, "agents": agents, "method": "ram_plus"})
-    plan = prepare(recipe, Hub("http://127.0.0.1:9"), Request(allow_local=True)).plan
+    plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
 
     def merging() -> None:
         with monkeypatch.context() as patched:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plan_helpers import NOWHERE
 
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions, probe
 from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import load_recipe
@@ -22,13 +22,12 @@ from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.synthetic import SHAPES, TILE, open_synthetic
 
-HUB = Hub("http://127.0.0.1:9")  # never asked
 NAME = "synthetic:qwen2.5-0.5b"
 
 
 def planned(*agents: str, base: str = NAME) -> Plan:
     recipe = Recipe.model_validate({"base": base, "agents": list(agents), "method": "ram"})
-    return prepare(recipe, HUB, Request(allow_local=True)).plan
+    return prepare(recipe, NOWHERE, Request(allow_local=True)).plan
 
 
 def agent(number: int, density: float = 0.1, more: str = "") -> str:
@@ -58,7 +57,7 @@ def test_a_shape_has_as_many_parameters_and_tensors_as_the_published_model(
 
 
 def values(model: Model, name: str, start: int, count: int) -> np.ndarray:
-    with TensorReader([model], LocalOrFetched(HUB, Path("unused"))) as reader:
+    with TensorReader([model], LocalOrFetched(NOWHERE, Path("unused"))) as reader:
         return reader.values(0, model.tensors[name], start, count)
 
 
@@ -81,7 +80,7 @@ def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> N
 
 def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
     plan = planned(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1")
-    with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path("unused"))) as reader:
         total = probe(plan, reader, StreamOptions(), Unobserved()).total
     for k in range(3):
         density = total.changed[k] / total.elements
@@ -102,8 +101,8 @@ def test_updates_are_log_normal() -> None:
 
 def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
     with pytest.raises(HubmergeError):
-        open_model(ModelName.parse(NAME), HUB, allow_local=False)
-    assert open_model(ModelName.parse(NAME), HUB, allow_local=True).ref.kind == "synthetic"
+        open_model(ModelName.parse(NAME), NOWHERE, allow_local=False)
+    assert open_model(ModelName.parse(NAME), NOWHERE, allow_local=True).ref.kind == "synthetic"
 
 
 OWN = "?layers=1&hidden=64&vocabulary=8"
@@ -146,7 +145,7 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
     own = f"synthetic:?{numbers}"
     plan = planned(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
-    with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path("unused"))) as reader:
         total = probe(plan, reader, StreamOptions(), Unobserved()).total
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
@@ -162,7 +161,7 @@ def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp
     plan = planned(agent(1), agent(2))
     path = tmp_path / "recipe.yaml"
     path.write_text(plan.recipe.to_yaml())
-    again = prepare(load_recipe(path), HUB, Request(allow_local=True)).plan
+    again = prepare(load_recipe(path), NOWHERE, Request(allow_local=True)).plan
     assert again.identity == plan.identity
     assert planned(agent(1), agent(2, more="&seed=1")).identity != plan.identity
 
