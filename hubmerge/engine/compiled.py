@@ -47,7 +47,7 @@ class Library:
             found.restype, found.argtypes = result, arguments
             return found
 
-        self.workspace_bytes = function("workspace_bytes", c_int64, c_int64, c_int64)
+        self.workspace_bytes = function("workspace_bytes", c_int64, c_int64)
         self.kernel_number = function("kernel_number", c_int64, c_char_p)
         self.work = function("work", None, c_void_p, c_int64, c_int64)
         self.take = function("take", c_int64, c_void_p, c_void_p, c_int64)

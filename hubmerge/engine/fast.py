@@ -36,7 +36,6 @@ from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_resu
 PIECE = 16_384  # elements that a kernel in numpy takes at once
 _COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could overflow
 _KINDS = {"F32": 0, "BF16": 1, "F16": 2}
-_WORKSPACES = 4  # kept per thread; variants of a merge take turns at every chunk
 
 
 class _Call(Structure):
@@ -81,7 +80,7 @@ class _Pass:
             self.call.uniform_keys = self.address(np.array([(k.first, k.second) for k in keys], np.uint64))
         if sensitivities:
             self.call.sensitivities = self._rows(sensitivities)
-        self._workspace = _Workspace.of_thread(self.agents, len(keys) + len(sensitivities))
+        self._workspace = _thread.workspace(self.agents)
         self.call.workspace = self._workspace.address
         k = self.agents
         self._counts = np.zeros(k * (k + 1) + 2 * k * k + 1 + k + (k + 1) + 2 * k + 3, np.int64)
@@ -170,30 +169,27 @@ class _Pass:
 
 
 class _Workspace:
-    """A thread's scratch for so many agents and further inputs of a kernel."""
+    """A thread's scratch for so many agents."""
 
-    def __init__(self, agents: int, extras: int) -> None:
-        size = library().workspace_bytes(agents, extras)
-        self._memory = np.frombuffer(buffers.pages(size), np.uint8)  # which begins at a page, and is all zero
+    def __init__(self, agents: int) -> None:
+        self.agents = agents
+        # which begins at a page, and is all zero
+        self._memory = np.frombuffer(buffers.pages(library().workspace_bytes(agents)), np.uint8)
         self.address = _address(self._memory)
         self.room = np.empty((3, agents * BINS), np.int64)  # for a histogram
-
-    @classmethod
-    def of_thread(cls, agents: int, extras: int) -> _Workspace:
-        kept = _thread.workspaces
-        if (agents, extras) not in kept:
-            if len(kept) == _WORKSPACES:
-                kept.clear()
-            kept[agents, extras] = cls(agents, extras)
-        return kept[agents, extras]
 
 
 class _OfThread(threading.local):
     """What each thread makes once, since fresh pages cost more than counting."""
 
     def __init__(self) -> None:
-        self.workspaces: dict[tuple[int, int], _Workspace] = {}
         self.keys = np.zeros(ROW, np.uint8)  # a histogram, all zero between two passes
+        self._workspace: _Workspace | None = None
+
+    def workspace(self, agents: int) -> _Workspace:
+        if self._workspace is None or self._workspace.agents != agents:
+            self._workspace = _Workspace(agents)
+        return self._workspace
 
 
 _thread = _OfThread()

@@ -104,7 +104,7 @@ static struct counted counted(const struct call *call) {
 
 /* Scratch of one thread. Rows lie SPACED elements apart. */
 struct work {
-    float *base, *inputs, *scaled, *delta, *step, *other_step; /* `inputs`: deltas, then a kernel's extras */
+    float *base, *inputs, *scaled, *delta, *step, *other_step; /* `inputs`: deltas, draws, sensitivities */
     floats (*columns)[LANES / WIDTH]; /* sums of a block's result: [K][QUANTITIES] */
     uint64_t *active, *rising;        /* [K][WORDS]: bits, where an agent is active and its update positive besides */
     uint64_t *once;                   /* [WORDS]: where one agent alone is active */
@@ -124,13 +124,13 @@ struct found { /* of one agent in one block */
     int64_t short_patterns, long_patterns;
 };
 
-static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t extras) {
+static int64_t laid_out(struct work *work, char *at, int64_t agents) {
     char *begin = at;
 #define TAKE(name, size) (work->name = (void *)at, at += ((int64_t)(size) * (int64_t)sizeof *work->name + 63) / 64 * 64)
     TAKE(fine, agents * COPIES * SHORT); /* these two are zero between two passes */
     TAKE(coarse, agents * COPIES * BINS);
     TAKE(base, SPACED);
-    TAKE(inputs, (agents + extras) * SPACED);
+    TAKE(inputs, 3 * agents * SPACED);
     TAKE(scaled, agents * SPACED);
     TAKE(delta, SPACED);
     TAKE(step, SPACED);
@@ -151,9 +151,9 @@ static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t ext
     return at - begin;
 }
 
-int64_t ENTRY(workspace_bytes)(int64_t agents, int64_t extras) {
+int64_t ENTRY(workspace_bytes)(int64_t agents) {
     struct work work;
-    return laid_out(&work, NULL, agents, extras);
+    return laid_out(&work, NULL, agents);
 }
 
 /* Vectors */
@@ -1133,9 +1133,9 @@ static void merge_block(
 /* Elements first … end - 1 of a chunk, `first` being a multiple of BLOCK. Counts are added to; histograms stay in the
    workspace until `take`. Of a call without sums and without an output only `by_overlap` is counted. */
 void ENTRY(work)(const struct call *call, int64_t first, int64_t end) {
-    int64_t agents = call->agents, extras = agents * ((call->uniform_keys != NULL) + (call->sensitivities != NULL));
+    int64_t agents = call->agents;
     struct work work;
-    laid_out(&work, call->workspace, agents, extras);
+    laid_out(&work, call->workspace, agents);
     for (int64_t start = first; start < end; start += BLOCK) {
         int64_t n = MIN(end - start, BLOCK), padded = (n + ROWS - 1) / ROWS * ROWS;
         const void *rows[agents + 1];
@@ -1158,7 +1158,7 @@ int64_t ENTRY(take)(const struct call *call, int64_t *out, int64_t room) {
     struct counted counts = counted(call);
     struct work work;
     int64_t filled = 0;
-    laid_out(&work, call->workspace, call->agents, 0); /* the counters lie first */
+    laid_out(&work, call->workspace, call->agents);
     for (int64_t k = 0; k < call->agents; k++) {
         if (counts.largest[k] == 0) continue;
         for (int64_t bin = (counts.least[k] + 1) >> LOW_BITS; bin <= counts.largest[k] >> LOW_BITS; bin++) {
@@ -1237,7 +1237,7 @@ void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
     int64_t agents = call->agents, is_private = ranking->agent < 0;
     int64_t first = is_private ? 0 : ranking->agent, end = is_private ? agents : first + 1;
     struct work work;
-    laid_out(&work, call->workspace, agents, 0);
+    laid_out(&work, call->workspace, agents);
     for (int64_t start = 0; start < call->elements; start += BLOCK) {
         int64_t n = MIN(call->elements - start, BLOCK), padded = (n + ROWS - 1) / ROWS * ROWS;
         const void *rows[agents + 1];
