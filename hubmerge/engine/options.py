@@ -8,10 +8,6 @@ from typing import Literal
 
 from hubmerge.engine.distributed import ALONE, Ranks
 
-Backend = Literal["auto", "eager"]
-DeviceName = Literal["cpu", "cuda", "auto"]
-Sink = Literal["disk", "null"]
-
 DEVICE_BYTES = 2 * 1000**3  # of a device's memory for chunks, the driver's own context not counted
 
 
@@ -21,13 +17,13 @@ class StreamOptions:
 
     chunk_elements: int = 0  # 0: as many as memory allows
     threads: int = 0  # at most, and fewer where memory does not allow them; 0: one per core
-    backend: Backend = "auto"  # "eager": never the fast pass
-    device: DeviceName = "cpu"
+    backend: Literal["auto", "eager"] = "auto"  # "eager": never the fast pass
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     device_memory_bytes: int = 0  # the most that the device is asked for; 0: DEVICE_BYTES, or what whole tensors take
     bursts: bool = False  # a GPU is lent for one shard at a time (bursts.py)
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
-    sink: Sink = "disk"  # "null": shards are counted and hashed, not written; by one process only
+    sink: Literal["disk", "null"] = "disk"  # "null": shards are counted and hashed, not written; by one process only
     cache: Path | None = None  # folder of fetched inputs; None: in the output's working folder
     sensitivities: Path | None = None  # folder where computed ones are kept for the next merge
     disk_budget: int | None = None  # bytes that output and fetched inputs may take together; None: what is free
