@@ -226,8 +226,8 @@ def read_output(raw: Raw, counts: Counts, agents: int, *, with_inputs: bool) -> 
     return ChunkOutput(raw, read.inputs(agents) if with_inputs else None, result)
 
 
-def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
-    """δ* of one chunk before it is rounded, in numpy."""
+def kernel_update(chunk: ChunkInputs, rule: Rule) -> Float32:
+    """δ* [n] of one chunk by the rule's kernel, in numpy."""
     with np.errstate(all="ignore"):
         return np.asarray(_update(decoded(chunk)[1], chunk, rule))
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hubmerge.engine import definition
 from hubmerge.engine.counting import Counted, Read
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
-from hubmerge.engine.memory import LANES, device_shares
+from hubmerge.engine.memory import DEVICE_LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.errors import DeviceError, MemoryLimitError
 from hubmerge.machine import resources
@@ -161,7 +161,7 @@ class Engine:
                 share = min(1.0, memory_bytes / properties.total_memory) if memory_bytes else 1.0
                 torch.cuda.set_per_process_memory_fraction(share, device)
                 torch.cuda.reset_peak_memory_stats(device)
-            for _ in range(LANES):
+            for _ in range(DEVICE_LANES):
                 self._lanes.put(Lane(device))
         except BaseException:
             self.close()

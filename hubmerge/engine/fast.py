@@ -244,7 +244,8 @@ def _given(chunk: ChunkInputs, rule: Rule, first: int, end: int) -> Float32:
     if chunk.given is not None:
         return chunk.given[first:end]
     raws, sensitivities = (tuple(row[first:end] for row in rows) for rows in (chunk.raws, chunk.sensitivities))
-    return definition.merged(replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first), rule)
+    piece = replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first)
+    return definition.kernel_update(piece, rule)
 
 
 def count_magnitudes(chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float) -> BinCounts:

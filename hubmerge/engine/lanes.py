@@ -2,8 +2,8 @@
 
 A lane is everything that one chunk needs on its way: a pinned buffer on the host, its twin on the device, a pinned
 buffer for what comes back, and a CUDA stream of its own. A thread that has read a chunk takes a free lane, copies
-the chunk in, runs the pass, copies the output and the counts back, and waits for its own stream alone. With
-LANES lanes, one chunk is copied in while another is computed and a third is copied out. Buffers are made once per
+the chunk in, runs the pass, copies the output and the counts back, and waits for its own stream alone. Of
+DEVICE_LANES chunks one is copied in while another is computed and a third is copied out. Buffers are made once per
 lane; what a pass needs beside them comes from torch's caching allocator, which holds a pool per stream and asks the
 driver for nothing once it has seen a chunk. The allocator is told the limit, so that memory is bounded by the device
 and not by an estimate.

@@ -37,7 +37,7 @@ COUNTERS_PER_AGENT = 786_000  # of that; updates of few magnitudes touch few of 
 ROW = 4 * 65_648 * 4  # one agent's histogram of keys, COPIES times (pass.c); a thread counts one agent after the other
 
 HOST_THREADS = 8  # that feed a device; more only contend for the interpreter
-LANES = 3  # chunks on a device at once: one is copied in, one computed, one copied out
+DEVICE_LANES = 3  # chunks on a device at once: one is copied in, one computed, one copied out
 _LARGEST_DEVICE_CHUNK = 1 << 21  # elements
 
 _ELSEWHERE = 192_000_000  # what a process takes beside its stream
@@ -91,14 +91,14 @@ def blocks(elements: int) -> int:
 
 
 def device_shares(agents: int, options: StreamOptions) -> tuple[int, int]:
-    """How many threads feed a device, and the elements of their chunks: as many as are wanted, and LANES of them fit
-    into the device's memory."""
+    """How many threads feed a device, and the elements of their chunks: as many as are wanted, and DEVICE_LANES of them
+    fit into the device's memory."""
     memory = options.device_memory_bytes or DEVICE_BYTES
-    fitting = memory // (LANES * device_bytes(agents)) // BLOCK * BLOCK
+    fitting = memory // (DEVICE_LANES * device_bytes(agents)) // BLOCK * BLOCK
     if fitting < BLOCK:
         raise MemoryLimitError(
             "not even one block fits the device's memory",
-            expected=f"{LANES * device_bytes(agents) * BLOCK / 1e6:.0f} MB",
+            expected=f"{DEVICE_LANES * device_bytes(agents) * BLOCK / 1e6:.0f} MB",
             got=f"{memory / 1e6:.0f} MB",
             next_step="Run on the CPU (--device cpu), which has no such limit.",
         )

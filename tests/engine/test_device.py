@@ -24,7 +24,7 @@ from hubmerge.engine import definition, device, lanes, shard_work, stream, threa
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device import DeviceTask, open_engine
 from hubmerge.engine.distributed import Ranks
-from hubmerge.engine.memory import HOST_THREADS, LANES, device_bytes, device_shares
+from hubmerge.engine.memory import DEVICE_LANES, HOST_THREADS, device_bytes, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.engine.stream import MergeResult, probe
 from hubmerge.errors import MemoryLimitError
@@ -102,7 +102,7 @@ def test_a_merge_opens_the_device_of_its_local_rank_and_touches_no_other(
     assert len({thread for thread, _ in cuda.tensors}) > 1
     # no copy outlives its chunk: torch would record an event on a stream that may have failed, in a destructor of
     # pinned memory, which ends the process
-    assert len(cuda.copies) > 3 * LANES
+    assert len(cuda.copies) > 3 * DEVICE_LANES
     assert not any(cuda.copies)
 
 
@@ -159,7 +159,7 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     for agents in (2, 3, 8, 30):
         _, elements = device_shares(agents, StreamOptions())
         assert elements % BLOCK == 0
-        assert elements * LANES * device_bytes(agents) <= DEVICE_BYTES
+        assert elements * DEVICE_LANES * device_bytes(agents) <= DEVICE_BYTES
         assert device_shares(agents, StreamOptions(chunk_elements=10**9)) == device_shares(agents, StreamOptions())
     with pytest.raises(MemoryLimitError):
         device_shares(3, StreamOptions(device_memory_bytes=1_000_000))
@@ -215,7 +215,7 @@ def test_threads_share_few_lanes_and_get_their_own_results() -> None:
     opened = engine_here()
     chunks = [chunk_of("linear", 2, BLOCK + n, start=n * BLOCK) for n in range(12)]
     rule, key = rule_of("linear", chunks[0], "stochastic"), make_key(0, "x")
-    with ThreadPoolExecutor(2 * LANES) as pool:
+    with ThreadPoolExecutor(2 * DEVICE_LANES) as pool:
         found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
     for chunk, output in zip(chunks, found, strict=True):
         assert output.bits() == definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True).bits()

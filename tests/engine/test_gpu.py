@@ -16,7 +16,7 @@ from test_fast import chunk_of, rule_of
 
 from hubmerge.engine import definition
 from hubmerge.engine.device import Engine
-from hubmerge.engine.memory import LANES, device_shares
+from hubmerge.engine.memory import DEVICE_LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.numerics.counter_rng import make_key
 
@@ -36,10 +36,10 @@ def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine:
     chunk = chunk_of("dare_ties", agents, n)
     rule = rule_of("dare_ties", chunk, "stochastic")
     key = make_key(0, "x")
-    for _ in range(2 * LANES):
+    for _ in range(2 * DEVICE_LANES):
         engine.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
     warm = torch.cuda.memory_stats()["num_device_alloc"]
-    for _ in range(2 * LANES):
+    for _ in range(2 * DEVICE_LANES):
         engine.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
     assert engine.working
     assert torch.cuda.memory_stats()["num_device_alloc"] == warm
