@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.options import DEVICE_BYTES
+from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.errors import MemoryLimitError
 from hubmerge.machine import resources
 from hubmerge.methods import get_method
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from hubmerge.engine.options import StreamOptions
+if TYPE_CHECKING:  # the fast pass alone does without
     from hubmerge.plan.plan import InputKind, Plan, PlannedTensor
 
 STREAM_BYTES = 260_000_000  # a process of 8 agents stays 512 MB above its imports
