@@ -25,7 +25,7 @@ from hubmerge.engine.counting import BLOCK, Counted, Read, activity, input_count
 from hubmerge.errors import InternalError
 from hubmerge.methods.base import Each, Method, Scope, Threshold
 from hubmerge.numerics.arrays import Array, concat, numbers, stack, where
-from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform, uniform_of
+from hubmerge.numerics.counter_rng import Key, draws_of, make_key, uniform_of
 from hubmerge.numerics.dtypes import Float32, Rounding, decode, encode
 from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
@@ -157,11 +157,13 @@ def _checked(delta: Array, like: Array, method: Callable[..., Array]) -> Array:
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:
     found: list[Array] = []
     for name in rule.extras:
-        if name == "uniform":
-            found += [uniform_of(_elements(chunk), key) for key in chunk.uniform_keys]
-        else:
-            found += chunk.sensitivities
+        found += _uniform(chunk) if name == "uniform" else chunk.sensitivities
     return found
+
+
+def _uniform(chunk: ChunkInputs) -> list[Array]:
+    """Each agent's draws in [0, 1)."""
+    return [uniform_of(_elements(chunk), key) for key in chunk.uniform_keys]
 
 
 def _elements(chunk: ChunkInputs) -> Array:
@@ -201,9 +203,8 @@ def _ranked(chunk: ChunkInputs, threshold: Threshold, epsilon: float) -> list[Fl
         alone = act.count == 1
         return [np.concatenate([np.abs(d[alone & m]) for d, m in zip(deltas, act.masks, strict=True)])]
     if threshold.of == "dropped":
-        drawn = [uniform(key, chunk.start, len(deltas[0])) for key in chunk.uniform_keys]
         drops = [np.float32(threshold.drop_of(k)) for k in range(len(deltas))]
-        deltas = [np.where(u >= p, d, np.float32(0)) for u, p, d in zip(drawn, drops, deltas, strict=True)]
+        deltas = [where(u >= p, d, np.float32(0)) for u, p, d in zip(_uniform(chunk), drops, deltas, strict=True)]
     return [np.abs(d) for d in deltas]
 
 
