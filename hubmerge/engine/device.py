@@ -195,7 +195,7 @@ class Engine:
 
     def _probed(self, chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
         with self._lane() as lane:
-            counts = lane.probe(chunk, replace(COUNTING, epsilon=epsilon))
+            counts = lane.probe(chunk, epsilon)
         return Read(counts, len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
 
     def merge_chunk(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:

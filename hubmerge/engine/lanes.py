@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class Lane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._in = _Buffer(pinned=self._stream is not None)
-        self._out = _Buffer(pinned=self._stream is not None)
-        self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
+        self._in = _Buffer(pin_memory=self._stream is not None)
+        self._out = _Buffer(pin_memory=self._stream is not None)
+        self._on_device = _Buffer(device=device)
         self._rules: tuple[Rule, Rule] | None = None  # the last one, and the same with its scalars on the device
 
     def there(self, rule: Rule) -> Rule:
@@ -57,9 +58,9 @@ class Lane:
             self._rules = rule, self._moved(rule)
         return self._rules[1]
 
-    def probe(self, chunk: ChunkInputs, rule: Rule) -> NDArray[np.int64]:
+    def probe(self, chunk: ChunkInputs, epsilon: float) -> NDArray[np.int64]:
         """definition.count."""
-        return self.run(chunk, lambda inputs: (None, count_on_device(inputs, self.there(rule).epsilon)))[1]
+        return self.run(chunk, lambda inputs: (None, count_on_device(inputs, self._scalar(epsilon))))[1]
 
     def merge(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """definition.merge_chunk."""
@@ -85,14 +86,13 @@ class Lane:
         stored = back[1].view(torch.uint8).numpy().copy() if raw is not None else None
         return stored, back[0].numpy().copy()
 
-    def _moved(self, rule: Rule) -> Rule:
-        def scalar(value: Any) -> torch.Tensor:
-            return torch.full((), float(value), dtype=torch.float32, device=self._device)
+    def _scalar(self, value: Any) -> torch.Tensor:
+        return torch.full((), float(value), dtype=torch.float32, device=self._device)
 
-        per_agent = tuple(tuple(map(scalar, row)) for row in rule.per_agent)
-        return replace(
-            rule, per_agent=per_agent, constants=tuple(map(scalar, rule.constants)), epsilon=scalar(rule.epsilon)
-        )
+    def _moved(self, rule: Rule) -> Rule:
+        per_agent = tuple(tuple(map(self._scalar, row)) for row in rule.per_agent)
+        constants = tuple(map(self._scalar, rule.constants))
+        return replace(rule, per_agent=per_agent, constants=constants, epsilon=self._scalar(rule.epsilon))
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -109,45 +109,33 @@ class Lane:
             *((s, "F32") for s in chunk.sensitivities),
         ]
         wanted = [(STORED[dtype], len(array)) for array, dtype in arrays]
-        host = self._in.tensors(wanted)
-        for tensor, (array, _) in zip(host, arrays, strict=True):
+        here = self._in.tensors(wanted)
+        for tensor, (array, _) in zip(here, arrays, strict=True):
             tensor.view(torch.uint8).numpy()[:] = np.ascontiguousarray(array).view(np.uint8)
+        there = here
         if self._stream is not None:
-            used = self._in.used
-            if self._on_device.numel() < used:
-                self._on_device = torch.empty(used, dtype=torch.uint8, device=self._device)
-            self._on_device[:used].copy_(self._in.buffer[:used])
-            host = _cut(self._on_device, wanted)[0]
+            there, used = self._on_device.tensors(wanted), self._in.used
+            self._on_device.buffer[:used].copy_(self._in.buffer[:used])
         models = len(chunk.raws)
-        tensors: Any = tuple(host)
+        tensors: Any = tuple(there)
         return replace(chunk, raws=tensors[:models], sensitivities=tensors[models:])
 
 
 class _Buffer:
-    """Host memory that grows to the largest chunk and stays; pinned, so that the device copies it by itself."""
+    """Memory that grows to the largest chunk and stays; on the host pinned, so that the device copies it by itself."""
 
-    def __init__(self, *, pinned: bool) -> None:
-        self._pinned = pinned
+    def __init__(self, **where: Any) -> None:
+        """`where`: as torch.empty takes it, which is first asked in a thread whose current device is the lane's."""
+        self._where = where
         self.buffer = torch.empty(0, dtype=torch.uint8)
-        self.used = 0  # bytes of the last cut
+        self.used = 0  # bytes, of the last tensors
 
     def tensors(self, wanted: Sequence[tuple[torch.dtype, int]]) -> list[torch.Tensor]:
-        """One tensor per (dtype, elements), side by side; what was cut before is overwritten."""
-        needed = sum(_aligned(dtype.itemsize * count) for dtype, count in wanted)
-        if self.buffer.numel() < needed:
-            self.buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=self._pinned)
-        tensors, self.used = _cut(self.buffer, wanted)
-        return tensors
-
-
-def _cut(buffer: torch.Tensor, wanted: Sequence[tuple[torch.dtype, int]]) -> tuple[list[torch.Tensor], int]:
-    tensors, at = [], 0
-    for dtype, count in wanted:
-        size = dtype.itemsize * count
-        tensors.append(buffer[at : at + size].view(dtype))
-        at += _aligned(size)
-    return tensors, at
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+        """One tensor per (dtype, elements), side by side; what was there before is overwritten."""
+        sizes = [dtype.itemsize * count for dtype, count in wanted]
+        begins = [0, *accumulate(-(-size // _ALIGN) * _ALIGN for size in sizes)]
+        self.used = begins[-1]
+        if self.buffer.numel() < self.used:
+            self.buffer = torch.empty(self.used, dtype=torch.uint8, **self._where)
+        parts = zip(begins[:-1], sizes, wanted, strict=True)
+        return [self.buffer[begin : begin + size].view(dtype) for begin, size, (dtype, _) in parts]

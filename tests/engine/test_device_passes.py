@@ -157,7 +157,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
     rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
 
     def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
+        begin, size = lane._on_device.buffer.data_ptr(), lane._on_device.buffer.numel()
         assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
         lane._in.buffer.zero_()  # the host's may be filled again
         return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
