@@ -21,6 +21,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.synthetic import SHAPES, TILE, open_synthetic
+from hubmerge.statistics.statistics import Tally
 
 NAME = "synthetic:qwen2.5-0.5b"
 
@@ -78,10 +79,13 @@ def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> N
     assert read(NAME) != read(NAME, "model.layers.0.input_layernorm.weight")
 
 
-def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
-    plan = planned(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1")
+def counted(plan: Plan) -> Tally:
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Unobserved()).total
+        return probe(plan, reader, StreamOptions(), Unobserved()).total
+
+
+def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
+    total = counted(planned(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"))
     for k in range(3):
         density = total.changed[k] / total.elements
         shared = 1 - total.by_overlap[k, 1] / total.changed[k]
@@ -144,9 +148,7 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     turned = "&".join(reversed(numbers.split("&")))
     assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
     own = f"synthetic:?{numbers}"
-    plan = planned(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Unobserved()).total
+    total = counted(planned(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own))
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
 

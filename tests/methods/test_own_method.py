@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,22 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "methods"
 
 
 @pytest.fixture
-def own_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The folder of examples as if its file lay beside the other methods."""
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(EXAMPLES)])
-    methods.registry.cache_clear()
-    yield
+def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Makes the methods in a folder lie beside the others."""
+
+    def extend(folder: Path) -> None:
+        monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
+        methods.registry.cache_clear()
+
+    yield extend
     methods.registry.cache_clear()
 
 
-@pytest.mark.usefixtures("own_file")
-def test_a_method_in_one_file_merges_at_once_and_says_the_same_of_every_element(tmp_path: Path) -> None:
+def test_a_method_in_one_file_is_listed_merges_at_once_and_says_the_same_of_every_element(
+    tmp_path: Path, beside: Callable[[Path], None]
+) -> None:
+    beside(EXAMPLES)
+    assert methods.registry()["magmax"].title == "MagMax"
     base = random_base(0)
     models = {"base": base, "one": sparse_agent(base, 0.3, 1), "two": sparse_agent(base, 0.3, 2)}
     for name, tensors in models.items():
@@ -80,19 +86,15 @@ WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @st
     ],
 )
 def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
-    text: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, missing: str, tmp_path: Path, beside: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert text != COMPLETE
     (tmp_path / "own_method.py").write_text(text)
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "hubmerge.methods.own_method", raising=False)
-    methods.registry.cache_clear()
+    beside(tmp_path)
     said = f"is not complete in hubmerge.methods.own_method.MagMax: .* got no {missing}\\."
-    try:
-        with pytest.raises(InternalError, match=said):
-            methods.registry()
-    finally:
-        methods.registry.cache_clear()
+    with pytest.raises(InternalError, match=said):
+        methods.registry()
 
 
 def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(
@@ -105,9 +107,3 @@ def test_a_method_of_whole_tensors_that_gives_other_arrays_is_named_itself(
     recipe = {"base": str(tmp_path / "base"), "agents": [str(tmp_path / "one"), str(tmp_path / "two")]}
     with pytest.raises(InternalError, match=r"in test_own_method\..*<lambda>: expected float32"):
         hubmerge.merge({**recipe, "method": "wudi"}, out=tmp_path / "out")
-
-
-@pytest.mark.usefixtures("own_file")
-def test_a_method_in_one_file_is_listed_with_the_others() -> None:
-    assert methods.get_method("magmax").title == "MagMax"
-    assert "magmax" in methods.registry()
