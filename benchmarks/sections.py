@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -38,9 +38,8 @@ RESULTS = 300  # of the board whose start is measured
 REPO = "ada/results"
 
 
-def floor(suite: Suite) -> list[dict[str, Any]]:
+def floor(suite: Suite) -> Iterator[dict[str, Any]]:
     """Steady state: the stream and its floor by turns, with and without hashing; where hashed, sha256 alone, too."""
-    rows = []
     for shape in suite.shapes:
         family = suite.family(shape)
         base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(AGENTS)]
@@ -58,12 +57,9 @@ def floor(suite: Suite) -> list[dict[str, Any]]:
                 found = suite.by_turns(runs)
                 if hashed:
                     alone.append(found.pop("hash"))
-                rows.append(
-                    {"shape": shape, "method": method, "hashed": hashed, "turns": max(TURNS, suite.repeat), **found}
-                )
-                print(rows[-1], flush=True)
-        rows.append({"shape": shape, "method": "hash", "stream": min(alone, key=lambda row: row["wall_s"])})
-    return rows
+                turns = max(TURNS, suite.repeat)
+                yield {"shape": shape, "method": method, "hashed": hashed, "turns": turns, **found}
+        yield {"shape": shape, "method": "hash", "stream": min(alone, key=lambda row: row["wall_s"])}
 
 
 def _hash_alone(model: str) -> dict[str, Any]:
@@ -83,21 +79,17 @@ def _hash_alone(model: str) -> dict[str, Any]:
     return {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4)}
 
 
-def agents(suite: Suite) -> list[dict[str, Any]]:
-    rows = []
+def agents(suite: Suite) -> Iterator[dict[str, Any]]:
     for method in ("linear", "ram", "ties"):
         for k in (2, 4, 6, 8):
             recipe = suite.synthetic("qwen2.5-0.5b", k, method, layers=6)
-            rows.append({"method": method, "agents": k, **suite.stream(recipe, "--sink", "null", "--no-hash")})
-            print(rows[-1], flush=True)
-    return rows
+            yield {"method": method, "agents": k, **suite.stream(recipe, "--sink", "null", "--no-hash")}
 
 
-def processes(suite: Suite) -> list[dict[str, Any]]:
+def processes(suite: Suite) -> Iterator[dict[str, Any]]:
     """The same merge by one process with one thread, one with two, and two with one each; several output shards."""
     family = suite.family("0.5b")
     agents = [str(family / f"agent{k}") for k in range(AGENTS)]
-    rows = []
     for method in ("ram", "ram_plus"):
         recipe = suite.recipe(method, str(family / "base"), agents)
         for count, threads in ((1, 1), (1, 2), (2, 1)):
@@ -105,61 +97,48 @@ def processes(suite: Suite) -> list[dict[str, Any]]:
             flags = ("--out", str(suite.out), "--threads", str(threads))
             merge = merging(recipe, *flags, module="benchmarks.several_shards")
             row = suite.best([sys.executable, *launcher, *merge])
-            rows.append({"method": method, "processes": count, "threads": threads, **row})
-            print(rows[-1], flush=True)
-    return rows
+            yield {"method": method, "processes": count, "threads": threads, **row}
 
 
-def sizes(suite: Suite) -> list[dict[str, Any]]:
+def sizes(suite: Suite) -> Iterator[dict[str, Any]]:
     """Cost per parameter of whole models, but for the largest, of which the first layers stand for all."""
-    rows = []
     for shape, layers in SIZES:
         for method in ("ram", "ram_plus"):
             recipe = suite.synthetic(shape, AGENTS, method, layers)
             row = suite.stream(recipe, "--sink", "null", "--no-hash")
-            rows.append({"shape": shape, "layers": layers, "method": method, **row})
-            print(rows[-1], flush=True)
-    return rows
+            yield {"shape": shape, "layers": layers, "method": method, **row}
 
 
-def chunks(suite: Suite) -> list[dict[str, Any]]:
-    rows = []
+def chunks(suite: Suite) -> Iterator[dict[str, Any]]:
     recipe = suite.synthetic("qwen2.5-0.5b", AGENTS, "ram", layers=6)
     for thousand in (16, 64, 128, 256, 512, 1024, 2048):
         flags = ("--sink", "null", "--no-hash", "--chunk-elements", str(thousand * 1024))
-        rows.append({"chunk_elements": thousand * 1024, **suite.stream(recipe, *flags)})
-        print(rows[-1], flush=True)
-    return rows
+        yield {"chunk_elements": thousand * 1024, **suite.stream(recipe, *flags)}
 
 
-def large(suite: Suite) -> list[dict[str, Any]]:
+def large(suite: Suite) -> Iterator[dict[str, Any]]:
     """Whole processes on full tensor shapes, hashed, into the null sink: one layer of all, and once a whole model."""
-    rows = []
     for shape, method, layers in LARGE:
         plan = inspected(suite.synthetic(shape, AGENTS, method))
         recipe = suite.synthetic(shape, AGENTS, method, layers)
         predicted = inspected(recipe)
         row, report = suite.once([sys.executable, *merging(recipe, "--null-sink")])
-        rows.append(
-            {
-                "shape": shape,
-                "method": method,
-                "layers": layers,
-                **row,
-                "merge_s": json.loads(report)["environment"]["seconds"],
-                "elements": predicted["parameters"],
-                "largest": max(prod(dims) for _, dims in SHAPES[shape].tensors(1)),
-                "all_elements": plan["parameters"],
-                "predicted_memory_bytes": predicted["predicted_memory_bytes"],
-                "all_predicted_memory_bytes": plan["predicted_memory_bytes"],
-                "all_predicted_seconds": plan.get("predicted_seconds"),
-            }
-        )
-        print(rows[-1], flush=True)
-    return rows
+        yield {
+            "shape": shape,
+            "method": method,
+            "layers": layers,
+            **row,
+            "merge_s": json.loads(report)["environment"]["seconds"],
+            "elements": predicted["parameters"],
+            "largest": max(prod(dims) for _, dims in SHAPES[shape].tensors(1)),
+            "all_elements": plan["parameters"],
+            "predicted_memory_bytes": predicted["predicted_memory_bytes"],
+            "all_predicted_memory_bytes": plan["predicted_memory_bytes"],
+            "all_predicted_seconds": plan.get("predicted_seconds"),
+        }
 
 
-def startup(suite: Suite) -> list[dict[str, Any]]:
+def startup(suite: Suite) -> Iterator[dict[str, Any]]:
     """Commands that answer at once; `leaderboard` draws a table of `RESULTS` results, from a folder and from a Hub."""
     recipe = suite.synthetic("qwen2.5-0.5b", AGENTS, "ram")
     results = suite.place / "results"
@@ -167,15 +146,14 @@ def startup(suite: Suite) -> list[dict[str, Any]]:
     for path, data in synthetic_results(RESULTS):
         (results / path).parent.mkdir(parents=True, exist_ok=True)
         (results / path).write_bytes(data)
-    rows: list[dict[str, Any]] = []
 
-    def add(name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def row(name: str, *arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
         command = [sys.executable, "-m", "hubmerge", *arguments]
-        rows.append({"command": name, **suite.best(command, repeat=3, environment=environment)})
+        return {"command": name, **suite.best(command, repeat=3, environment=environment)}
 
-    add("inspect", "inspect", str(recipe))
-    add("methods", "methods")
-    add("leaderboard", "leaderboard", "--results", str(results))
+    yield row("inspect", "inspect", str(recipe))
+    yield row("methods", "methods")
+    yield row("leaderboard", "leaderboard", "--results", str(results))
     place = suite.place / "hub"
     shutil.rmtree(place, ignore_errors=True)
     hub = open_hub(place)
@@ -188,14 +166,12 @@ def startup(suite: Suite) -> list[dict[str, Any]]:
             "HF_HUB_DISABLE_XET": "1",
             "HUBMERGE_DATA": str(place / "data"),
         }
-        add("leaderboard --results REPO", "leaderboard", "--results", REPO, environment=environment)
+        yield row("leaderboard --results REPO", "leaderboard", "--results", REPO, environment=environment)
     code = (
         "import sys, pathlib, tempfile\nfrom localhub.process import LocalHubProcess\n"
         "with tempfile.TemporaryDirectory() as d, LocalHubProcess(pathlib.Path(d)): pass\n"
     )
-    rows.append({"command": "localhub", **suite.best([sys.executable, "-c", code], repeat=3)})
-    print(*rows, sep="\n", flush=True)
-    return rows
+    yield {"command": "localhub", **suite.best([sys.executable, "-c", code], repeat=3)}
 
 
 def gpu(suite: Suite) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,27 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 Row = Mapping[str, Any]
 
 
-def comparison(suite: Suite) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-
-    def add(shape: str, what: str, method: str, values: Row) -> None:
-        rows.append({"shape": shape, "what": what, "method": method, **values})
-        print(rows[-1], flush=True)
+def comparison(suite: Suite) -> Iterator[dict[str, Any]]:
+    def row(shape: str, what: str, method: str, values: Row) -> dict[str, Any]:
+        return {"shape": shape, "what": what, "method": method, **values}
 
     for shape in suite.shapes:
         family = suite.family(shape)
         base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(len(DENSITIES))]
-        add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.line, hubmerge.engine.fast"]))
+        imports = [sys.executable, "-c", "import hubmerge.line, hubmerge.engine.fast"]
+        yield row(shape, "imports", "", suite.best(imports))
         if MERGEKIT.is_file():
-            code = "import mergekit.scripts.run_yaml"
-            add(shape, "mergekit, imports", "", suite.best([str(MERGEKIT.parent / "python"), "-c", code], repeat=2))
-        add(shape, "cp inputs", "", suite.best(["cp", "-r", str(family), str(suite.out)]))
-        add(shape, "cp output", "", suite.best(["cp", "-r", base, str(suite.out)]))
+            imports = [str(MERGEKIT.parent / "python"), "-c", "import mergekit.scripts.run_yaml"]
+            yield row(shape, "mergekit, imports", "", suite.best(imports, repeat=2))
+        yield row(shape, "cp inputs", "", suite.best(["cp", "-r", str(family), str(suite.out)]))
+        yield row(shape, "cp output", "", suite.best(["cp", "-r", base, str(suite.out)]))
         for method, (theirs, document, own) in METHODS.items():
             path = _document(suite.place, theirs, document, own, base, agents)
             recipe = suite.recipe(method, base, agents) if theirs == "linear" else path  # that has no base there
             predicted = {k: v for k, v in inspected(recipe).items() if "predicted" in k}
             ours = suite.best([sys.executable, *merging(recipe, "--out", str(suite.out))])
-            add(shape, "hubmerge", method, {**ours, **predicted})
-            add(shape, "mergekit", method, _mergekit(suite, method, path))
-    return rows
+            yield row(shape, "hubmerge", method, {**ours, **predicted})
+            yield row(shape, "mergekit", method, _mergekit(suite, method, path))
 
 
 def _mergekit(suite: Suite, method: str, document: Path) -> Row:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.synthetic import SHAPES
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "benchmarks.json"
 
-SECTIONS: dict[str, Callable[[Suite], list[dict[str, Any]]]] = {
+SECTIONS: dict[str, Callable[[Suite], Iterable[dict[str, Any]]]] = {
     "startup": sections.startup,
     "comparison": comparison,
     "floor": sections.floor,
@@ -69,8 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = []
     try:
         for name in options.sections:
+            rows = []
             try:
-                rows = SECTIONS[name](suite) if name != "page" else []
+                for row in SECTIONS[name](suite) if name != "page" else ():
+                    print(row, flush=True)
+                    rows.append(row)
             except FailedRunError as error:
                 failed.append(name)
                 print(f"{name}: failed: {error}", flush=True)

@@ -183,7 +183,7 @@ def test_all_but_the_section_of_the_gpu_is_on_the_cpu(tmp_path: Path, monkeypatc
     family = machine.family("tiny")
     monkeypatch.setattr(machine, "family", lambda shape: family)
     for section in (side_by_side.comparison, sections.processes, sections.large):
-        section(machine)
+        list(section(machine))
     merges = [command[command.index("merge") :] for command in commands if "merge" in command]
     assert len(merges) == len(SIX) + 6 + len(sections.LARGE)
     assert all(merge[2:4] == ["--device", "cpu"] for merge in merges)
@@ -225,7 +225,7 @@ def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(machine, "best", best)
     monkeypatch.setattr(sections, "RESULTS", 3)
-    rows = sections.startup(machine)
+    rows = list(sections.startup(machine))
     assert [row["command"] for row in rows] == [
         "inspect", "methods", "leaderboard", "leaderboard --results REPO", "localhub",
     ]  # fmt: skip
