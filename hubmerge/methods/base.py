@@ -163,11 +163,10 @@ class Method(ABC):
             for number in varying.points(setting):
                 self.parse_parameters({**same, **first, key: number})
         if strangers := sorted(set(values) - set(self.of_agent)) if of_agent else []:
-            known = ", ".join(self.of_agent) or "nothing"
-            raise ValueError(
-                f"{', '.join(strangers)} is one for all agents; of the parameters of {self.name} an agent can have its "
-                f"own {known}"
-            )
+            can = f"with {self.name} agents have no parameters of their own"
+            if self.of_agent:
+                can = f"of the parameters of {self.name} an agent can have its own {', '.join(self.of_agent)}"
+            raise ValueError(f"{', '.join(strangers)} is one for all agents; {can}")
         if fixed := sorted(set(differing) - set(self.varying(parsed))) if not of_agent else []:
             raise ValueError(self._one_for_all(fixed, parsed))
         dumped = parsed.model_dump(mode="json", exclude_none=True)
@@ -177,12 +176,12 @@ class Method(ABC):
 
     def _one_for_all(self, names: Sequence[str], parameters: Any) -> str:
         """The refusal of parameters that must not differ from tensor to tensor."""
-        open_to = ", ".join(self.varying(parameters)) or "none"
-        trimmed = " (density and p too with trim_scope: tensor)" if hasattr(parameters, "trim_scope") else ""
-        return (
-            f"{', '.join(names)} must be one value for all tensors; with {self.name} the weights can differ and "
-            f"{open_to}{trimmed}"
-        )
+        can = " and ".join(("the weights", *self.varying(parameters)))
+        more = ""
+        if hasattr(parameters, "trim_scope"):
+            trimmed = " and ".join(name for name in ("density", "p") if hasattr(parameters, name))
+            more = f", {trimmed} too with trim_scope: tensor"
+        return f"{', '.join(names)} must be one value for all tensors; with {self.name} {can} can differ{more}"
 
     def check_own(self, parameters: Any, own: Mapping[str, Any]) -> None:
         """ValueError where an agent's own parameter differs from tensor to tensor and must not."""
