@@ -19,7 +19,7 @@ def registry() -> dict[str, Method]:
     """Every method by name, in alphabetical order; InternalError where a file's is not complete."""
     found: dict[str, Method] = {}
     for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
-        if module_info.name in ("base", "ops", "tensor_values", "varying"):
+        if module_info.name == "base":
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
