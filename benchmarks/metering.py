@@ -202,9 +202,9 @@ class Suite:
             shutil.rmtree(self.out, ignore_errors=True)
         return min(rows, key=lambda row: row["cpu_s"])
 
-    def stream(self, recipe: Path, *flags: str, repeat: int = 0) -> dict[str, Any]:
+    def stream(self, recipe: Path, *flags: str) -> dict[str, Any]:
         """`benchmarks.stream_meter`: steady state, measured from inside."""
-        return min((self.stream_once(recipe, *flags) for _ in range(repeat or self.repeat)), key=lambda r: r["cpu_s"])
+        return min((self.stream_once(recipe, *flags) for _ in range(self.repeat)), key=lambda row: row["cpu_s"])
 
     def stream_once(self, recipe: Path, *flags: str) -> dict[str, Any]:
         load = os.getloadavg()[0]

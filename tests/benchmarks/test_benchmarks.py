@@ -135,10 +135,11 @@ def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wa
 ) -> None:
     rows = iter([{"wall_s": w, "cpu_s": c} for w, c in ((1.0, 5.0), (3.0, 4.0), (2.0, 6.0))] * 2)
     machine = place(tmp_path)
+    machine.repeat = 3
     monkeypatch.setattr(machine, "once", lambda *told: (next(rows), ""))
     monkeypatch.setattr(machine, "stream_once", lambda *told: next(rows))
-    assert machine.best(["x"], repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
-    assert machine.stream(tmp_path, repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
+    assert machine.best(["x"]) == {"wall_s": 3.0, "cpu_s": 4.0}
+    assert machine.stream(tmp_path) == {"wall_s": 3.0, "cpu_s": 4.0}
 
 
 def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(
