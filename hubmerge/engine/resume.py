@@ -43,8 +43,10 @@ def resumed(
     """
     journals = []
     for plan, folder in merges:
-        journals.append(ranks.in_turn(partial(_open, plan, folder, held, ranks.rank, uploads)))
-        keep_own(ranks, plan, journals[-1])
+        journal = ranks.in_turn(partial(_open, plan, folder, held, ranks.rank, uploads))
+        kept = {shard.filename for shard in ranks.mine(plan.shards)} | journal.uploaded  # others look after theirs
+        journal.shards = {name: shard for name, shard in journal.shards.items() if name in kept}
+        journals.append(journal)
     Journal.verify(journals, tell)
     for (plan, folder), journal in zip(merges, journals, strict=True):
         for shard in ranks.mine(plan.shards):
@@ -91,12 +93,6 @@ def see_alike(ranks: Ranks, folder: Path) -> None:
             got=f"not seen by rank {', '.join(blind)}",
             next_step="Choose a folder that all machines share, or publish with `hubmerge run`, which needs none.",
         )
-
-
-def keep_own(ranks: Ranks, plan: Plan, journal: Journal) -> None:
-    """Leave to the other processes the finished shards that are theirs."""
-    own = {shard.filename for shard in ranks.mine(plan.shards)} | journal.uploaded
-    journal.shards = {name: shard for name, shard in journal.shards.items() if name in own}
 
 
 def share(ranks: Ranks, journal: Journal, *, uploaded_only: bool = False) -> None:
