@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.engine.backend import Backend
-from hubmerge.engine.counting import Counted
-from hubmerge.engine.definition import BinCounts, ChunkInputs, Rule
+from hubmerge.engine.definition import BinCounts, ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.rules import draw_keys, epsilon_of, rule_of
 from hubmerge.engine.selection import Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
@@ -22,7 +21,7 @@ from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
+from hubmerge.statistics.statistics import Counts, Overlaps, Statistics, Tally
 
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
@@ -38,14 +37,6 @@ class Chunk:
     def ends(self) -> bool:
         """True for the last chunk of its tensor."""
         return self.start + self.count == self.tensor.elements
-
-
-class Done(NamedTuple):
-    """A chunk's stored output and what was counted; the counts are None where there was nothing to count."""
-
-    data: bytes | memoryview
-    inputs: Counted[Tally] | None
-    result: Counted[ResultTally] | None
 
 
 class Work:
@@ -83,10 +74,10 @@ class Work:
         )
         return found
 
-    def merge(self, chunk: Chunk, stored: ChunkInputs, rule: Rule | None, *, with_inputs: bool) -> Done:
+    def merge(self, chunk: Chunk, stored: ChunkInputs, rule: Rule | None, *, with_inputs: bool) -> ChunkOutput:
         tensor = chunk.tensor
         if rule is None:
-            return Done(_bytes(self._copied(chunk, stored)), None, None)
+            return ChunkOutput(self._copied(chunk, stored))
         if "uniform" in rule.extras:
             stored = replace(stored, uniform_keys=draw_keys(self.plan, tensor))
         if stored.sensitivities and "sensitivity" not in rule.extras:
@@ -96,8 +87,8 @@ class Work:
             stored, module = replace(stored, given=self._backend.whole_update(stored, rule)), self._backend.cpu
         key = make_key(self.plan.recipe.seed, "rounding", tensor.name)
         with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
-            out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
-        return Done(_bytes(out.raw), out.inputs, out.result)
+            merged: ChunkOutput = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
+        return merged
 
     def _copied(self, chunk: Chunk, stored: ChunkInputs) -> NDArray[np.generic]:
         for model, raw in zip(self.plan.agents, stored.raws[1:], strict=False):  # `read_chunk` may leave them out
@@ -138,10 +129,6 @@ def with_sensitivities(
 def chunks_of(tensor: PlannedTensor, size: int) -> Iterator[Chunk]:
     for start in range(0, tensor.elements, size):
         yield Chunk(tensor, start, min(size, tensor.elements - start))
-
-
-def _bytes(raw: NDArray[np.generic]) -> memoryview:
-    return np.ascontiguousarray(raw).data.cast("B") if raw.size else memoryview(b"")
 
 
 def check_inputs(plan: Plan, name: str, tally: Tally) -> None:

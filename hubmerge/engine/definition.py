@@ -75,9 +75,16 @@ class ChunkInputs:
 
 @dataclass(frozen=True)
 class ChunkOutput:
+    """One chunk of the output and what was counted; the counts are None where there was nothing to count."""
+
     raw: Raw  # [n], as stored in the output's dtype
-    inputs: Counted[Tally] | None
-    result: Counted[ResultTally]
+    inputs: Counted[Tally] | None = None
+    result: Counted[ResultTally] | None = None
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
+        return np.ascontiguousarray(self.raw).data.cast("B") if self.raw.size else memoryview(b"")
 
     def bits(self) -> object:
         """Equal where two outputs are the same to the last bit, statistics included."""

@@ -23,7 +23,6 @@ from typing import NamedTuple
 from hubmerge.engine.backend import Backend
 from hubmerge.engine.chunks import (
     Chunk,
-    Done,
     Sensitivities,
     Thresholds,
     Work,
@@ -33,7 +32,7 @@ from hubmerge.engine.chunks import (
     with_sensitivities,
 )
 from hubmerge.engine.counting import TensorFold
-from hubmerge.engine.definition import BinCounts, Rule
+from hubmerge.engine.definition import BinCounts, ChunkOutput, Rule
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.rules import is_whole
 from hubmerge.engine.selection import Selection
@@ -143,7 +142,7 @@ class Result(NamedTuple):
     step: Step
     counts: Sequence[BinCounts | None] = ()  # per output, if it counted
     overlaps: Counts | None = None  # [K, K+1]
-    merged: Sequence[Done] = ()  # per output, if it merged
+    merged: Sequence[ChunkOutput] = ()  # per output, if it merged
 
 
 @dataclass
@@ -298,7 +297,7 @@ class _Tallies:
         self.inputs = dict.fromkeys(merged, self._zero) if task.statistics is None else None
         self.results = [dict.fromkeys(merged, self._zero_result) for _ in task.outputs]
 
-    def add(self, chunk: Chunk, merged: Sequence[Done]) -> None:
+    def add(self, chunk: Chunk, merged: Sequence[ChunkOutput]) -> None:
         """The results of a chunk, one per output; NonFiniteError names what is not finite."""
         name, ends = chunk.tensor.name, chunk.ends
         if not chunk.start:
