@@ -521,24 +521,16 @@ static void differences(
     memset(found, 0, (size_t)agents * sizeof *found);
     for (int64_t place = 0; place < n; place += NEAR) {
         int64_t few = MIN(NEAR, n - place);
-        for (int64_t k = 0; k < agents;) {
+        for (int64_t k = 0; k < agents; k += 3) {
             float epsilon = (float)call->epsilon;
 #define TOGETHER(kind, together)                                                                   \
     if (counting) differences_of(work, rows, kind, together, 1, k, place, few, epsilon, found);    \
     else differences_of(work, rows, kind, together, 0, k, place, few, epsilon, found)
-#define THREE(kind) TOGETHER(kind, 3)
-#define TWO(kind) TOGETHER(kind, 2)
-#define ONE_ALONE(kind) TOGETHER(kind, 1)
-            if (agents - k >= 3) {
-                BY_KIND(kind, THREE)
-                k += 3;
-            } else if (agents - k == 2) {
-                BY_KIND(kind, TWO)
-                k += 2;
-            } else {
-                BY_KIND(kind, ONE_ALONE)
-                k += 1;
-            }
+#define UP_TO_THREE(kind)                                                                          \
+    if (agents - k >= 3) { TOGETHER(kind, 3); }                                                    \
+    else if (agents - k == 2) { TOGETHER(kind, 2); }                                               \
+    else { TOGETHER(kind, 1); }
+            BY_KIND(kind, UP_TO_THREE)
         }
         for (int64_t k = 0; counting && k < agents; k++) {
             const float *deltas = work->inputs + k * SPACED + place;
