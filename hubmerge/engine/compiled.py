@@ -26,10 +26,6 @@ from hubmerge.settings import user_cache
 _loading = threading.Lock()
 
 
-class UnavailableError(Exception):
-    """This machine has no library and cannot build one; says why."""
-
-
 class Library:
     """The functions of pass.c for this processor."""
 
@@ -56,17 +52,20 @@ class Library:
 
 
 def library() -> Library:
-    """The library, built if it is not there; UnavailableError."""
-    with _loading:
-        found = _library()
-    if isinstance(found, str):
-        raise UnavailableError(found)
+    """The library, for who knows that there is one."""
+    found = loaded()
+    assert isinstance(found, Library), found
     return found
+
+
+def loaded() -> Library | str:
+    """The library, built if it is not there; or why this machine has none and cannot build one."""
+    with _loading:
+        return _library()
 
 
 @cache
 def _library() -> Library | str:
-    """The library, or why there is none."""
     for path in _places():
         with suppress(OSError, AttributeError):
             return Library(path)
@@ -80,7 +79,7 @@ def _library() -> Library | str:
 
 
 def is_built() -> bool:
-    """Whether `library` has nothing to build."""
+    """Whether `loaded` has nothing to build."""
     compiler = None if any(_places()) else find_compiler()
     folder = user_cache()
     return compiler is None or (folder is not None and _path(folder, compiler).is_file())

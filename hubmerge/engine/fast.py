@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.engine import definition
-from hubmerge.engine.compiled import UnavailableError, library
+from hubmerge.engine.compiled import library, loaded
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import BinCounts, ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.memory import ROW
@@ -198,10 +198,8 @@ _thread = _OfThread()
 @cache
 def unavailable() -> str | None:
     """Why this machine has no fast pass; None where it has one that gives the definition's bits."""
-    try:
-        library()
-    except UnavailableError as error:
-        return str(error)
+    if isinstance(found := loaded(), str):
+        return found
     scalars = np.array([0.7, 1.3, 1e-5, 0, 1], np.float32)
     rule = Rule(registry()["ram"].kernel, (), (tuple(scalars[:2]),) * 2, tuple(scalars[2:]), 1e-5, "nearest", True)
     for dtype, trial in ("BF16", replace(rule, rounding="stochastic")), ("F16", rule), ("F32", rule):
