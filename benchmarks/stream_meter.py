@@ -65,20 +65,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the output lies for a while (default: a temporary folder)")
     options = parser.parse_args()
     recipe = load_recipe(options.recipe)
+    plan = prepare(recipe, HUB, Request(allow_local=True)).plan
     stream = StreamOptions(options.chunk_elements, options.threads)
     hashed = not options.no_hash
     with tempfile.TemporaryDirectory(dir=options.out) as place:
         if options.floor:
-            plan, block = prepare(recipe, HUB, Request(allow_local=True)).plan, block_to_write()
+            block = block_to_write()
             result = timed(plan, lambda: floor(plan, options.floor, hashed, Path(place), stream, block))
         else:
             small = [f"synthetic:qwen2.5-0.5b?layers=1&agent={k + 1}&density=0.1" for k in range(len(recipe.agents))]
             data = {**recipe.to_dict(), "base": "synthetic:qwen2.5-0.5b?layers=1", "agents": small}
-            warm = Recipe.model_validate(data)
-            merged(
-                prepare(warm, HUB, Request(allow_local=True)).plan, Path(place) / "warm", replace(stream, sink="null")
-            )
-            plan = prepare(recipe, HUB, Request(allow_local=True)).plan
+            warm = prepare(Recipe.model_validate(data), HUB, Request(allow_local=True)).plan
+            merged(warm, Path(place) / "warm", replace(stream, sink="null"))
             stream = replace(stream, sink=options.sink)
             with hashing(on=hashed):
                 result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))
