@@ -142,9 +142,9 @@ class _Pass:
         changed, overlap = self.by_overlap.sum(axis=1), self.by_overlap.sum(axis=0)
         overlap[1:] //= np.arange(1, self.agents + 1)
         overlap[0] = self.elements - overlap.sum()
-        nothing = _nothing(self.agents)
         active, agree = (both + both.T + np.diag(changed) for both in self._pairs)
-        tally = Tally(
+        tally = replace(
+            _nothing(self.agents),
             elements=self.elements,
             changed=changed,
             identical=self._identical,
@@ -154,9 +154,7 @@ class _Pass:
             pair_agree=agree,
             conflict=int(self._conflict[0]),
             nonfinite=self._nonfinite,
-            dot=nothing.dot,
             max_abs=self._largest.astype(np.uint32).view(np.float32).astype(np.float64),
-            moments=nothing.moments,
             histogram=histogram,
         )
         return Counted(tally, self._sums)
