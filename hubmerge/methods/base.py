@@ -147,21 +147,19 @@ class Method(ABC):
 
         ValueError names what is wrong.
         """
-        settings: dict[str, varying.Setting] = {}
+        settings = dict(values)
         for key, value in values.items():
             if isinstance(value, list | tuple):
                 try:
                     settings[key] = varying.parse(value)
                 except ValueError as error:
                     raise ValueError(f"{key}: {error}") from None
-        same = {k: v for k, v in values.items() if k not in settings}
-        same |= {k: v for k, v in settings.items() if not varying.varies(v)}
         differing = {k: v for k, v in settings.items() if varying.varies(v)}
-        first = {k: varying.points(v)[0] for k, v in differing.items()}
-        parsed = self.parse_parameters({**same, **first})
+        first = settings | {k: varying.points(v)[0] for k, v in differing.items()}
+        parsed = self.parse_parameters(first)
         for key, setting in differing.items():
             for number in varying.points(setting):
-                self.parse_parameters({**same, **first, key: number})
+                self.parse_parameters({**first, key: number})
         if strangers := sorted(set(values) - set(self.of_agent)) if of_agent else []:
             can = f"with {self.name} agents have no parameters of their own"
             if self.of_agent:
