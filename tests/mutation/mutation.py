@@ -53,7 +53,7 @@ GROUPS = {
     "engine": Group(
         tuple(
             f"hubmerge/engine/{name}.py"
-            for name in ("chunks", "counting", "rules", "selection", "shard_work", "stream")
+            for name in ("chunks", "counting", "definition", "rules", "selection", "shard_work", "stream")
         ),
         (
             "tests/engine/test_counting.py",
