@@ -164,7 +164,7 @@ class Plan:
         """The weights and parameters of each tensor."""
         return TensorValues.of(self.recipe.given, [t.name for t in self.tensors() if t.action == "merge"])
 
-    @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
+    @property  # its rule is a function, which a burst's plan could not be sent with (engine/bursts.py)
     def threshold(self) -> Threshold | None:
         """The order statistic that the method needs before it can merge, if any; of the first tensor that needs one."""
         found = (self._threshold(values) for values in self.values.distinct)
