@@ -15,7 +15,7 @@ from typing import Any
 from hubmerge.board.export import row_data
 from hubmerge.board.values import Board
 
-_ROWS_AT_ONCE = 1024  # of a table that is read
+_BATCH = 1024  # rows of a table that are in memory twice while it is read
 
 
 def _schema() -> Any:
@@ -105,7 +105,7 @@ def read_results_parquet(data: bytes, most: int) -> dict[str, tuple[str, bytes]]
     found: dict[str, tuple[str, bytes]] = {}
     try:
         file = pq.ParquetFile(io.BytesIO(data), read_dictionary=names)
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=names):
+        for batch in file.iter_batches(_BATCH, columns=names):
             for column in batch.columns:
                 most -= pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
             if most < 0:
