@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from starlette.datastructures import QueryParams
+
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.calibration import CalibrationSpec
@@ -71,7 +73,7 @@ def _written(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
 
 
-def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
+def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
     """The recipe of an address as users write it, the result's name, and what is wrong in it, which is left out.
 
     `endpoint`: the Hub in use, whose pages' addresses name models, too.
@@ -79,12 +81,12 @@ def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[
     problems: list[Problem] = []
 
     def wrong(key: str, what: str, expected: str, step: str = "") -> None:
-        got = ", ".join(values_at(query, key))[:100]
+        got = ", ".join(query.getlist(key))[:100]
         step = step or "The form shows the rest; choose this there."
         problems.append(Problem(RecipeError.code, what, f"the address, {key}", expected, got, step))
 
     methods = registry()
-    base, agents = names_in([_first(query, "base")], endpoint), names_in(values_at(query, "agent"), endpoint)
+    base, agents = names_in([_first(query, "base")], endpoint), names_in(query.getlist("agent"), endpoint)
     recipe: dict[str, Any] = {"base": next(iter(base), ""), "agents": agents[:MAX_AGENTS]}
     if len(agents) > MAX_AGENTS:
         wrong("agent", f"the address names {len(agents)} agents", f"at most {MAX_AGENTS}")
@@ -94,7 +96,7 @@ def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[
         method = ""
     if method:
         recipe["method"] = method
-    if weights := values_at(query, "weight"):
+    if weights := query.getlist("weight"):
         numbers = [_number(weight) for weight in weights]
         if None in numbers or len(numbers) != len(recipe["agents"]):
             wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
@@ -130,7 +132,7 @@ def read_address(query: Any, endpoint: str) -> tuple[dict[str, Any], str, tuple[
     return recipe, _first(query, "name")[:96], tuple(problems)
 
 
-def _parameters(query: Any, method: Any, wrong: Any) -> dict[str, Any]:
+def _parameters(query: QueryParams, method: Any, wrong: Any) -> dict[str, Any]:
     known = {field.name: field for field in fields_of(method)} if method else {}
     found: dict[str, Any] = {}
     for key in dict.fromkeys(query):
@@ -167,15 +169,8 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _first(query: Any, key: str) -> str:
-    return next(iter(values_at(query, key)), "").strip()
-
-
-def values_at(query: Any, key: str) -> list[str]:
-    """Every value of a key of the address."""
-    if hasattr(query, "getlist"):
-        return [str(value) for value in query.getlist(key)]
-    return [str(query[key])] if key in query else []
+def _first(query: QueryParams, key: str) -> str:
+    return next(iter(query.getlist(key)), "").strip()
 
 
 def text_of(kind: str, recipe: Mapping[str, Any], target: str, endpoint: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import gradio as gr
 from markupsafe import Markup
+from starlette.datastructures import QueryParams
 
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.methods import registry
@@ -25,7 +26,6 @@ from workflows.app.forms import fields_of
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, choice_box, html, text_box
 from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.merge_address import values_at
 from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT
 from workflows.app.panels import method_choices, method_title, notice, problems_panel
@@ -172,16 +172,16 @@ def wire_sweep(
     sweep.start.click(start, held, [sweep.started], **ASKING, **PRIVATE)
 
 
-def opened_with(query: Any, method: str) -> list[Any]:
+def opened_with(query: QueryParams, method: str) -> list[Any]:
     """Updates for `SweepForm.opened`: what an address says, without what cannot be; `method` is the form's."""
     listed = settings_of(method)
     known = {name for _, name in listed}
     methods: list[str] = []
     pairs: list[tuple[str, str]] = []
     wrong: list[str] = []
-    for name in values_at(query, "also"):
+    for name in query.getlist("also"):
         (methods if name in registry() else wrong).append(name)
-    for name, _, text in (value.partition(":") for value in values_at(query, "vary")):
+    for name, _, text in (value.partition(":") for value in query.getlist("vary")):
         if name in known and len(pairs) < _SETTINGS:
             pairs.append((name, text[:_LONGEST]))
         else:
