@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 
 from hubmerge.errors import LoginError, QuotaError
 from hubmerge.settings import Settings
-from workflows.app.watchers_source import WatcherBoard
+from workflows.app.watchers_source import WatcherSource
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import Clock, State
@@ -65,7 +65,7 @@ class Bot:
         self.requests = EvaluationRequests(self.store, self.account, scores) if scores else None
         self.watchers = Watchers(rules, self.account, self.ledger, self.inbox, self.requests)
         every_s = self._intervals.poll_s if settings.token is not None else None
-        self.source = WatcherBoard(settings, self.watchers, self.ledger, self.store, every_s)
+        self.source = WatcherSource(settings, self.watchers, self.ledger, self.store, every_s)
         self.routes: tuple[BaseRoute, ...] = (
             (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
         )

@@ -36,7 +36,6 @@ from workflows.app.service import (
     Published,
     Service,
     Visitor,
-    WatcherSource,
 )
 from workflows.app.session import caller_of, signed_in, writer_of
 from workflows.app.submission import (
@@ -47,6 +46,7 @@ from workflows.app.submission import (
     submission,
     sweep_requests,
 )
+from workflows.app.watchers_source import WatcherSource
 
 SEARCH_AT_MOST = 20
 _TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}

@@ -11,8 +11,9 @@ from hubmerge.board.export import row_data
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.board_query import MAX_LINES, asked, matching
-from workflows.app.service import BoardSource, Trial, Visitor, WatcherSource, WatcherView
+from workflows.app.service import BoardSource, Trial, Visitor, WatcherView
 from workflows.app.session import signed_in
+from workflows.app.watchers_source import WatcherSource
 
 
 class BoardPage(TypedDict):

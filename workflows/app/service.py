@@ -1,7 +1,7 @@
 """The protocols by which the pages ask and act: a few typed questions and actions.
 
-The pages know neither the job store nor the worker. `workflows.service` implements the main protocol, and tests may
-use another implementation.
+The pages know neither the job store nor the worker. `workflows.service` implements `Service`, and tests may use
+another implementation.
 """
 
 from __future__ import annotations
@@ -285,27 +285,6 @@ class Trial:
     left_out: tuple[WatcherEvent, ...] = ()
     problem: dict[str, Any] | None = None  # why that merge is not possible
     anew: bool = True  # as a watcher that has merged nothing; its owner's trial knows what it has merged
-
-
-class WatcherSource(Protocol):
-    """The source of the watchers' page. Only a rule's owner may pause, resume and run it."""
-
-    endpoint: str
-
-    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
-        """Every rule with its last events; one that makes private repos is shown to its owner only."""
-
-    def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
-        """What a rule, given as its file says it, would do now for the visitor; nothing is changed."""
-
-    def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
-        """Let a rule start nothing more until it is resumed."""
-
-    def resume_watcher(self, name: str, visitor: Visitor) -> WatcherView:
-        """Let a paused rule look again."""
-
-    def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
-        """Let a rule look within seconds instead of at its next time."""
 
 
 class BoardSource(Protocol):

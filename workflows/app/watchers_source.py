@@ -36,8 +36,8 @@ _BROKEN = RuleError(
 )
 
 
-class WatcherBoard:
-    """Implements workflows.app.service.WatcherSource. `every_s`: seconds between polls, None where nothing polls."""
+class WatcherSource:
+    """Only a rule's owner may pause, resume and run it. `every_s`: seconds between polls, None where nothing polls."""
 
     def __init__(
         self, settings: Settings, watchers: Watchers, ledger: Ledger, store: Store, every_s: float | None
@@ -50,6 +50,7 @@ class WatcherBoard:
         self._every_s = every_s
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        """Every rule with its last events; one that makes private repos is shown to its owner only."""
         known = self._watchers.rules()
         told = visitor is not None and self._watchers.acts_for(visitor.name)
         broken = [WatcherView(name, problem=(error if told else _BROKEN).as_dict()) for name, error in known.broken]
@@ -57,6 +58,7 @@ class WatcherBoard:
         return [*(self._view(rule, _is_own(rule, visitor)) for rule in shown), *broken]
 
     def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
+        """What a rule, given as its file says it, would do now for the visitor; nothing is changed."""
         wanted = rule_from_data(rule)
         spec = getattr(wanted, "recipe", None)
         if isinstance(spec, MergeSpec):  # a file would be this server's
@@ -76,6 +78,7 @@ class WatcherBoard:
         )
 
     def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        """Let a rule start nothing more until it is resumed."""
         rule = self._own(name, visitor)
         self._ledger.pause(rule.name)
         return self._view(rule, own=True)
@@ -86,6 +89,7 @@ class WatcherBoard:
         return self._view(rule, own=True)
 
     def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        """Let a rule look within seconds instead of at its next time."""
         rule = self._own(name, visitor)
         if self._every_s is None:
             raise _NOT_RUNNING

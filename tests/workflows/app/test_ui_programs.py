@@ -25,7 +25,8 @@ from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
-from workflows.app.service import BoardSource, Published, Service, WatcherSource, WatcherView
+from workflows.app.service import BoardSource, Published, Service, WatcherView
+from workflows.app.watchers_source import WatcherSource
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 VARIED = {"sweep": [{"method": "ties", "parameters": {"density": [0.2, 0.5]}}]}
@@ -102,8 +103,8 @@ def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = Non
 def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespace) -> None:
     actions = {
         name
-        for protocol in (Service, BoardSource, WatcherSource)
-        for name, value in vars(protocol).items()
+        for kind in (Service, BoardSource, WatcherSource)
+        for name, value in vars(kind).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
     assert actions == {*(action for action, _ in ENDPOINTS.values()), "visitor"}  # `visitor` is who calls

@@ -81,7 +81,7 @@ TRIAL = Trial(
 
 
 class Source:
-    """Keeps the promises of workflows.app.service.WatcherSource, with `views` in the test's hands."""
+    """Keeps the promises of workflows.app.watchers_source.WatcherSource, with `views` in the test's hands."""
 
     endpoint = ENDPOINT
 
