@@ -23,7 +23,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import gradio as gr
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import Method, registry
@@ -76,8 +75,6 @@ def _field(name: str, info: FieldInfo) -> ParameterField:
     kind, choices = _kind(info.annotation)
     required = info.is_required()
     default = None if required else info.get_default(call_default_factory=True, validated_data={})
-    if default is PydanticUndefined:
-        default = None
     return ParameterField(info.alias or name, kind, info.description or "", default, required, _bounds(info), choices)
 
 
@@ -196,10 +193,11 @@ def uses_calibration(method: str) -> bool:
     return known is not None and "sensitivity" in known.extras
 
 
-def build_calibration(method: str) -> CalibrationForm:
+def build_calibration() -> CalibrationForm:
+    """Make the components inside the current Blocks context; the card is hidden until a method asks for it."""
     specs = gr.JSON(value={}, visible=False)
     editing = gr.Textbox(value=EVERYONE, visible=False)
-    with gr.Group(elem_classes="hm-card", elem_id="calibration", visible=uses_calibration(method)) as card:
+    with gr.Group(elem_classes="hm-card", elem_id="calibration", visible=False) as card:
         gr.HTML("<h3>Calibration data</h3>", elem_classes="hm-card-title")
         about = (
             "Questions with good answers, on which this method measures what matters to an agent. "

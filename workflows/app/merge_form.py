@@ -134,7 +134,7 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
                 for k in range(MAX_AGENTS)
             )
     pick, method, settings_fold, described, groups, parameters = _method_card()
-    calibration = build_calibration(method.value)
+    calibration = build_calibration()
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
         with gr.Row():
@@ -168,27 +168,20 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
 
 
 def _method_card() -> tuple[Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
-    methods = registry()
-    first = DEFAULT_METHOD if DEFAULT_METHOD in methods else next(iter(methods))
     groups, parameters = [], []
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
-        pick = radio_box("pick", "How the agents are combined", titled(PICKED), picked(first))
-        seen = True if picked(first) == OTHER else "hidden"  # unmounted it would not tell of its changes
-        method = choice_box("method", "Method", method_choices(), first, visible=seen)
+        pick = radio_box("pick", "How the agents are combined", titled(PICKED), DEFAULT_METHOD)
+        # unmounted it would not tell of its changes
+        method = choice_box("method", "Method", method_choices(), DEFAULT_METHOD, visible="hidden")
         with gr.Accordion("How it works, and its settings", open=False, elem_id="settings") as fold:
-            about = html(method_panel(methods[first]), "about-method")
-            for m in methods.values():
+            about = html(method_panel(registry()[DEFAULT_METHOD]), "about-method")
+            for m in registry().values():
                 fields = fields_of(m)
-                with gr.Row(visible=m.name == first and bool(fields), elem_id=f"parameters-{m.name}") as group:
+                with gr.Row(visible=m.name == DEFAULT_METHOD, elem_id=f"parameters-{m.name}") as group:
                     parameters += [component_of(field) for field in fields]
                 groups.append(group)
     return pick, method, fold, about, tuple(groups), tuple(parameters)
-
-
-def picked(method: str) -> str:
-    """The entry of the short list that holds a method."""
-    return method if method in PICKED else OTHER
 
 
 # A method and its entry in the short list follow each other in the browser, since an answer of the server would come
