@@ -2,7 +2,7 @@
 
     app = build_web_app(service, settings, routes=[Route("/webhook", …)])   # a FastAPI app
     with launch_app(service, settings, port=7860, oauth=client) as running:
-        running.wait()
+        …  # it answers at running.url
 
 gradio is mounted last and takes every path that no other route takes. Its queue is bounded; its analytics, run history,
 server-side rendering and uploads are off; no path of the disk is served; and every request passes guard.py first.
@@ -218,9 +218,6 @@ class RunningApp:
         name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104  (a comparison)
         port = self._server.servers[0].sockets[0].getsockname()[1]
         return f"http://{f'[{name}]' if ':' in name else name}:{port}"
-
-    def wait(self) -> None:
-        self._thread.join()
 
     def stop(self) -> None:
         """End; requests that go on after moments, as the stream of an open page does, are cut off."""

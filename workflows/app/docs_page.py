@@ -66,11 +66,6 @@ def rendered(text: str) -> Markup:
     return Markup(_MARKDOWN.render(text))  # noqa: S704  (no stranger's text, and HTML in it is escaped)
 
 
-def calls_of_docs() -> list[str]:
-    """The code on the page about programs, in order."""
-    return [call for _, call in _with_calls(_page("api.md")) if call]
-
-
 def _with_calls(text: str) -> Iterator[tuple[str, str]]:
     """Pieces of a page, each with the code that follows it; nothing follows the last."""
     pieces = [*_CODE.split(text), ""]

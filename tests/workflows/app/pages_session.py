@@ -14,6 +14,7 @@ import itsdangerous
 from pages_fake import FakeService
 
 from workflows.app.app import RunningApp
+from workflows.app.docs_page import _page, _with_calls
 from workflows.app.signin import OAuthClient
 
 TARGET_NAME = "#target-name input, #target-name textarea"
@@ -58,6 +59,11 @@ def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any
     assert answer.status_code == 200
     told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
     return dict(json.loads(told.removeprefix("data: "))["result"])
+
+
+def calls_of_docs() -> list[str]:
+    """The code on the page about programs, in order."""
+    return [call for _, call in _with_calls(_page("api.md")) if call]
 
 
 def shown(page: Any, selector: str, text: str) -> Any:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages_session import Pages
+from pages_session import Pages, calls_of_docs
 
 from hubmerge.methods import registry
-from workflows.app.docs_page import _methods, _page, _words, calls_of_docs, rendered
+from workflows.app.docs_page import _methods, _page, _words, rendered
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

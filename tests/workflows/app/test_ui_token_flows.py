@@ -11,10 +11,10 @@ import httpx
 import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from pages_session import calls_of_docs
 from test_ui_demo import Demo, free_port
 
 from localhub.users import default_users
-from workflows.app.docs_page import calls_of_docs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # models are evaluated meanwhile
 
