@@ -31,7 +31,7 @@ from workflows.app.service import (
 )
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
-CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
+CATALOGUE = BASE, MATH, TOOL, MEM = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
 NAMESPACES = {"ada": ("ada", "zoo"), "bob": ("bob",)}
 
 STATISTICS: dict[str, Any] = {

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx
 import itsdangerous
-from pages_fake import FakeService
+from pages_fake import BASE, MATH, TOOL, FakeService
 
 from workflows.app.app import RunningApp
 from workflows.app.docs_page import _page, _with_calls
 from workflows.app.signin import OAuthClient
 
 TARGET_NAME = "#target-name input, #target-name textarea"
+FILLED = f"/merge?base={BASE}&agent={MATH}&agent={TOOL}"
 CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
 
 
@@ -71,6 +72,11 @@ def shown(page: Any, selector: str, text: str) -> Any:
     found = page.locator(selector).filter(has_text=text)
     found.first.wait_for()
     return found.first
+
+
+def holds(page: Any, selector: str, text: str) -> None:
+    """Wait until the first field of a selector holds exactly this text."""
+    page.wait_for_function("([where, text]) => document.querySelector(where)?.value === text", arg=[selector, text])
 
 
 def untouched(*pages: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from huggingface_hub import HfApi
+from pages_session import TARGET_NAME
 
 from localhub.users import default_users
 
@@ -118,7 +119,7 @@ def start(page: Any, name: str) -> str:
     page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
     page.locator("#inspect").click()
     page.locator("#verdict").filter(has_text="These models fit").wait_for()
-    field = page.locator("#target-name textarea, #target-name input").first
+    field = page.locator(TARGET_NAME).first
     field.fill(name)
     field.blur()
     page.locator("#start").click()
@@ -188,7 +189,7 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     page = open_page(f"{demo.url}/merge?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
     sign_in(page)
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
-    page.locator("#target-name textarea, #target-name input").first.fill("from-a-secret")
+    page.locator(TARGET_NAME).first.fill("from-a-secret")
     page.locator("#inspect").click()
     offer = page.locator("#outcome .hm-notice").filter(has_text="Is it private, and yours?")
     offer.wait_for()
@@ -201,7 +202,7 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     page.wait_for_url(re.compile(r"/merge(\?.*)?$"))
     page.locator("#start:not([disabled])").wait_for()
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()  # the form is as it was
-    assert page.locator("#target-name textarea, #target-name input").first.input_value() == "from-a-secret"
+    assert page.locator(TARGET_NAME).first.input_value() == "from-a-secret"
     page.locator("#inspect").click()
     page.locator("#verdict").filter(has_text="These models fit").wait_for()
     page.locator("#start").click()

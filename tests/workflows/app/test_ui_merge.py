@@ -6,21 +6,29 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
-from pages_fake import CATALOGUE, FakeService, model
+from pages_fake import BASE, MATH, MEM, TOOL, FakeService, model
 from starlette.datastructures import QueryParams
 from test_ui_forms import RECIPES, filled_with
 
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe.recipe import recipe_from_dict
-from workflows.app.inspection import advise, inspect_form
+from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
 from workflows.app.merge_page import _asked_for
 from workflows.app.search import _CHOICES_KEPT, _search
+from workflows.app.service import Visitor
 from workflows.app.submission import names_in
 
 HUB = "http://127.0.0.1:9"
-BASE, MATH, TOOL, MEM = CATALOGUE
+
+
+def inspected(
+    *agents: str, method: str = "ram", service: FakeService | None = None, visitor: Visitor | None = None
+) -> Inspection:
+    """What is said of a form with these agents of the base."""
+    recipe = {"base": BASE, "agents": list(agents), "method": method}
+    return inspect_form(recipe, BASE, agents, None, service or FakeService(), visitor)
 
 
 @pytest.mark.parametrize(
@@ -87,26 +95,21 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
     service = FakeService()
     visitor = service.visitor("ada", "token-of-ada")
     for agent, offered in (("zoo/maht-agent", False), ("ada/quite-another-name", True)):
-        agents = (agent, TOOL)
-        recipe = {"base": BASE, "agents": list(agents), "method": "ram"}
-        found = inspect_form(recipe, BASE, agents, None, service, visitor)
+        found = inspected(agent, TOOL, service=service, visitor=visitor)
         assert ("Is it private, and yours?" in found.outcome) == offered
         assert found.outcome.index("must change first") < found.outcome.find("private, and yours") or not offered
 
 
 def test_only_who_is_not_signed_in_is_told_to_sign_in_for_a_model_that_cannot_be_read() -> None:
-    service = FakeService()
-    recipe = {"base": BASE, "agents": ["ada/quite-another-name", TOOL], "method": "ram"}
-    asked = (recipe, BASE, ("ada/quite-another-name", TOOL), None, service)
-    assert "Check its name, and sign in if it is private." in inspect_form(*asked, None).outcome
-    known = inspect_form(*asked, service.visitor("ada", "token-of-ada")).outcome
+    unknown = ("ada/quite-another-name", TOOL)
+    assert "Check its name, and sign in if it is private." in inspected(*unknown).outcome
+    known = inspected(*unknown, visitor=FakeService().visitor("ada", "token-of-ada")).outcome
     assert "Check its name, and whether this account may read it." in known
     assert "and sign in" not in known
 
 
 def test_another_method_has_another_name_before_its_calibration_data_is_there() -> None:
-    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "sar"}
-    found = inspect_form(recipe, BASE, (MATH, TOOL), None, FakeService(), None)
+    found = inspected(MATH, TOOL, method="sar")
     assert (found.suggested_name, found.fits, found.refused) == ("base-sar", False, True)
 
 
@@ -138,8 +141,7 @@ def test_an_address_with_more_agents_than_a_merge_takes_says_so() -> None:
 
 @pytest.mark.parametrize("method", [name for name, method in registry().items() if "sensitivity" not in method.extras])
 def test_models_that_fit_are_told_with_size_and_time_whatever_the_method(method: str) -> None:
-    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": method}
-    found = inspect_form(recipe, BASE, (MATH, TOOL), None, FakeService(), None)
+    found = inspected(MATH, TOOL, method=method)
     assert "These models fit" in found.verdict
     assert "about" in found.verdict
 
@@ -147,8 +149,7 @@ def test_models_that_fit_are_told_with_size_and_time_whatever_the_method(method:
 def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
     service = FakeService()
     service.failure = HubUnavailableError("the Hub is away")
-    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "ram"}
-    found = inspect_form(recipe, BASE, (MATH, TOOL), None, service, None)
+    found = inspected(MATH, TOOL, service=service)
     assert "Not now" in found.verdict
     assert found.advice.choice is None
     assert found.advice.suggested == ()

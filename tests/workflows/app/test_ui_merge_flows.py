@@ -8,13 +8,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pages_fake import CATALOGUE, FakeService, job_view
-from pages_session import TARGET_NAME, Pages, errors_of, shown
+from pages_fake import BASE, MATH, MEM, TOOL, FakeService, job_view
+from pages_session import FILLED, TARGET_NAME, Pages, errors_of, holds, shown
 
 pytestmark = pytest.mark.browser
-BASE, MATH, TOOL, MEM = CATALOGUE
 JOB = "1" * 64
-FILLED = f"/merge?base={BASE}&agent={MATH}&agent={TOOL}"
 
 _OPENED_START = """window.opened = false; new MutationObserver(() => {
   window.opened ||= !document.querySelector("#start").disabled;
@@ -109,11 +107,10 @@ def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_the
     pages: Pages, open_page: Any
 ) -> None:
     page = open_page(f"{pages.url}{FILLED}", "ada")
-    named = "(name) => document.querySelector('#target-name input, #target-name textarea')?.value === name"
-    page.wait_for_function(named, arg="base-ram-plus")
+    holds(page, TARGET_NAME, "base-ram-plus")
     page.get_by_label("SAR", exact=False).first.check()
     shown(page, "#verdict", "This cannot be merged yet")
-    page.wait_for_function(named, arg="base-sar")
+    holds(page, TARGET_NAME, "base-sar")
 
 
 # an outline, or the border of a field of gradio's
@@ -137,14 +134,13 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     page = open_page(f"{pages.url}/merge", "ada")
     page.wait_for_function("window.hm?.opened")
     assert page.locator("#start").is_disabled()  # there is nothing to start yet
-    page.locator(
-        "#base"
-    ).wait_for()  # the form is hidden for its first 0.9 s, in which a fast machine tabs round and round
+    # the form is hidden for its first 0.9 s, in which a fast machine tabs round and round
+    page.locator("#base").wait_for()
     tab_to(page, "#base")
     page.keyboard.type(BASE, delay=20)
     page.get_by_role("option").filter(has_text=BASE).first.wait_for()
     page.keyboard.press("Enter")
-    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
+    holds(page, "#base input", BASE)
     tab_to(page, "#agents")
     for count, agent in enumerate((MATH, TOOL), 1):
         page.keyboard.type(agent, delay=20)
@@ -269,11 +265,9 @@ def test_a_swap_is_offered_and_done_with_one_click_and_the_proposed_name_follows
     page = open_page(f"{pages.url}/merge?base={MATH}&agent={BASE}&agent={TOOL}", "ada")
     shown(page, "#why", "look swapped")
     shown(page, "#accept", "Swap them").click()
-    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
+    holds(page, "#base input", BASE)
     assert tokens(page) == [MATH, TOOL]
-    page.wait_for_function(
-        "document.querySelector('#target-name input, #target-name textarea').value === 'base-ram-plus'"
-    )
+    holds(page, TARGET_NAME, "base-ram-plus")
     page.wait_for_function(f"location.search.startsWith('?base={BASE}')")
     shown(page, "#verdict", "These models fit")
     page.locator("#accept").wait_for(state="hidden")
@@ -336,7 +330,7 @@ def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_li
     assert page.locator("#license input").input_value() == "mit"
     stranger = open_page(f"{pages.url}/merge?job={JOB}", "bob")
     shown(stranger, "#agents", MEM)
-    stranger.wait_for_function("document.querySelector('#namespace input').value === 'bob'")
+    holds(stranger, "#namespace input", "bob")
 
 
 def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, open_page: Any) -> None:

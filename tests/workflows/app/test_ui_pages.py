@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
-from pages_session import TARGET_NAME, Pages, shown, untouched
+from pages_fake import BASE, HOSTILE, MATH, STATISTICS, TOOL, job_view
+from pages_session import FILLED, TARGET_NAME, Pages, holds, shown, untouched
 
 from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
@@ -31,21 +31,14 @@ def choose(page: Any, field: str, typed: str, wanted: str) -> None:
     page.get_by_role("option").filter(has_text=wanted).first.click()
 
 
-def choose_models(page: Any, *agents: str) -> None:
-    choose(page, "base", "base", CATALOGUE[0])
-    for agent in agents:
-        choose(page, "agents", agent, agent)
-    page.keyboard.press("Escape")
-
-
 def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_with_none(
     pages: Pages, open_page: Any
 ) -> None:
-    asked = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&name=one"
+    asked = f"{pages.url}{FILLED}&name=one"
     for visibility, suite in (("public", "tool"), ("private", None)):
         page = open_page(asked, "ada")
         page.locator("#start:not([disabled])").wait_for()
-        shown(page, "#agents", CATALOGUE[2])
+        shown(page, "#agents", TOOL)
         assert page.locator("#suite input").input_value() == "Mathematics"  # the usual one
         page.locator("#suite input").click()
         page.get_by_role("option").filter(has_text="Function calling").first.click()
@@ -57,14 +50,12 @@ def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_and_a_private_one_w
 
 
 def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=other/wide-agent&method=ram")
+    page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent=other/wide-agent&method=ram")
     shown(page, "#agents", "other/wide-agent")
     page.locator("#inspect").click()
     shown(page, "#outcome", "things must change first")
     with pytest.raises(IncompatibleError) as expected:
-        pages.service.inspect(
-            {"base": CATALOGUE[0], "agents": [CATALOGUE[1], "other/wide-agent"], "method": "ram"}, None
-        )
+        pages.service.inspect({"base": BASE, "agents": [MATH, "other/wide-agent"], "method": "ram"}, None)
     told = [item.text_content() for item in page.locator("#outcome .hm-problems > li").all()]
     assert len(told) == len(expected.value.problems) > 1
     steps = [in_the_form(problem.next_step) for problem in expected.value.problems]
@@ -77,7 +68,7 @@ def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_pag
     page = open_page(f"{pages.url}/merge")
     shown(page, "#outcome", "Choose a base and the agents")
     assert not page.get_by_role("button", name="Copy as").first.is_visible()  # of what is not there yet
-    choose(page, "base", "base", CATALOGUE[0])
+    choose(page, "base", "base", BASE)
     shown(page, "#verdict", "Choose the agents")
     page.get_by_role("button", name="Copy as link").wait_for()
     assert page.locator("#outcome .hm-problems").count() == 0
@@ -86,8 +77,8 @@ def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_pag
 def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_asked_for(
     pages: Pages, open_page: Any
 ) -> None:
-    two = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}"
-    page = open_page(f"{two}&agent={CATALOGUE[2]}", "ada")
+    two = f"{pages.url}/merge?base={BASE}&agent={MATH}"
+    page = open_page(f"{two}&agent={TOOL}", "ada")
     shown(page, "#verdict", "These models fit")
     assert page.locator("#license").count() == 0  # the parents leave nothing open
     page.goto(f"{two}&agent=secret/gated-agent", wait_until="domcontentloaded")
@@ -101,8 +92,8 @@ def test_a_gated_parent_makes_automatic_visibility_private_and_has_a_license_ask
 
 
 def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
-    shown(page, "#agents", CATALOGUE[2])
+    page = open_page(f"{pages.url}{FILLED}")
+    shown(page, "#agents", TOOL)
     page.get_by_label("Another method").check()
     page.locator("#method input").click()
     page.get_by_role("option", name="Task arithmetic", exact=True).click()
@@ -116,18 +107,15 @@ def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: P
 
 
 def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
-    base, *agents = CATALOGUE[:3]
-    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=sar", "ada")
+    page = open_page(f"{pages.url}{FILLED}&method=sar", "ada")
     shown(page, "#verdict", "This cannot be merged yet")  # without its data
     card = shown(page, "#calibration", "Dataset")
     for label, value in (("Dataset", "org/rows"), ("Question column", "question"), ("Answer column", "answer")):
         card.get_by_label(label).fill(value)
     card.get_by_label("Rows").fill("64")
     card.locator("#calibration-for input").click()
-    page.get_by_role("option", name=CATALOGUE[2]).click()
-    page.wait_for_function(
-        "document.querySelector('#calibration input[type=text], #calibration textarea').value === ''"
-    )
+    page.get_by_role("option", name=TOOL).click()
+    holds(page, "#calibration input[type=text], #calibration textarea", "")
     card.get_by_label("Dataset").fill("org/tools")
     page.locator(TARGET_NAME).first.fill("weighed")
     page.locator("#start").click()
@@ -141,8 +129,7 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
 
 
 def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
-    base, *agents = CATALOGUE[:3]
-    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
+    page = open_page(f"{pages.url}{FILLED}&method=ram", "ada")
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
     field = page.locator(TARGET_NAME).first
@@ -172,10 +159,10 @@ def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_for
     pages: Pages, open_page: Any
 ) -> None:
     def kept() -> None:
-        shown(page, "#agents", CATALOGUE[2])
-        page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
+        shown(page, "#agents", TOOL)
+        holds(page, TARGET_NAME, "kept")
 
-    whole = f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram_plus"
+    whole = f"{pages.url}{FILLED}&method=ram_plus"
     page = open_page(whole)
     shown(page, "#verdict", "These models fit")
     page.locator(TARGET_NAME).first.fill("kept")
@@ -186,7 +173,8 @@ def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_for
     kept()
     page.route("**/gradio_api/run/**", lambda route: None)  # no answer ever comes
     page.goto(whole, wait_until="domcontentloaded")
-    choose_models(page)
+    choose(page, "base", "base", BASE)
+    page.keyboard.press("Escape")
     page.wait_for_timeout(300)
     page.unroute("**/gradio_api/run/**")
     page.goto(f"{pages.url}/merge", wait_until="domcontentloaded")
@@ -195,7 +183,7 @@ def test_what_was_typed_survives_a_reload_and_a_page_that_is_left_before_its_for
 
 
 def test_a_form_can_be_started_over_and_the_way_back_leads_to_what_it_was(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    page = open_page(f"{pages.url}{FILLED}")
     shown(page, "#verdict", "These models fit")
     page.get_by_role("button", name="Start over").click()
     shown(page, "#verdict", "Choose models to begin")
@@ -209,7 +197,7 @@ def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages
     page = open_page(pages.url)
     held: list[Any] = []
     page.route("**/gradio_api/run/**", lambda route: held.append(route))
-    page.goto(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
+    page.goto(f"{pages.url}{FILLED}&method=ram")
     page.wait_for_function("document.querySelector('.hm-form')?.inert")
     for route in held:
         route.continue_()
@@ -221,13 +209,13 @@ def test_the_form_takes_nothing_before_it_is_filled_which_would_replace_it(pages
 
 
 def test_an_address_is_opened_as_it_says_also_where_the_kept_one_begins_like_it(pages: Pages, open_page: Any) -> None:
-    short = f"{pages.url}/merge?base={CATALOGUE[0]}"
-    page = open_page(f"{short}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    short = f"{pages.url}/merge?base={BASE}"
+    page = open_page(f"{short}&agent={MATH}&agent={TOOL}")
     shown(page, "#verdict", "These models fit")
     page.goto(short, wait_until="domcontentloaded")
-    page.wait_for_function(f"document.querySelector('#base input')?.value === '{CATALOGUE[0]}'")
+    holds(page, "#base input", BASE)
     page.locator("#inspect:not([disabled])").wait_for()
-    assert page.locator("#agents").filter(has_text=CATALOGUE[1]).count() == 0
+    assert page.locator("#agents").filter(has_text=MATH).count() == 0
 
 
 def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> None:
@@ -334,7 +322,7 @@ def test_the_line_below_the_bars_of_layers_ends_with_the_last_bar(pages: Pages, 
 
 
 def test_what_is_chosen_ends_before_the_arrow_of_its_field(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}", "ada", 390)
+    page = open_page(f"{pages.url}/merge?base={BASE}", "ada", 390)
     page.locator("#base .icon-wrap").wait_for()
     text, arrow = page.evaluate(
         """() => { const field = document.querySelector("#base input[role=combobox]");
@@ -365,8 +353,8 @@ def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: 
     shown(jobs, "#jobs tbody th", HOSTILE)
     again = open_page(f"{pages.url}/merge?job={JOB}", "ada")
     shown(again, "#agents", "<img src=x")
-    inspected = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}", "ada")
-    shown(inspected, "#agents", CATALOGUE[2])
+    inspected = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(inspected, "#agents", TOOL)
     inspected.locator("#inspect").click()
     shown(inspected, "#outcome .hm-what", HOSTILE)
     untouched(job, jobs, again, inspected)

@@ -6,8 +6,8 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from pages_fake import CATALOGUE, job_view
-from pages_session import Pages, errors_of
+from pages_fake import BASE, MATH, TOOL, job_view
+from pages_session import FILLED, Pages, errors_of
 from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
@@ -16,7 +16,6 @@ from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.forms import fields_of
 from workflows.app.sweep_form import counted_panel, opened_with, settings_of, started_panel, sweep_of
 
-BASE, MATH, TOOL, _ = CATALOGUE
 RECIPE: dict[str, Any] = {"base": BASE, "agents": [MATH, {"model": TOOL, "weight": 0.5}], "method": "ties"}
 
 
@@ -134,7 +133,7 @@ def test_every_setting_of_a_method_can_be_varied() -> None:
 
 @pytest.mark.browser
 def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&name=mine", "ada")
+    page = open_page(f"{pages.url}{FILLED}&method=ties&name=mine", "ada")
     errors = errors_of(page)
     page.locator("#start:not([disabled])").wait_for()
     page.get_by_role("button", name="Compare variants").click()
