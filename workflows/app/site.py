@@ -37,6 +37,18 @@ _FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<l
 _LEAVE_BY_TAB = """addEventListener("keydown", (event) => {
   if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation(); }, true);"""
 
+# gradio makes a block's HTML equal to each new answer, which does not say that a reader opened one of its folds
+_STAY_OPEN = """{
+  let pressed = null;
+  addEventListener("click", (event) => { pressed = event.target.closest?.("summary")?.parentElement; }, true);
+  new MutationObserver((changes) => {
+    for (const {target} of changes) {
+      if (target === pressed) pressed = null;
+      else if (target.localName === "details" && !target.open) target.open = true;
+    }
+  }).observe(document, {subtree: true, attributes: true, attributeFilter: ["open"]});
+}"""
+
 
 class Site:
     """Wraps an ASGI app with the pages `pages`. `host`: the name under which a Space is known, else the request's."""
@@ -118,7 +130,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
-            el("script", Markup(_LEAVE_BY_TAB)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN)),  # noqa: S704  (a constant)
             _early(scope) if page.path == "leaderboard" else None,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

@@ -12,6 +12,7 @@ from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.panels import in_the_form
+from workflows.app.service import LogLine
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -232,6 +233,21 @@ def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> Non
     shown(page, "#job", "Published")
     assert page.locator("#job .hm-result a").get_attribute("href") == f"model?model=ada/three-in-one&sha={'c' * 40}"
     assert page.locator(f"#job a[href^='{pages.service.endpoint}/ada/three-in-one']").count()
+
+
+def test_what_a_reader_unfolds_stays_open_while_the_job_goes_on_until_the_reader_folds_it(
+    pages: Pages, open_page: Any
+) -> None:
+    log = (LogLine("2026-01-31T14:06:00+00:00", "claimed"), LogLine("2026-01-31T14:06:01+00:00", "stage", "merge"))
+    pages.service.put([job_view(JOB, **RUNNING, log=log)])
+    page = open_page(f"{pages.url}/job?id={JOB}")
+    fold, title = page.locator("#job details"), page.locator("#job summary")
+    for opened, share in ((True, "40.5%"), (False, "50.6%")):
+        title.click()
+        done = {**RUNNING["progress"], "done": 988e4 * float(share.rstrip("%"))}
+        pages.service.put([job_view(JOB, **{**RUNNING, "progress": done}, log=log)])
+        shown(page, "#job .hm-amount", share)
+        assert fold.evaluate("(fold) => fold.open") is opened
 
 
 def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
