@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -52,6 +52,49 @@ ADDRESSES = {
 }
 READY = """() => document.querySelector("h1") && !document.querySelector("#inspect[disabled]")
   && !/(Loading|Checking) …|Loading\\.\\.\\./.test(document.body.innerText)"""
+
+QUIET_MS = 1_000  # longer than any pause that a page makes itself: a form is seen after 0.9 s, and checked after 0.7 s
+# once nothing has changed, moved or faded for so long: how far what was in sight has moved since the page was opened
+AT_REST = """(quiet) => new Promise((told) => {
+  let moved = 0, last = performance.now();
+  const changed = () => { last = performance.now(); };
+  const ends = (a) => a.playState === "running" && Number.isFinite(a.effect.getComputedTiming().endTime);
+  const every = {subtree: true, childList: true, attributes: true, characterData: true};
+  const changes = new MutationObserver(changed);
+  changes.observe(document, every);
+  const shifts = new PerformanceObserver((list) => {
+    changed();
+    list.getEntries().forEach((e) => { if (!e.hadRecentInput) moved += e.value; });
+  });
+  shifts.observe({ type: "layout-shift", buffered: true });
+  const look = () => {
+    if (document.getAnimations().some(ends)) changed();
+    if (performance.now() - last < quiet) { setTimeout(look, 20); return; }
+    changes.disconnect();
+    shifts.disconnect();
+    told(moved);
+  };
+  look();
+})"""
+
+
+def opened(page: Any, address: str) -> Callable[[], float]:
+    """Open an address. What this returns waits until the page is ready, waits for no answer and has come to rest, and
+    tells how far it has moved since it was opened, as a share of its height and width."""
+    asked: set[Any] = set()
+    page.on("request", lambda request: asked.add(request))
+    for end in ("requestfinished", "requestfailed"):
+        page.on(end, lambda request: asked.discard(request))
+    page.goto(address, wait_until="domcontentloaded")
+
+    def settled() -> float:
+        while True:
+            page.wait_for_function(READY)
+            moved = page.evaluate(AT_REST, QUIET_MS)
+            if all("/heartbeat/" in request.url for request in asked):  # which lasts as long as the page
+                return float(moved)
+
+    return settled
 
 
 def jobs() -> list[JobView]:

@@ -25,7 +25,7 @@ sys.path[:0] = map(str, (ROOT, ROOT / "tests", Path(__file__).parent))
 
 from huggingface_hub import CommitOperationAdd, HfApi  # noqa: E402
 from pages_session import browser_cookie  # noqa: E402
-from pages_site import ADDRESSES, READY, whole_site  # noqa: E402
+from pages_site import ADDRESSES, opened, whole_site  # noqa: E402
 from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 from report_helpers import report  # noqa: E402
 
@@ -36,7 +36,6 @@ from localhub.process import LocalHubProcess  # noqa: E402
 MERGE = "ada/pair-ram-plus"  # as the report names it
 HUB_PAGES = ("hub-card", "hub-card-open")
 WIDTHS = (1440, 1024, 390)
-SETTLED_MS = 1_500
 UNFOLD = """() => { document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
   [...document.images].forEach((image) => { image.loading = "eager"; }); }"""
 STYLE = "body{font-family:sans-serif} p{display:flex;gap:1rem;overflow-x:auto} img{height:26rem;border:1px solid #999}"
@@ -63,16 +62,14 @@ def pictures(browser: Browser, addresses: dict[str, str], widths: Sequence[int],
         context.add_cookies([browser_cookie("ada")])
         for name, address in addresses.items():
             page = context.new_page()
-            page.goto(address, wait_until="domcontentloaded")
-            page.wait_for_function(READY)
-            page.wait_for_timeout(SETTLED_MS)
-            page.wait_for_function(READY)  # what follows from the address
+            settled = opened(page, address)
+            settled()
             if name.endswith("-open"):
                 page.evaluate(UNFOLD)
                 page.wait_for_function("[...document.images].every((image) => image.complete)")
             if "merge?" in address:
                 page.locator(".hm-verdict-good, .hm-verdict-bad").first.wait_for()
-                page.wait_for_timeout(SETTLED_MS)
+                settled()
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
                 page.wait_for_timeout(250)
