@@ -29,8 +29,8 @@ _CODE = re.compile(r"((?:^    .+\n+)+)", re.MULTILINE)
 
 def docs_page(demo: Any) -> None:
     about = "How models are merged, what the words mean, and how programs do what the pages do."
-    ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
-    contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
+    parts = [(name, f"docs#{name.lower()}") for name in ("Methods", "Words", "Programs")]
+    contents = el("p", *(el("a", name, href=href) for name, href in (*parts, ("Compare two models", "diff"))))
     html(join(header("Docs", about), el("div", contents, cls="hm-contents")))
     html(_methods(), "methods", elem_classes="hm-card hm-docs", padding=True)
     html(_words(), "words", elem_classes="hm-card hm-docs", padding=True)

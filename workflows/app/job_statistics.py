@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hubmerge.text.markdown import short_count
-from workflows.app.format import el, join, list_of, number, number_of, percent_text, tables_of
+from workflows.app.format import el, join, list_of, number, number_of, percent_text, table_of, tables_of
 from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import fold, section, table
 from workflows.app.service import JobView
@@ -33,7 +33,7 @@ def statistics_panel(view: JobView) -> Markup | None:
     layers = layers_figure(
         _shares_by_layer(view.statistics), "Layer by layer" if ended else "The layers counted so far"
     )
-    if not ended:  # all is open, since each new count would close what a reader opened
+    if not ended:  # nothing is folded while it is counted
         first, bar, agents, *more = statistics_parts(view.statistics, "counted so far")
         return section("What the agents changed", first, bar, agents, layers, *more)
     first, bar, agents, *more = statistics_parts(view.statistics)
@@ -43,13 +43,13 @@ def statistics_panel(view: JobView) -> Markup | None:
 
 def _shares_by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Agent → depth → the share of the layer that it changed."""
-    layers = values.get("layers")
+    layers = table_of(values, "layers")
     names = [str(agent.get("agent", "")) for agent in tables_of(values, "agents")]
     found: dict[str, dict[str, float]] = {name: {} for name in names}
-    for depth, shares in layers.items() if isinstance(layers, Mapping) else ():
-        for name, share in zip(names, shares if isinstance(shares, list) else (), strict=False):
-            if isinstance(share, int | float) and 0 <= share <= 1:
-                found[name][str(depth)] = share
+    for depth in layers:
+        for name, share in zip(names, list_of(layers, depth), strict=False):
+            if (known := number(share)) is not None and 0 <= known <= 1:
+                found[name][depth] = known
     return found
 
 
