@@ -104,8 +104,8 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
         except HubmergeError as error:
             held = error
         found = inspect_form(held, base, tuple(agents), license_choice, service, visitor)
-        its_address = "" if isinstance(held, HubmergeError) else address_of(held, name or "")
-        return [*_told(found, agents, its_address), {"form": form_asked, "refused": found.refused}]
+        query = "" if isinstance(held, HubmergeError) else address_of(held, name or "")
+        return [*_told(found, agents, f"?{query}" if query else ""), {"form": form_asked, "refused": found.refused}]
 
     def not_inspected(error: HubmergeError) -> list[Any]:
         return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9, None]

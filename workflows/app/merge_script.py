@@ -159,7 +159,7 @@ CORRECT_NAME = f"""(proposed, name, address) => {{
   if (address) {{
     // a proposal stands for nothing that somebody chose, and other models have another
     const told = own ? address : address.replace(/&name=[^&]*/, "");
-    history.replaceState(history.state, "", location.pathname + "?" + told + variants());
+    history.replaceState(history.state, "", location.pathname + told + variants());
     store();
   }}
   const typing = document.querySelector("#target-name")?.contains(document.activeElement);

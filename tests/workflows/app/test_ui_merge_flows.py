@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
 from pages_fake import BASE, MATH, MEM, TOOL, FakeService, job_view
 from pages_session import FILLED, TARGET_NAME, Pages, errors_of, holds, shown
+
+from hubmerge.errors import QuotaError
+from workflows.app import merge_page
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
@@ -331,6 +335,17 @@ def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_li
     stranger = open_page(f"{pages.url}/merge?job={JOB}", "bob")
     shown(stranger, "#agents", MEM)
     holds(stranger, "#namespace input", "bob")
+
+
+def test_the_address_of_a_job_s_recipe_stays_one_where_its_check_finds_no_room(
+    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.service.put([job_view(JOB)])
+    monkeypatch.setattr(merge_page, "inspect_form", Mock(side_effect=QuotaError("too many questions of yours")))
+    page = open_page(f"{pages.url}/merge?job={JOB}", "ada")
+    shown(page, "#verdict", "Not checked")
+    page.wait_for_timeout(500)  # what follows the check writes the address, too
+    assert page.url.startswith(f"{pages.url}/merge?base={BASE}&agent=")
 
 
 def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, open_page: Any) -> None:
