@@ -28,21 +28,16 @@ POLL_S = 5.0
 
 def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
     html(header("Activity", "Merges, comparisons and evaluations, newest first."))
-    asked = gr.JSON(value={}, visible=False)
     listing = html(LOADING, "jobs", card=True)
     timer = gr.Timer(POLL_S, active=False)
 
-    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
-        query = request.query_params
+    def show(request: gr.Request, visitor: Visitor | None) -> list[Any]:
+        query = request.query_params  # which gradio sends along with every event
         given = {name: str(query[name])[:40] for name in ("show", "before") if name in query}
-        return [given, *_listing(service, board, given, visitor)]
+        return _listing(service, board, given, visitor)
 
-    def tick(visitor: Visitor | None, given: object) -> list[Any]:
-        known = {str(k): str(v) for k, v in given.items()} if isinstance(given, dict) else {}
-        return _listing(service, board, known, visitor)
-
-    demo.load(for_visitor(opening), None, [asked, listing, timer], **AT_ONCE)
-    timer.tick(for_visitor(tick), [asked], [listing, timer], **AT_ONCE)
+    demo.load(for_visitor(show), None, [listing, timer], **AT_ONCE)
+    timer.tick(for_visitor(show), None, [listing, timer], **AT_ONCE)
 
 
 def _listing(

@@ -312,6 +312,14 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
     shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 
+def test_the_jobs_that_an_address_asks_for_are_those_that_the_page_looks_at_again(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, user="bob", target="bob/other")])
+    page = open_page(f"{pages.url}/activity?show=all", "ada")
+    shown(page, "#jobs tbody tr", "bob/other")
+    pages.service.put([job_view("2" * 64, user="carol", target="carol/new")])
+    shown(page, "#jobs tbody tr", "carol/new")
+
+
 def test_what_is_said_of_a_job_s_progress_leaves_the_names_room(pages: Pages, open_page: Any) -> None:
     name = "ada/base-ram-plus-on-math-tool-mem"
     what = "kept 3 of 3 skills: 82% of the gain in math, 99% of the gain in tool use, 94% in memory"
