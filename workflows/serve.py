@@ -26,6 +26,7 @@ from hubmerge.board.trust import reader_trust
 from hubmerge.engine.bursts import announce
 from hubmerge.errors import LoginError
 from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import checked_endpoint
 from hubmerge.machine.extras import require
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
@@ -110,6 +111,7 @@ def serve(
     announce(settings, log.warning)  # before anything else may touch CUDA
     if settings.results_repo is not None:
         require("eval", "HUBMERGE_RESULTS")
+    checked_endpoint(settings.endpoint)  # where it is no address, gradio's import fails
     settings.data_dir.mkdir(parents=True, exist_ok=True)
 
     from workflows.app.app import launch_app  # gradio takes seconds to import

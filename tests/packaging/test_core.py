@@ -87,6 +87,12 @@ def test_an_app_that_cannot_write_its_data_folder_says_so(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
+def test_an_app_of_a_hub_without_an_address_says_so() -> None:
+    done = python("app.py", HF_ENDPOINT="http://[hub")
+    assert done.returncode == 1
+    assert done.stderr.startswith("hubmerge: E_SETTINGS: the address of the Hub is not valid in HF_ENDPOINT")
+
+
 def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
