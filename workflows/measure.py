@@ -22,6 +22,7 @@ from hubmerge.errors import (
 from hubmerge.evaluation.runner import check_evaluable, usable_memory
 from hubmerge.evaluation.suites import SUITES, get_suite
 from hubmerge.hub.client import Hub, RepoState
+from hubmerge.plan.disk import shown_bytes
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
@@ -136,11 +137,12 @@ class Measuring:
         weight_bytes = model.weight_bytes if whole is None else whole.output_bytes
         memory = usable_memory()
         if memory is not None and weight_bytes > MOST_OF_MEMORY * memory:
+            most, needed = shown_bytes(int(MOST_OF_MEMORY * memory), weight_bytes)
             raise MemoryLimitError(
                 "the model is too big to be evaluated here",
                 where=state.id,
-                expected=f"at most {MOST_OF_MEMORY * memory / 1e9:.1f} GB of weights",
-                got=f"{weight_bytes / 1e9:.1f} GB",
+                expected=f"at most {most} of weights",
+                got=needed,
                 next_step="Evaluate it where there is more memory, with hubmerge's command line.",
             )
         return state

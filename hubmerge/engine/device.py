@@ -35,6 +35,7 @@ from hubmerge.machine.extras import require
 from hubmerge.methods.base import one_by_one
 from hubmerge.numerics.counter_rng import Key
 from hubmerge.numerics.dtypes import Float32
+from hubmerge.plan.disk import shown_bytes
 from hubmerge.statistics.statistics import Tally
 
 if TYPE_CHECKING:
@@ -115,10 +116,11 @@ def open_engine(
 
 def _check_room(options: StreamOptions, task: DeviceTask) -> None:
     if options.device_memory_bytes and task.whole > options.device_memory_bytes:
+        needed, there = shown_bytes(task.whole, options.device_memory_bytes)
         raise MemoryLimitError(
             "the largest tensor does not fit the device's memory",
-            expected=f"{task.whole / 1e9:.1f} GB",
-            got=f"{options.device_memory_bytes / 1e9:.1f} GB",
+            expected=needed,
+            got=there,
             next_step="Leave --device-memory out.",
         )
 

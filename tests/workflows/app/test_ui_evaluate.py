@@ -8,7 +8,7 @@ import pytest
 from pages_fake import CATALOGUE, HOSTILE, FakeService
 
 from hubmerge.errors import RecipeError
-from workflows.app.evaluate_page import answer_panel, queue_panel
+from workflows.app.evaluate_page import answer_panel, of_address, queue_panel
 from workflows.app.model_page import _shown
 from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 from workflows.app.submission import one_model
@@ -62,6 +62,14 @@ def test_the_page_of_a_model_that_is_to_be_measured_says_so() -> None:
     service.evaluations = [replace(service.evaluations[0], place=None)]
     assert "It is being measured now" in scores()
     assert "Nobody" not in scores()
+
+
+def test_an_address_with_questions_that_are_not_asked_here_says_so_and_keeps_its_model() -> None:
+    suites = {"math": "Mathematics", "tool": "Function calling"}
+    assert of_address({"model": " a/b ", "suite": "tool"}, suites) == ("a/b", "tool", [])
+    assert of_address({}, suites) == ("", "", [])
+    told = ["There are no questions “maths”. This site has math, tool."]
+    assert of_address({"model": "a/b", "suite": "maths"}, suites) == ("a/b", "", told)
 
 
 def test_several_models_are_refused_where_one_is_measured() -> None:
