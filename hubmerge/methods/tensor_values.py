@@ -11,7 +11,18 @@ from typing import Any
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods.base import Method, Parameters
-from hubmerge.methods.varying import Place, Setting, at, parse, places_of, points, ranged, unmatched, varies
+from hubmerge.methods.varying import (
+    Place,
+    Setting,
+    at,
+    parse,
+    places_of,
+    points,
+    ranged,
+    unmatched_filters,
+    unmatched_layers,
+    varies,
+)
 
 
 @dataclass(frozen=True)
@@ -103,11 +114,9 @@ def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[s
     for what, setting in given.settings():
         if not varies(setting):
             continue
-        for words in unmatched(setting, places):
-            if "layers" in words:
-                problems.append(_problem(words, what, next_step="Let its ranges end with the model's last layer."))
-            else:
-                warnings.append(f"{what}: {words}")
+        warnings += [f"{what}: {words}" for words in unmatched_filters(setting, places)]
+        for words in unmatched_layers(setting, places):
+            problems.append(_problem(words, what, next_step="Let its ranges end with the model's last layer."))
         left = [] if what in own else [name for name, place in places.items() if at(setting, place) is None]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""

@@ -60,7 +60,8 @@ SCHEMA: tuple[dict[str, Any], ...] = (  # JSON schemas of what is not one number
         },
     },
 )
-_BEFORE_LAYERS = re.compile(r"embed|(?:^|\.)(?:wte|wpe)\.", re.IGNORECASE)
+# embed_out is a head (GPT-NeoX), shared the embedding of encoder and decoder (T5, BART)
+_BEFORE_LAYERS = re.compile(r"embed(?!_out\.)|(?:^|\.)(?:wte|wpe|shared)\.", re.IGNORECASE)
 _FORMS = "a number, a list of numbers over the layers, or a list of {filter, layers, value}"
 
 
@@ -224,16 +225,17 @@ def _interpolated(value: Value, place: Place, layers: tuple[int, int]) -> float:
     return sorted((low, (1 - share) * low + share * high, high))[1]  # rounding may leave what lies between
 
 
-def unmatched(setting: Setting, places: Mapping[str, Place]) -> list[str]:
-    """Rules that match nothing: filters that no name contains, and layers that the model does not have."""
-    found = []
+def unmatched_filters(setting: Setting, places: Mapping[str, Place]) -> list[str]:
+    """Of each filter that no name contains, a sentence."""
+    filters = dict.fromkeys(rule.filter for rule in rules_of(setting) if rule.filter is not None)
+    return [f"no tensor's name contains {one[:60]!r}" for one in filters if not any(one in name for name in places)]
+
+
+def unmatched_layers(setting: Setting, places: Mapping[str, Place]) -> list[str]:
+    """Of each range that ends behind the model's last layer, a sentence."""
     deepest = max((place.depth for place in places.values()), default=0)
-    for rule in rules_of(setting) if varies(setting) else ():
-        if rule.filter is not None and not any(rule.filter in name for name in places):
-            found.append(f"no tensor's name contains {rule.filter[:60]!r}")
-        if rule.layers is not None and rule.layers[1] > deepest:
-            found.append(f"the model has {deepest} layers, so none up to {rule.layers[1]}")
-    return list(dict.fromkeys(found))
+    ends = dict.fromkeys(rule.layers[1] for rule in rules_of(setting) if rule.layers is not None)
+    return [f"the model has {deepest} layers, so none up to {end}" for end in ends if end > deepest]
 
 
 def written(setting: Setting) -> Any:

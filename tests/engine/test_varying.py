@@ -160,11 +160,12 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_is_read(
     assert said in str(caught.value)
 
 
-def test_a_filter_that_no_name_contains_is_warned_of(family: Any) -> None:
+@pytest.mark.parametrize("part", ["mpl", "layers.9.mlp"])
+def test_a_filter_that_no_name_contains_is_warned_of(part: str, family: Any) -> None:
     folder, *_ = family
-    weight = [{"filter": "mpl", "value": 0.5}, {"value": 1.0}]
+    weight = [{"filter": part, "value": 0.5}, {"value": 1.0}]
     plan = plan_of(folder, "linear", agents=agents_of(folder, (weight, 1.0, 1.0), NONE))
-    assert plan.warnings[0] == "weight of agent 1: no tensor's name contains 'mpl'"
+    assert plan.warnings[0] == f"weight of agent 1: no tensor's name contains {part!r}"
 
 
 def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(family: Any, tmp_path: Path) -> None:
@@ -193,7 +194,13 @@ NAMES = {
         "encoder.layer.3.output.w",
         "pooler.dense.weight",
     ],
-    "t5": ["shared_embed.weight", "encoder.block.0.layer.1.wi", "encoder.block.3.layer.0.wo", "decoder_norm.weight"],
+    "gpt_neox": [
+        "gpt_neox.embed_in.weight",
+        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight",
+        "gpt_neox.layers.3.attention.dense.weight",
+        "embed_out.weight",
+    ],
+    "t5": ["shared.weight", "encoder.block.0.layer.1.wi", "encoder.block.3.layer.0.wo", "decoder_norm.weight"],
 }
 
 
