@@ -204,7 +204,7 @@ def _densities(reading: Reading, what_0_does: str) -> list[Setting]:
     found: list[Setting] = []
     for agent in reading.agents:
         density = reading.per_model("density", agent, 1.0)
-        path = agent.places[0]
+        path = agent.place
         if min(points(density)) <= 0:
             reading.refuse(f"a density that {what_0_does}", *path, expected="above 0", got=min(points(density)))
             density = 1.0

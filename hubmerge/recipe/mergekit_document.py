@@ -38,6 +38,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _STACKED = "Give every slice the same models and layer_range, and let each begin where the one before it ends, from 0."
 _ADAPTED = "LoRA: {adapter} is applied to {model} in float32; mergekit first writes the adapted model in its own dtype."
 
+_WITHOUT_BASE = (
+    "Base: mergekit refuses a slice whose base is not named and listed among its `sources`; here the updates of every "
+    "slice are counted from {base}."
+)
+
 _TOKENIZER = (
     "Tokenizer: rows of the vocabulary that no token has stay; with a tokenizer source mergekit cuts or pads the rows "
     "to that tokenizer's vocabulary."
@@ -57,11 +62,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Input:
-    """A model of the document; the base has no `places` where it is not listed."""
+    """A model of the document. Every part lists every agent; the base need not be listed."""
 
     name: str
-    places: tuple[Path, ...]  # where it stands, one in each part
-    tables: tuple[Mapping[str, Any], ...]  # its own parameters there
+    own: Mapping[int, tuple[Mapping[str, Any], Path]]  # by the part's number: its parameters there, and their place
+
+    @property
+    def place(self) -> Path:
+        return next((path for _, path in self.own.values()), ("base_model",))
 
 
 @dataclass
@@ -77,6 +85,7 @@ class Document:
     parts: tuple[Part, ...] = ()
     _without_effect: list[str] = field(default_factory=list)
     _adapters: list[str] = field(default_factory=list)
+    _without_base: bool = False  # some slice
     _source: Any = None  # of the tokenizer, and where it stands
     _source_path: Path = ()
 
@@ -133,6 +142,8 @@ class Document:
         table = self.document.get("tokenizer")
         if table is None:
             return
+        if source is not None:
+            self.refuse("both `tokenizer_source` and `tokenizer`", "tokenizer", next_step="Keep one of them.")
         if not isinstance(table, Mapping):
             self.refuse("tokenizer is a table", "tokenizer", got=table)
             return
@@ -154,17 +165,18 @@ class Document:
         module: Tables = ()
         if given == ["modules"]:
             table, path, module = self._only_module()
-        listed = table.get("slices") if "slices" in table else table.get("models")
+        sliced = table.get("slices") is not None
+        listed = table["slices"] if sliced else table.get("models")
         if not isinstance(listed, list) or not listed:
             if given and (table or not self.problems):
                 self.refuse("no list of models", *path, "models", got=listed)
             return
         inputs: dict[str, Input] = {}
-        if "slices" in table:
+        if sliced:
             base_name = self._slices(listed, (*path, "slices"), module, base_name, inputs)
         else:
             self.parts = (Part(None, module),)
-            self._sources(listed, (*path, "models"), base_name, inputs, ())
+            self._sources(listed, (*path, "models"), 0, base_name, inputs, ())
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
                 self._take_first_as_base(list(inputs.values()))
@@ -174,7 +186,7 @@ class Document:
                 self.refuse("no base, from which updates are counted", "base_model", next_step=step)
         if base_name is None:
             return
-        self.base = inputs.get(base_name, Input(base_name, (), ()))
+        self.base = inputs.get(base_name, Input(base_name, {}))
         self.agents = tuple(one for one in inputs.values() if one.name != base_name)
         if not self.agents and not self.problems:
             self.refuse("no model besides the base", "models", next_step="List the agents to merge.")
@@ -199,7 +211,7 @@ class Document:
             self.refuse("several `modules`, each merged in its own way", "modules", got=list(modules), next_step=step)
         name, table = next(iter(modules.items()))
         path = ("modules", str(name)[:80])
-        if not isinstance(table, Mapping) or ("models" in table) == ("slices" in table):
+        if not isinstance(table, Mapping) or (table.get("models") is None) == (table.get("slices") is None):
             self.refuse("a module has either `models` or `slices`", *path, got=table)
             return {}, path, ()
         self._check_keys("module", table, path, ("models", "slices", "parameters", "name"))
@@ -252,7 +264,9 @@ class Document:
                 self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=_STACKED)
             end = layers[1]
             parts.append(Part(layers, (*self._level(table, here), *module)))
-            names = self._sources(sources, (*here, "sources"), base_name, inputs, ("layer_range",))
+            names = self._sources(sources, (*here, "sources"), len(parts) - 1, base_name, inputs, ("layer_range",))
+            unnamed = self.document.get("base_model") is None and table.get("base_model") is None
+            self._without_base |= unnamed or base_name not in names
             if first_names is not None and set(names) - {base_name} != set(first_names) - {base_name}:
                 self.refuse(
                     "other models than in the slice before, so that layers are stacked", *here, next_step=_STACKED
@@ -274,7 +288,13 @@ class Document:
         return None
 
     def _sources(
-        self, listed: list[Any], path: Path, base_name: str | None, inputs: dict[str, Input], more: tuple[str, ...]
+        self,
+        listed: list[Any],
+        path: Path,
+        part: int,
+        base_name: str | None,
+        inputs: dict[str, Input],
+        more: tuple[str, ...],
     ) -> list[str]:
         """Add the models of one part to `inputs`; returns their names."""
         names: list[str] = []
@@ -291,9 +311,9 @@ class Document:
             if name in names:
                 self.refuse("the same model stands twice", *here, "model", got=name)
             names.append(name)
-            known = inputs.get(name, Input(name, (), ()))
+            known = inputs.get(name, Input(name, {}))
             own = table if isinstance(table, Mapping) else {}
-            inputs[name] = Input(name, (*known.places, here), (*known.tables, own))
+            inputs[name] = Input(name, {**known.own, part: (own, here)})
         return names
 
     def _name(self, text: Any, *path: object, base: str | None = None) -> str | None:
@@ -313,13 +333,17 @@ class Document:
     def _adapter(self, name: str, base: str | None, *path: object) -> str | None:
         """`model+adapter`: the adapter, which hubmerge takes as an agent on the recipe's base."""
         model, _, adapter = name.partition("+")
+        step = "Merge the adapter into its model first and name the result."
+        if path[-1:] == ("base_model",):
+            self.refuse("a base with a LoRA adapter", *path, expected="a whole model", got=name, next_step=step)
+            return None
         if base is None or model.strip() != base or "+" in adapter:
             self.refuse(
                 "a LoRA adapter on another model than the base",
                 *path,
                 expected=f"{base}+adapter" if base else "a `base_model` that the adapter is for",
                 got=name,
-                next_step="Merge the adapter into its model first and name the result.",
+                next_step=step,
             )
             return None
         found = self._name(adapter, *path)
@@ -342,10 +366,12 @@ class Document:
     def notes(self, of_method: tuple[str, ...]) -> tuple[str, ...]:
         """Everything that the document means differently here; `of_method` is what its method does."""
         ignored = ", ".join(f"`{path}`" for path in self._without_effect)
+        bare = self._without_base and self.base is not None and self.document["merge_method"] != "linear"
         named = any(self.document.get(key) is not None for key in ("tokenizer_source", "tokenizer"))
         return (
             *([f"Without effect, here as in mergekit: {ignored}."] if ignored else []),
             *of_method,
+            *([_WITHOUT_BASE.format(base=self.base.name)] if bare and self.base else []),
             *self._adapters,
             *self._precision(),
             *([_TOKENIZER] if named else []),

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from sys import float_info
 from typing import Any
 
-from hubmerge.methods.varying import Setting, SettingRule, evened, parse
-from hubmerge.recipe.mergekit_document import Document, Input, Tables
+from hubmerge.methods.varying import MAX_RULES, Setting, SettingRule, evened, parse
+from hubmerge.recipe.mergekit_document import Document, Input, Path, Tables
 
 _TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
 _FALSE = (False, 0, "false", "no", "off")
@@ -23,8 +23,7 @@ class Reading(Document):
 
     def number(self, key: str, default: float) -> Setting:
         """A parameter that all models share."""
-        found = self._setting(key, None, default)
-        return default if found is None else found
+        return self._setting(key, None, default)
 
     def constant(self, key: str, default: float) -> float:
         """A shared parameter that has one value for all tensors."""
@@ -64,39 +63,47 @@ class Reading(Document):
 
     def per_model(self, key: str, model: Input, default: float | None = None) -> Setting:
         """A parameter of one model: its own, else a shared one, else the default; without one it is required."""
-        found = self._setting(key, model, default)
-        if found is not None:
-            return found
+        return self._setting(key, model, default)
+
+    def _missing(self, key: str, model: Input, path: Path) -> None:
         step = "Give every model one" + (
             ", the base too: list it with weight 0 to keep it out of the mean."
             if model.name == self.document.get("base_model")
             else "."
         )
-        path = model.places[0] if model.places else ("base_model",)
         self.refuse(f"no `{key}` for {model.name}, which mergekit requires", *path, next_step=step)
-        return 1.0
 
     def _global(self) -> Tables:
         table = self.document.get("parameters")
         return ((table, ()),) if isinstance(table, Mapping) else ()
 
-    def _setting(self, key: str, model: Input | None, default: float | None) -> Setting | None:
-        """The value of a parameter for each tensor; None where the document does not give one."""
+    def _setting(self, key: str, model: Input | None, default: float | None) -> Setting:
+        """The value of a parameter for each tensor."""
         rules: list[SettingRule] = []
         for number, part in enumerate(self.parts):
             own: Tables = ()
-            if model is not None and number < len(model.tables):
-                own = ((model.tables[number], model.places[number]),)
-            open_yet = True
+            if model is not None and number in model.own:
+                own = (model.own[number],)
+            elif model is not None and model is self.base and part.layers is not None:
+                rules.append(SettingRule(0.0, None, part.layers))  # a base that is no source of this slice
+                continue
+            found: list[SettingRule] = []
             for table, path in (*own, *part.shared, *self._global()):
-                if key in table and open_yet:
-                    found = self._rules(table[key], part.layers, *path, "parameters", key)
-                    rules += found
-                    open_yet = not any(rule.filter is None for rule in found)
-            if open_yet and default is not None:
-                rules.append(SettingRule(default, None, part.layers))
+                if key in table and not any(rule.filter is None for rule in found):
+                    found += self._rules(table[key], part.layers, *path, "parameters", key)
+            if default is not None and not any(rule.filter is None for rule in found):
+                found.append(SettingRule(default, None, part.layers))
+            if not found and model is not None:
+                self._missing(key, model, own[0][1] if own else model.place)
+            rules += found
         if not rules:
-            return default
+            return 1.0 if default is None else default
+        if len(rules) > MAX_RULES:
+            path = ("parameters", key) if model is None else (*model.place, "parameters", key)
+            step = "Join slices that are next to each other, or give them fewer conditions."
+            what, most = f"too many values of `{key}` over all slices", f"at most {MAX_RULES}"
+            self.refuse(what, *path, expected=most, got=len(rules), next_step=step)
+            return 1.0
         setting = parse(tuple(rules))
         # a weight keeps its ranges of layers although it is the same in all: the plan checks them against the model's
         sliced = any(part.layers for part in self.parts)
