@@ -13,6 +13,8 @@ from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.recipe.model_name import is_path
+from hubmerge.recipe.recipe import SHORT_DTYPES
+from hubmerge.text.wording import did_you_mean
 from hubmerge.text.wording import place as place_in
 
 _OF_TASK_VECTORS = ("task_arithmetic", "ties", "dare_linear", "dare_ties")
@@ -101,7 +103,10 @@ class Document:
                 if value is not None:
                     self.refuse("`chat_template` of mergekit is not supported", key, next_step=_CHAT_TEMPLATE)
             elif key not in _KEYS:
-                self.refuse("a key that mergekit does not know", str(key)[:80], expected=", ".join(_KEYS))
+                step = "Write it under `parameters`." if key in _EVERY_PARAMETER else did_you_mean(key, _KEYS)
+                step = step or "Remove it; mergekit ignores it."
+                what, known = "a key that mergekit does not know", ", ".join(_KEYS)
+                self.refuse(what, str(key)[:80], expected=known, next_step=step)
         dtypes = [self._dtype("dtype", (*_DTYPES, "float64")), self._dtype("out_dtype", _DTYPES)]
         self.output_dtype = dtypes[1] or dtypes[0]
         if self.output_dtype == "float64" and dtypes[1] is None:
@@ -115,7 +120,8 @@ class Document:
             return None
         name = str(value).removeprefix("torch.")
         if name not in known:
-            self.refuse("an unsupported dtype", key, expected=", ".join(known), got=value)
+            step = f"Did you mean {SHORT_DTYPES[name]}?" if name in SHORT_DTYPES else ""
+            self.refuse("an unsupported dtype", key, expected=", ".join(known), got=value, next_step=step)
         return name
 
     def _check_parameters(self, table: Any, path: tuple[object, ...], *, shared: bool, base: bool = False) -> None:
@@ -132,7 +138,9 @@ class Document:
             )
             if key not in _EVERY_PARAMETER and method in _SHARED:
                 known = (*_SHARED[method], *_PER_MODEL[method])
-                self.refuse("an unknown parameter", *path, "parameters", str(key)[:80], expected=", ".join(known))
+                step = "Write it at the top of the document." if key in _KEYS else did_you_mean(key, known)
+                at = (*path, "parameters", str(key)[:80])
+                self.refuse("an unknown parameter", *at, expected=", ".join(known), next_step=step)
             elif not read:
                 self._without_effect.append(" → ".join(map(str, (*path, "parameters", key))))
 
@@ -284,7 +292,9 @@ class Document:
             and 0 <= layers[0] < layers[1]
         ):
             return layers[0], layers[1]
-        self.refuse("a source is a table with `model` and `layer_range: [from, to]`", *path, got=source)
+        step = "List models that are merged as a whole under `models`." if not layers else ""
+        what = "a source is a table with `model` and `layer_range: [from, to]`"
+        self.refuse(what, *path, got=source, next_step=step)
         return None
 
     def _sources(

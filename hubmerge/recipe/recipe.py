@@ -373,7 +373,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
 
 
 _ELSEWHERE = {"models": "agents", "merge_method": "method", "base_model": "base"}
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32"}
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32"}
 
 
 def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
@@ -386,8 +386,8 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
         return ""
     if "is a URL" in message:
         return "Write org/name, or org/name@revision."
-    if path[-1:] == ("dtype",) and given.lower() in _DTYPES:
-        return f"Did you mean {_DTYPES[given.lower()]}?"
+    if path[-1:] == ("dtype",) and given.lower() in SHORT_DTYPES:
+        return f"Did you mean {SHORT_DTYPES[given.lower()]}?"
     if "number is needed" in message:
         with suppress(ValueError):
             number = float(given.strip().removesuffix("%"))

@@ -421,10 +421,22 @@ def test_everything_without_a_counterpart_is_told_at_once():
         assert f"→ {place}" in told
 
 
-def test_a_parameter_outside_parameters_is_told_where_it_belongs():
-    told = str(refused(TIES.replace("model: org/a", "density: 0.5, model: org/a")))
-    assert "a key that a model does not have" in told
-    assert "model 1 → density. Write it under `parameters`." in told
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (TIES.replace("model: org/a", "density: 0.5, model: org/a"), "Write it under `parameters`."),
+        (TIES + "normalize: false\n", "Write it under `parameters`."),
+        (TIES + "parameters: {out_dtype: bfloat16}\n", "Write it at the top of the document."),
+        (TIES + "parameters: {lamda: 0.85}\n", "Did you mean lambda?"),
+        (TIES + "tokeniser: {source: base}\n", "Did you mean tokenizer?"),
+        (TIES + "name: my-merge\n", "Remove it; mergekit ignores it."),
+        (document("ram", more="dtype: bf16\n"), "Did you mean bfloat16?"),
+        (HEAD + "slices: [{sources: [{model: org/a}]}]\n", "List models that are merged as a whole under `models`."),
+    ],
+)
+def test_a_slip_of_the_pen_is_told_with_what_was_meant(text: str, step: str):
+    (problem,) = refused(text).problems
+    assert problem.next_step == step
 
 
 def test_values_out_of_range_are_refused_by_the_recipe():
