@@ -15,6 +15,7 @@ from hubmerge.methods.varying import (
     Place,
     Setting,
     at,
+    layers_short,
     parse,
     places_of,
     points,
@@ -121,6 +122,8 @@ def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[s
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             step = "Add a rule with `value` alone, which is for all others."
+            if short := layers_short(setting, places):
+                step = f"{short}. Let its ranges end with the model's last layer."
             problems.append(_problem("no rule decides for some tensors", what, got=f"{left[0]}{more}", next_step=step))
     if not problems:
         values = TensorValues.of(given, names)

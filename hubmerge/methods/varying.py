@@ -238,6 +238,13 @@ def unmatched_layers(setting: Setting, places: Mapping[str, Place]) -> list[str]
     return [f"the model has {deepest} layers, so none up to {end}" for end in ends if end > deepest]
 
 
+def layers_short(setting: Setting, places: Mapping[str, Place]) -> str:
+    """A sentence where all rules have ranges of layers, and these end before the model's last layer."""
+    deepest = max((place.depth for place in places.values()), default=0)
+    ends = [rule.layers[1] if rule.layers else deepest for rule in rules_of(setting)]
+    return f"The model has {deepest} layers, the last range ends with {max(ends)}" if max(ends) < deepest else ""
+
+
 def written(setting: Setting) -> Any:
     """The setting as plain data, as users write it."""
 

@@ -145,6 +145,7 @@ def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any
     ("method", "weight", "parameters", "said"),
     [
         ("linear", [{"layers": [0, 3], "value": 1.0}], {}, "no rule decides for some tensors"),
+        ("linear", [{"layers": [0, 3], "value": 1.0}], {}, "The model has 4 layers, the last range ends with 3. Let"),
         ("linear", [{"filter": "mlp", "value": 1.0}], {}, "no rule decides for some tensors"),
         ("linear", [{"layers": [0, 5], "value": 1.0}], {}, "the model has 4 layers, so none up to 5"),
         ("linear", [0.0, -2.0 + 1e-12], {}, "the weights add up to 0"),
