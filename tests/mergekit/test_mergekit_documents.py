@@ -148,38 +148,6 @@ def test_slices_that_say_the_same_still_tell_the_plan_which_layers_there_are():
     ]
 
 
-@pytest.mark.parametrize(
-    ("in_first", "in_second", "weight"),
-    [
-        ("", "", None),  # no source anywhere
-        ("{model: org/base@v1, layer_range: [0, 8], parameters: {weight: 3}}", "", [3.0, 0.0]),
-        ("", "{model: org/base@v1, layer_range: [8, 32], parameters: {weight: 3}}", [0.0, 3.0]),
-        ("", "{model: org/base@v1, layer_range: [8, 32]}", [0.0, 1.0]),
-    ],
-)
-def test_in_a_mean_of_slices_the_base_takes_part_where_it_is_a_source(in_first: str, in_second: str, weight: Any):
-    text = (HEAD + slices(*HALVES)).replace("ties", "linear")
-    first, second = text.split("  - sources:\n")[1:]
-    for part, more in ((first, in_first), (second, in_second)):
-        text = text.replace(part, f"      - {more}\n{part}" if more else part)
-    found = recipe_from_yaml(text)
-    ranges = [[0, 8], [8, 32]]
-    expected = None if weight is None else [{"layers": at, "value": w} for at, w in zip(ranges, weight, strict=True)]
-    assert found.parameters.get("base_weight") == expected
-    assert not any(note.startswith("Base: ") for note in found.notes)
-
-
-def test_slices_without_the_base_that_mergekit_requires_are_counted_from_it_and_say_so():
-    text = HEAD + slices(*HALVES)
-    assert any(note.startswith("Base: mergekit refuses a slice") for note in recipe_from_yaml(text).notes)
-    for layers in ("[0, 8]", "[8, 32]"):
-        text = text.replace(
-            f"      - {{model: org/a, layer_range: {layers}}}\n",
-            f"      - {{model: org/base@v1, layer_range: {layers}}}\n      - {{model: org/a, layer_range: {layers}}}\n",
-        )
-    assert not any(note.startswith("Base: ") for note in recipe_from_yaml(text).notes)
-
-
 def test_a_key_without_a_value_is_not_given():
     text = document("ram", more=FLOAT32 + "slices: null\nmodules: null\n")
     assert recipe_from_yaml(text).to_dict() == recipe_from_yaml(document("ram")).to_dict()
@@ -304,22 +272,6 @@ def slices(*ranges: tuple[str, str, str, str]) -> str:
 HALVES = tuple((f"layer_range: {layers}", f"layer_range: {layers}", "", "") for layers in ("[0, 8]", "[8, 32]"))
 HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
 RAM = document("ram")
-# the second model has a weight in the first slice alone
-WEIGHTS_OF_B = (("[0, 8]", "weight: 0.5"), ("[8, 32]", ""))
-WEIGHED_IN_THE_FIRST = f"merge_method: ties\n{BASE}" + slices(
-    *((*(f"layer_range: {at}, parameters: {{{own}}}" for own in ("weight: 1", b)), "", "") for at, b in WEIGHTS_OF_B)
-)
-MANY = HEAD + slices(
-    *(
-        (
-            f"layer_range: [{i}, {i + 1}], parameters: {{weight: [{{filter: q, value: 1}}, {{filter: k, value: 2}}]}}",
-            f"layer_range: [{i}, {i + 1}]",
-            "",
-            "",
-        )
-        for i in range(90)
-    )
-)
 
 
 def second_half(more: str) -> str:
@@ -392,8 +344,6 @@ def second_half(more: str) -> str:
         (document("ties", models("weight: 1, gamma: 1", "weight: 1")), "parameters → gamma", "unknown parameter"),
         (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
-        (WEIGHED_IN_THE_FIRST, "slice 2 → source 2", "no `weight` for org/b@main"),
-        (MANY, "slice 1 → source 1 → parameters → weight", "too many values of `weight`"),
         (document("linear", models("weight: 1", "weight: -1", base="weight: 0")), "models", "add up to 0"),
         (
             document("linear", models("weight: 1", "weight: 1", base="weight: 0"), "parameters: {normalize: false}\n"),
