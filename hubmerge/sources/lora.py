@@ -10,7 +10,8 @@ PEFT (arXiv:2106.09685) stores, below `base_model.model.` and the module's name,
                                                              where the vocabulary has grown
 
 Tensors that an adapter does not name are the base's. Its base must be the recipe's; another one is refused where the
-names show it. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has
+names show it. Where W is square, fan_in_fan_out tells how it is stored, unless the stack that it lies in shows another
+way. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has
 one.
 """
 
@@ -34,6 +35,7 @@ _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
 _TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)", re.ASCII)
 _QUANTIZED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
@@ -85,10 +87,10 @@ def attached(base: Model, agent: Model) -> View:
             unfit.append(made)
         else:
             adapted[names[name]] = made
-    unfit += _mixed_orientation(adapted, config, {names[n] for n in parts.embeddings})
     if unfit:
         what, expected = "adapter tensors that do not fit the base", f"A and B for the shapes of {base.ref.id}"
         problems.append(incompatible(what, where=where, expected=expected, got=named(unfit), next_step=step))
+    problems += _orientation_problems(base, adapted, config, {names[n] for n in parts.embeddings}, where)
     seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
     return View(seen, tuple(problems), tuple(warnings))
 
@@ -208,13 +210,40 @@ def _adapted(
     return AdaptedTensor.of(weight, a, b, config.scale_of(module), transposed=transposed)
 
 
-def _mixed_orientation(adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str]) -> list[str]:
-    """The problem of square tensors whose orientation is unknown, since others contradict fan_in_fan_out."""
+def _orientation_problems(
+    base: Model, adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str], where: str
+) -> Iterator[Problem]:
+    """The problem of square tensors whose orientation is unknown, since others contradict fan_in_fan_out.
+
+    PEFT sets it anew at each layer that it adapts, so that it is right for the last one alone."""
     linear = {n: t for n, t in adapted.items() if n not in embeddings}
+    square = [n for n, t in linear.items() if t.entry.shape[0] == t.entry.shape[1]]
     if all(t.transposed == config.fan_in_fan_out for t in linear.values()):
-        return []
-    return [
-        f"{n}: square, and fan_in_fan_out is not what others show"
-        for n, t in linear.items()
-        if t.entry.shape[0] == t.entry.shape[1]
-    ]
+        others = _orientations(base) if square else {}
+        square = [n for n in square if (not config.fan_in_fan_out) in others.get(_stack(n), ())]
+    if square:
+        yield incompatible(
+            "adapter tensors that may be stored either way round",
+            where=where,
+            expected=f"others as fan_in_fan_out says, which is {str(config.fan_in_fan_out).lower()}",
+            got=named([f"{n}: square, and fan_in_fan_out is not what others show" for n in square]),
+            next_step=WITH_PEFT,
+        )
+
+
+def _orientations(base: Model) -> dict[str, set[bool]]:
+    """Per stack of layers, whether its matrices are stored [in, out], as far as biases tell, which have `out`."""
+    found: dict[str, set[bool]] = {}
+    for name, tensor in base.tensors.items():
+        module = name.removesuffix(".weight")
+        bias, shape = base.tensors.get(f"{module}.bias"), tensor.entry.shape
+        if module == name or bias is None or len(shape) != 2 or shape[0] == shape[1]:
+            continue
+        if bias.entry.shape in (shape[:1], shape[1:]):
+            found.setdefault(_stack(name), set()).add(bias.entry.shape == shape[1:])
+    return found
+
+
+def _stack(name: str) -> str:
+    """The name up to the number of its layer; layers of one stack are of one kind."""
+    return _NUMBER.split(name, maxsplit=1)[0]

@@ -212,6 +212,41 @@ def test_an_adapter_of_tied_embeddings_is_refused(tmp_path: Path, name: str):
     assert any("an embedding that the base ties to its head" in t and f"{name}.weight" in t for t in listed), listed
 
 
+IN_OUT = {  # as Conv1D stores it
+    "transformer.h.0.attn.c_attn.weight": tensor(np.ones((16, 48)), "F32"),
+    "transformer.h.0.attn.c_attn.bias": tensor(np.ones(48), "F32"),
+    "transformer.h.0.attn.c_proj.weight": tensor(np.ones((16, 16)), "F32"),
+    "vision.layers.0.fc.weight": tensor(np.ones((48, 16)), "F32"),
+    "vision.layers.0.fc.bias": tensor(np.ones(48), "F32"),
+    "vision.layers.0.query.weight": tensor(np.ones((16, 16)), "F32"),
+    "lm_head.weight": tensor(np.ones((40, 16)), "F32"),
+}
+
+
+@pytest.mark.parametrize(
+    ("square", "setting", "is_refused"),
+    [
+        ("transformer.h.0.attn.c_proj", False, True),  # PEFT sets it anew at each layer, and the head comes last
+        ("transformer.h.0.attn.c_proj", True, False),
+        ("vision.layers.0.query", False, False),
+        ("vision.layers.0.query", True, True),
+    ],
+)
+def test_a_square_tensor_is_refused_where_its_stack_is_stored_the_other_way_round(
+    tmp_path: Path, square: str, setting: bool, is_refused: bool
+):
+    config = {"architectures": ["VisionEncoderDecoderModel"], "vocab_size": 40}
+    base = write_model(tmp_path / "base", IN_OUT, config=config)
+    other = write_model(tmp_path / "other", sparse_agent(IN_OUT, 0.1, 2), config=config)
+    head = {} if setting else factors("lm_head", rows=40)
+    agent = adapter(tmp_path / "a", {**factors(square), **head}, fan_in_fan_out=setting)
+    if is_refused:
+        (problem,) = refused(base, agent, other)
+        assert f"{square}.weight: square, and fan_in_fan_out is not what others show. Merge the adapter" in problem
+    else:
+        assert len(plan_of(base, agent, other).agents) == 2
+
+
 def test_an_adapter_is_no_base(tmp_path: Path, base: Path, other: Path):
     (problem,) = refused(adapter(tmp_path / "a", factors()), base, other)
     assert "the base is an adapter" in problem
