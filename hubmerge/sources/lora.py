@@ -28,7 +28,7 @@ from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import WITH_PEFT, AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor, View
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
-from hubmerge.sources.same_tensors import is_embedding, is_head, is_tied, renaming
+from hubmerge.sources.same_tensors import renaming, tied_to_head
 from hubmerge.text.wording import dims, incompatible, named
 
 _WRAPPER = "base_model.model."
@@ -176,8 +176,7 @@ def _other_base(config: AdapterConfig, base: Model, agent: Model) -> str:
 
 
 def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Problem]:
-    touched = [n for n in targets if is_head(n) or is_embedding(n)]
-    if touched and is_tied(base):
+    if touched := tied_to_head(base, targets):
         yield incompatible(
             "an adapter of an embedding that the base ties to its head",
             where=where,

@@ -24,6 +24,7 @@ A prefix is taken off or put on only if that alone makes the names equal to the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -33,6 +34,8 @@ from hubmerge.recipe.ignore import Ignored
 from hubmerge.sources.base import Model, View, Views
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
+_WITH_HEAD = re.compile("LM|ForConditionalGeneration|BertForPreTraining")  # in the name of a class
+_IN_A_LAYER = re.compile(r"\.\d+\.", re.ASCII)
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
@@ -117,10 +120,25 @@ def is_embedding(name: str) -> bool:
     return _ends(name, _EMBEDDINGS)
 
 
-def is_tied(base: Model) -> bool:
-    """Whether the base uses its embedding as the output head, as far as headers and config tell."""
+def tied_to_head(base: Model, names: Iterable[str]) -> list[str]:
+    """Those of `names` that the base uses both as embedding and as output head, as far as headers and config tell."""
     says = _says_tied(base)
-    return not any(is_head(n) for n in base.tensors) if says is None else says
+    if says is False or (says is None and any(map(is_head, base.tensors))):
+        return []
+    other = () if any(map(is_embedding, base.tensors)) else _rows_per_token(base)
+    if says is None and len(other) > 1:
+        other = ()  # one of them may be a head of its own
+    return [n for n in names if is_head(n) or is_embedding(n) or n in other]
+
+
+def _rows_per_token(base: Model) -> tuple[str, ...]:
+    """The tensors with a row per token, of a class that has an output head; where no known name tells the embedding."""
+    classes, text = base.config.get("architectures"), base.config.get("text_config")
+    if not isinstance(classes, list) or not any(isinstance(c, str) and _WITH_HEAD.search(c) for c in classes):
+        return ()
+    sizes = [table.get("vocab_size") for table in (base.config, text if isinstance(text, dict) else {})]
+    matrices = {n: t.entry.shape for n, t in base.tensors.items() if len(t.entry.shape) == 2}
+    return tuple(n for n, shape in matrices.items() if shape[0] in sizes and not _IN_A_LAYER.search(n))
 
 
 def _ends(name: str, last_names: Sequence[str]) -> bool:

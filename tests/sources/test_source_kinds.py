@@ -212,6 +212,39 @@ def test_an_adapter_of_tied_embeddings_is_refused(tmp_path: Path, name: str):
     assert any("an embedding that the base ties to its head" in t and f"{name}.weight" in t for t in listed), listed
 
 
+@pytest.mark.parametrize(
+    ("class_", "named", "tied", "is_refused"),
+    [
+        ("BloomForCausalLM", "transformer.word_embeddings.weight", True, True),
+        ("BertForMaskedLM", "bert.embeddings.word_embeddings.weight", None, True),
+        ("BloomForCausalLM", "transformer.word_embeddings.weight", False, False),
+        ("BertForSequenceClassification", "bert.embeddings.word_embeddings.weight", True, False),
+        ("RwkvForCausalLM", "rwkv.embeddings.weight", None, False),
+    ],
+)
+def test_embeddings_of_other_names_are_refused_where_they_are_the_head_too(
+    tmp_path: Path, class_: str, named: str, tied: bool | None, is_refused: bool
+):
+    rows = BASE["model.embed_tokens.weight"]
+    tensors = {named: rows, **{n: t for n, t in TIED.items() if n != "model.embed_tokens.weight"}}
+    if class_ == "RwkvForCausalLM":  # with a head of its own, whose name is not known
+        tensors["head.weight"] = rows
+    tensors["transformer.h.0.mlp.weight"] = rows  # whose rows are as many by chance
+    config = {"architectures": [class_], "vocab_size": rows.shape[0]}
+    if tied is not None:
+        config["tie_word_embeddings"] = tied
+    base = write_model(tmp_path / "base", tensors, config=config)
+    other = write_model(tmp_path / "other", sparse_agent(tensors, 0.1, 2), config=config)
+    full = {f"base_model.model.{n}": rows for n in (named, "transformer.h.0.mlp.weight")}
+    agent = adapter(tmp_path / "a", {**factors(), **full})
+    if is_refused:
+        (problem,) = refused(base, agent, other)
+        assert "an embedding that the base ties to its head" in problem
+        assert f"got {named}. Merge" in problem
+    else:
+        assert len(plan_of(base, agent, other).agents) == 2
+
+
 IN_OUT = {  # as Conv1D stores it
     "transformer.h.0.attn.c_attn.weight": tensor(np.ones((16, 48)), "F32"),
     "transformer.h.0.attn.c_attn.bias": tensor(np.ones(48), "F32"),
