@@ -15,7 +15,9 @@ from typing import Any
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
+from hubmerge.sources.adapter_config import WITH_PEFT
 from hubmerge.sources.base import Model
+from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
 from hubmerge.sources.same_tensors import is_embedding
 from hubmerge.statistics.statistics import Statistics
@@ -135,7 +137,7 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         # every other problem would follow from this one
         step = f"Remove {agent.ref.id} or choose its own base."
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
-    if problems := _quantized(agent):
+    if problems := [*_quantized(agent), *_unmerged(base, agent)]:
         return problems  # it stores other tensors by its nature
     base_tensors, tensors = base.tensors, agent.tensors
     resized = any(
@@ -153,7 +155,9 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         step = _with_line("To keep the base's", ignoring, remove)
         problems.append(unfit("missing tensors", expected=named(missing), got="not stored", next_step=step))
     if extra := [n for n in tensors if n not in base_tensors]:
-        step = _with_line("If the result needs none of them", ignoring, remove)
+        # an adapter stores whole layers under the names of a class, which may not be those of its files
+        either = f"{remove} If it is this one: {WITH_PEFT[0].lower()}{WITH_PEFT[1:]}" if agent.adapter else remove
+        step = _with_line("If the result needs none of them", ignoring, either)
         problems.append(unfit("tensors that the base does not have", got=named(extra), next_step=step))
     common = [n for n in base_tensors if n in tensors]
     shapes = [
@@ -189,6 +193,21 @@ def _quantized(model: Model) -> list[Problem]:
             expected="no quantization_config",
             got=shown(model.config["quantization_config"]),
             next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
+        )
+    ]
+
+
+def _unmerged(base: Model, agent: Model) -> list[Problem]:
+    if not (parts := adapter_parts(base, agent)):
+        return []
+    return [
+        incompatible(
+            "an adapter that is not merged into the weights beside it",
+            where=str(agent.ref),
+            expected="the base's tensors alone",
+            got=named(parts),
+            next_step="Save it anew after PEFT's merge_and_unload(), or name the adapter that PEFT's own "
+            "save_pretrained writes.",
         )
     ]
 

@@ -37,6 +37,7 @@ _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
 _TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)", re.ASCII)
 _QUANTIZED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
+_PART = re.compile(r"\.(?:base_layer|lora_[AB]|lora_embedding_[AB])(?:\.|$)", re.ASCII)
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 
@@ -71,8 +72,9 @@ def attached(base: Model, agent: Model) -> View:
     tensors |= {names[n]: t for n, t in parts.full.items()}
     problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
     step = _other_base(config, base, agent)
-    missing = {names[n]: None for n in parts.factors if names[n] not in tensors}
+    missing = {names[n]: None for n in parts.factors if names[n] not in base.tensors}
     if missing:
+        tensors = {n: t for n, t in tensors.items() if n not in missing}  # else told again, as one to ignore
         what, expected = "an adapter of tensors that the base does not have", f"tensors of {base.ref.id}"
         # transformers' classes may have other names than their files, which PEFT stores
         either = f"{step} If it is that one: {WITH_PEFT[0].lower()}{WITH_PEFT[1:]}"
@@ -93,6 +95,11 @@ def attached(base: Model, agent: Model) -> View:
     problems += _orientation_problems(base, adapted, config, {names[n] for n in parts.embeddings}, where)
     seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
     return View(seen, tuple(problems), tuple(warnings))
+
+
+def adapter_parts(base: Model, agent: Model) -> list[str]:
+    """An agent's tensors that the base lacks and an adapter has, which stay when PEFT's wrapper is saved as a model."""
+    return [name for name in agent.tensors if name not in base.tensors and _PART.search(name)]
 
 
 def resident_bytes(model: Model, kept: int) -> int:

@@ -23,7 +23,7 @@ from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, StoredTensor, View, Views
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.sources.fp8 import with_scales
-from hubmerge.sources.lora import attached
+from hubmerge.sources.lora import adapter_parts, attached
 from hubmerge.sources.same_tensors import aligned
 from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.text.wording import incompatible, named
@@ -126,6 +126,7 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
     """The line of a recipe that leaves out every tensor that only some models have.
 
     None where there is no such tensor, or where the models differ too much for anybody to want this."""
+    agents = [agent for agent in agents if not adapter_parts(base, agent)]  # which are all that it has learned
     strangers = dict.fromkeys(n for agent in agents for n in agent.tensors if n not in base.tensors)
     missing = dict.fromkeys(n for n in base.tensors if any(n not in agent.tensors for agent in agents))
     unwanted = [*strangers, *missing]

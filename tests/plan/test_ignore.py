@@ -109,6 +109,43 @@ def test_no_line_helps_where_a_name_stands_for_a_tensor_of_all_models_too(tmp_pa
     assert f"got {Q}. Remove {one}" in told
 
 
+@pytest.mark.parametrize("wrapper", ["", "base_model.model."])
+def test_an_adapter_that_was_saved_beside_its_weights_is_not_to_be_ignored(
+    tmp_path: Path, base: Path, plain: Path, wrapper: str
+):
+    """It is all that the agent has learned, and PEFT's wrapper keeps it apart from the weights."""
+    module = Q.removesuffix(".weight")
+    a, b = lora((16, 16))
+    saved = {**BASE, f"{module}.base_layer.weight": BASE[Q]}
+    saved |= {f"{module}.lora_A.default.weight": tensor(a), f"{module}.lora_B.default.weight": tensor(b)}
+    del saved[Q]
+    tensors = {f"{wrapper}{name}": t for name, t in saved.items()}
+    unmerged = write_model(tmp_path / "unmerged", tensors, config=llama_config(BASE))
+    (told,) = refused(base, unmerged, plain)
+    assert f"an adapter that is not merged into the weights beside it in {unmerged}" in told
+    assert f"{wrapper}{module}.lora_A.default.weight" in told
+    assert "Save it anew after PEFT's merge_and_unload()" in told
+    listed = refused(base, unmerged, agent(tmp_path / "ppo", 1, HEAD))
+    assert line_in(listed) == ["v_head.*"], "what helps with the other agent is said all the same"
+
+
+def test_a_layer_of_an_adapter_that_has_another_name_in_the_files_is_to_be_merged_by_peft(
+    tmp_path: Path, base: Path, plain: Path
+):
+    """PEFT names layers as the class does; where it adapts one it may store that whole, too."""
+    name = "output.weight"
+    full = {f"base_model.model.{name.removesuffix('weight')}base_layer.weight": BASE["lm_head.weight"]}
+    factors = pair(Q.removesuffix(".weight"), *lora((16, 16)))
+    both = write_adapter(tmp_path / "both", {**full, **factors, **pair("output", *lora((40, 16)))})
+    (told,) = refused(base, both, plain)
+    assert f"an adapter of tensors that the base does not have in {both}" in told
+    assert "ignore" not in told
+    saved = write_adapter(tmp_path / "saved", {**factors, f"base_model.model.{name}": BASE["lm_head.weight"]})
+    (told,) = refused(base, saved, plain)
+    assert 'ignore: ["output.weight"]' in told
+    assert told.endswith("If it is this one: merge the adapter into its base with PEFT and use the result as an agent.")
+
+
 # --- what it means ------------------------------------------------------------------------------------------------
 
 
