@@ -18,6 +18,8 @@ from hubmerge.recipe.model_name import is_path
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
+_ADAPTER_BELOW = "/adapter_config.json"
+_FOLDER = re.compile(r"\w[\w.\-]*(?:/\w[\w.\-]*)*", re.ASCII)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
 _CONVERT = "import sys, transformers as t; t.{}.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[1])"
@@ -58,6 +60,9 @@ class Place:
                 got=", ".join(ascii(f)[1:-1] for f in others[:3]),
                 next_step="Fetch the whole model, its index too, or save it anew with transformers.",
             )
+        if below := self._adapters_below():
+            got = f"an adapter in {below[0]}" if len(below) == 1 else f"adapters in {', '.join(below[:3])}"
+            return self._error(expected, got, self._take(below[0], "adapter"))
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
         return self._error(expected, named, step)
 
@@ -69,13 +74,18 @@ class Place:
         steps = {int(match[1]): name for name in names if (match := _CHECKPOINT.fullmatch(name))}
         return steps[max(steps)] if steps else ""
 
-    def _take(self, checkpoint: str) -> str:
+    def _adapters_below(self) -> list[str]:
+        """Folders that PEFT has saved adapters of other names than `default` to."""
+        folders = (f.removesuffix(_ADAPTER_BELOW) for f in self.files if f.endswith(_ADAPTER_BELOW))
+        return sorted(f for f in folders if _FOLDER.fullmatch(f))
+
+    def _take(self, part: str, kind: str = "checkpoint") -> str:
         if self.folder is not None:
             begin = "" if is_path(self.id) else "./"
-            return f"Name the checkpoint: {begin}{self.id.rstrip('/')}/{checkpoint}."
+            return f"Name the {kind}: {begin}{self.id.rstrip('/')}/{part}."
         here = _plain(self.id.rpartition("/")[2])
-        fetch = f"hf download {self.id} --include '{checkpoint}/*' --local-dir {here}"
-        return f"Fetch it (`{fetch}`), and name ./{here}/{checkpoint}."
+        fetch = f"hf download {self.id} --include '{part}/*' --local-dir {here}"
+        return f"Fetch it (`{fetch}`), and name ./{here}/{part}."
 
     def _convert(self, config: Mapping[str, Any]) -> str:
         adapter = any(f == "adapter_model.bin" for f in self.files)

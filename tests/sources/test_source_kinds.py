@@ -19,12 +19,14 @@ from source_helpers import lora, pair
 from source_helpers import write_adapter as adapter
 
 from hubmerge.errors import FormatError, IncompatibleError
+from hubmerge.hub.names import FileInfo
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.plan import Plan, make_plan
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.derived import fp8_values
+from hubmerge.sources.remedies import Place
 
 Q = "model.layers.0.self_attn.q_proj"
 BASE = random_base(0)
@@ -169,6 +171,21 @@ def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path: Path):
     text = refuse_folder(FormatError, folder)
     assert text.startswith("E_FORMAT")
     assert "expected adapter_model.safetensors, got adapter_model.bin" in text
+
+
+def test_adapters_of_other_names_are_found_in_the_folders_that_peft_saves_them_to(tmp_path: Path):
+    folder = tmp_path / "a"
+    adapter(folder / "math", factors())
+    (folder / "README.md").write_text("an adapter")
+    assert f"got an adapter in math. Name the adapter: {folder}/math." in refuse_folder(FormatError, folder)
+    adapter(folder / "code", factors())
+    adapter(folder / "a 'quoted' name", factors())
+    assert f"got adapters in code, math. Name the adapter: {folder}/code." in refuse_folder(FormatError, folder)
+    assert opened(folder / "code").kind == "LoRA adapter"
+    files = {name: FileInfo(name, 1) for name in ("README.md", "math/adapter_config.json")}
+    place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
+    told = str(place.without_weights("model.safetensors", {}))
+    assert "Fetch it (`hf download org/a --include 'math/*' --local-dir a`), and name ./a/math." in told
 
 
 DORA = {f"base_model.model.{Q}.lora_magnitude_vector": tensor(np.ones(16), "F32")}
