@@ -45,8 +45,9 @@ def rows_differ(base: Model, agents: Sequence[Model]) -> bool:
 
 
 def _tables_of(model: Model) -> dict[str, StoredTensor]:
-    """The tensors with a row per token: embeddings and heads."""
-    return {n: t for n, t in model.tensors.items() if len(t.entry.shape) == 2 and (is_embedding(n) or is_head(n))}
+    """The tensors with a row per token: embeddings and heads, also as PEFT names them where it adapts them."""
+    names = {n: n.replace(".base_layer.", ".") for n, t in model.tensors.items() if len(t.entry.shape) == 2}
+    return {n: model.tensors[n] for n, plain in names.items() if is_embedding(plain) or is_head(plain)}
 
 
 def token_table(content: Mapping[str, Any]) -> TokenTable | None:

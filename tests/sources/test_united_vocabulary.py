@@ -158,16 +158,24 @@ def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("more", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}], ids=["plain", "saved"])
-def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(tmp_path: Path, more: dict[str, Any]):
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"target_modules": ["embed_tokens", "lm_head"]}],
+    ids=["plain", "saved", "adapted"],
+)
+@pytest.mark.parametrize("others", [["<call>"], []], ids=["other-rows", "base-rows"])
+def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(
+    tmp_path: Path, more: dict[str, Any], others: list[str]
+):
     peft = pytest.importorskip("peft")
     family = Family(tmp_path, "wordpiece", tied=False)
     tokenizer = AutoTokenizer.from_pretrained(family.base)
     tokenizer.add_tokens(["<tool>"])
     model = AutoModelForCausalLM.from_pretrained(family.base)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **more)
-    adapter = family.saved("adapter", peft.get_peft_model(model, config), tokenizer)
-    rows = rows_in(model, len(tokenizer) - 1)
-    out = family.merged(adapter, family.agent("two", ["<call>"]))
-    assert torch.equal(rows_of(out, "<tool>"), rows)
+    config = peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj"], "init_lora_weights": False, **more})
+    wrapped = peft.get_peft_model(model, config)
+    adapter = family.saved("adapter", wrapped, tokenizer)
+    rows = rows_in(wrapped.merge_and_unload(), len(tokenizer) - 1)
+    out = family.merged(adapter, family.agent("two", others))
+    torch.testing.assert_close(rows_of(out, "<tool>"), rows)
