@@ -37,7 +37,6 @@ from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
-from hubmerge.sources.same_tensors import untie
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.text.wording import incompatible, named
@@ -217,24 +216,22 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
     seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
-    problems = [*_unfit(recipe, agents), *seen.problems]
+    foreign = {str(a.ref) for a in seen.agents if architecture(a) != architecture(seen.base)}
+    problems = [*_unfit(recipe, agents), *(p for p in seen.problems if p.where not in foreign)]
     if base.adapter is not None:  # every other problem would follow from this one
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
-    views = untie(seen.base, seen.agents)
-    floats = [n for n, t in views.base.tensors.items() if t.entry.dtype in FLOAT_DTYPES]
+    floats = [n for n, t in seen.base.tensors.items() if t.entry.dtype in FLOAT_DTYPES]
     undecided, unnamed = misplaced(recipe.given, floats)
     problems += undecided
-    foreign = {str(a.ref) for a in views.agents if architecture(a) != architecture(views.base)}
-    tying = [p for p in views.problems if p.where not in foreign]  # theirs follow from the architecture
-    problems += [*base_problems(views.base, seen.kept), *repeated(base, agents), *tying]
+    problems += [*base_problems(seen.base, seen.kept), *repeated(base, agents)]
     problems += config_problems(base, agents)
-    line = ignoring_line(recipe.ignore, views.base, views.agents)
-    warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]
+    line = ignoring_line(recipe.ignore, seen.base, seen.agents)
+    warnings = [*recipe.notes, *unnamed, *seen.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
-    for agent in views.agents:
-        problems += agent_problems(views.base, agent, line)
-        warnings += differences(views.base, agent)
+    for agent in seen.agents:
+        problems += agent_problems(seen.base, agent, line)
+        warnings += differences(seen.base, agent)
     if left_out := merged_config(base.config, ())[1]:
         warnings.append(told("config.json", left_out))
     donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
@@ -243,9 +240,9 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     warnings += companions.warnings
     if problems:
         raise refusal(problems)
-    if any(method.needs_whole(name, t.entry.shape) for name, t in views.base.tensors.items()):
+    if any(method.needs_whole(name, t.entry.shape) for name, t in seen.base.tensors.items()):
         max_shard_bytes = min(max_shard_bytes, WHOLE_SHARD_BYTES)
-    shards = _lay_out(recipe, (views.base, *views.agents), seen.kept, max_shard_bytes)
+    shards = _lay_out(recipe, (seen.base, *seen.agents), seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
@@ -288,20 +285,19 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     seen = views_of(left_base, [left_agent], rows=without_added_rows)
     problems = list(seen.problems)
     if base.adapter is None:  # else every other problem would follow from this one
-        views = untie(seen.base, seen.agents)
-        problems += [*base_problems(views.base, frozenset(*dropped)), *views.problems]
-        line = ignoring_line(recipe.ignore, views.base, views.agents)
-        problems += agent_problems(views.base, views.agents[0], line)
+        problems += base_problems(seen.base, frozenset(*dropped))
+        line = ignoring_line(recipe.ignore, seen.base, seen.agents)
+        problems += agent_problems(seen.base, seen.agents[0], line)
     if problems:
         told = tuple(dict.fromkeys(map(_of_comparison, problems)))
         raise IncompatibleError("these models cannot be compared", problems=told)
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
-    zeros = replace(nothing, tensors={name: ZeroTensor.like(t) for name, t in views.base.tensors.items()})
-    shards = _lay_out(recipe, (views.base, *views.agents, zeros), frozenset(), MAX_SHARD_BYTES)
+    zeros = replace(nothing, tensors={name: ZeroTensor.like(t) for name, t in seen.base.tensors.items()})
+    shards = _lay_out(recipe, (seen.base, *seen.agents, zeros), frozenset(), MAX_SHARD_BYTES)
     names = [name for group in (*dropped, *more) for name in group]
     notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
     notes += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
-    warnings = [*notes, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    warnings = [*notes, *seen.warnings, *other_settings(seen.base, seen.agents[0])]
     return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)), Companions())
 
 

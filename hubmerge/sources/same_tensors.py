@@ -41,8 +41,10 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-def untie(base: Model, agents: Sequence[Model]) -> Views:
-    """Views of all models in which a tied head stands, or is missing, alike."""
+def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: False) -> Views:
+    """Views of all models in which a tied head stands, or is missing, alike.
+
+    Agents have no tensors of names that are ignored, and need none."""
     stored = Views(base, tuple(agents))
     head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
     embedding = _only(base.tensors, _EMBEDDINGS)
@@ -52,8 +54,8 @@ def untie(base: Model, agents: Sequence[Model]) -> Views:
     base_tied = head not in base.tensors if says is None else says and _of_one_shape((base, *agents), head, embedding)
     if base_tied:
         return _without_head(base, agents, head, embedding)
-    if head not in base.tensors:
-        return stored  # an agent's head is a tensor too many, which the comparison tells
+    if head not in base.tensors or ignored(head):
+        return stored  # an agent's head is a tensor too many, which the comparison tells, or the base's
     views, warnings = [], []
     for agent in agents:
         if head not in agent.tensors and embedding in agent.tensors and _says_tied(agent) is not False:

@@ -1,9 +1,9 @@
 """Makes comparable views of base and agents from their stored tensors, before anything is compared.
 
 The steps in order: fp8 elements get their scales, ignored tensors are left out, adapters become models on their base,
-names that differ by a known prefix become the base's, all models get the base's tensors of ignored names, and all get
-the rows that vocabularies add. Each step is a pure function of headers and small files, so the rest of the plan need
-not know how a model's tensors come about.
+names that differ by a known prefix become the base's, a tied head stands or is missing in all models alike, all get the
+base's tensors of ignored names, and all get the rows that vocabularies add, of which a tied head has its own. Each step
+is a pure function of headers and small files, so the rest of the plan need not know how a model's tensors come about.
 
 Tensors that a recipe's `ignore` names are not merged. An agent's are left out, as if its files did not hold them. The
 base's are kept bit for bit, and no agent is read there. So value heads that PPO leaves in an agent (`v_head.*`) and
@@ -20,11 +20,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
-from hubmerge.sources.base import Model, StoredTensor, View, Views
+from hubmerge.sources.base import Model, View, Views
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import adapter_parts, attached
-from hubmerge.sources.same_tensors import aligned
+from hubmerge.sources.same_tensors import aligned, untie
 from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.text.wording import incompatible, named
 
@@ -49,28 +49,34 @@ def views_of(
         return Views(base, tuple(agents), problems=(problem,))
     ignored = ignored_by(ignore)
     steps = [with_scales(base)]
-    seen_base = steps[0].model
-    kept = tuple(name for name in seen_base.tensors if ignored(name))
-    seen_agents, dropped = [], []
+    dropped = []
     for agent in agents:
-        step, early = _seen(seen_base, agent, ignored)
+        step, names = _seen(steps[0].model, agent, ignored)
         steps.append(step)
-        model, late = _with_kept(seen_base, step.model, kept, ignored)
-        seen_agents.append(model)
-        dropped.append((*early, *late))
-    grown = rows(seen_base, seen_agents)
-    problems = (*(p for s in steps for p in s.problems), *grown.problems)
+        dropped.append(names)
+    tied = untie(steps[0].model, [step.model for step in steps[1:]], ignored)
+    kept = tuple(name for name in tied.base.tensors if ignored(name))
+    grown = rows(tied.base, [_with_kept(tied.base, agent, kept) for agent in tied.agents])
+    problems = (*(p for s in steps for p in s.problems), *tied.problems, *grown.problems)
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
     told += _told_of(base, agents, kept, dropped)
-    warnings = (*told, *(w for s in steps for w in s.warnings), *grown.warnings)
+    warnings = (*told, *(w for s in steps for w in s.warnings), *tied.warnings, *grown.warnings)
     return replace(grown, problems=problems, warnings=warnings, kept=frozenset(kept))
 
 
 def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
-    """The agent's view, and the names of its stored tensors that are left out."""
+    """The agent's view without tensors of ignored names, and the names that are left out: its own and the base's."""
     if agent.adapter is not None:
         left, dropped = without(agent, ignored)
-        return attached(base, left), dropped
+        view = attached(base, left)
+    else:
+        view, dropped = _named(base, agent, ignored)
+    model, more = without(view.model, ignored)
+    return replace(view, model=model), (*dropped, *more)
+
+
+def _named(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
+    """A checkpoint's view under the base's names, and the names of its stored tensors that are left out."""
     scaled = with_scales(agent)
     left, dropped = without(scaled.model, ignored)
     named = aligned(base, left, ignored)
@@ -97,14 +103,10 @@ def without(model: Model, ignored: Ignored) -> tuple[Model, tuple[str, ...]]:
     return replace(model, tensors=MappingProxyType(left)), dropped
 
 
-def _with_kept(base: Model, agent: Model, kept: Collection[str], ignored: Ignored) -> tuple[Model, tuple[str, ...]]:
-    """The agent with the base's tensors wherever a name of the base is ignored, and the names of what that replaced."""
-    own = tuple(n for n, t in agent.tensors.items() if ignored(n) and not isinstance(t, BorrowedTensor))
-    if not kept and not own:
-        return agent, ()
-    tensors: dict[str, StoredTensor] = {n: t for n, t in agent.tensors.items() if not ignored(n)}
-    tensors |= {name: BorrowedTensor.of(base.tensors[name], BASE) for name in kept}
-    return replace(agent, tensors=MappingProxyType(tensors)), own
+def _with_kept(base: Model, agent: Model, kept: Collection[str]) -> Model:
+    """The agent with the base's tensors of ignored names."""
+    borrowed = {name: BorrowedTensor.of(base.tensors[name], BASE) for name in kept}
+    return replace(agent, tensors=MappingProxyType({**agent.tensors, **borrowed})) if kept else agent
 
 
 def _told_of(base: Model, agents: Sequence[Model], kept: Sequence[str], dropped: Sequence[Sequence[str]]) -> list[str]:

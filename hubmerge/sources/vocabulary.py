@@ -348,7 +348,7 @@ class _Family:
         matching = {t: table.added[t] for k in reversed(new) if (table := self.agents[k].tokens) for t, _ in new[k]}
         united = tuple(AddedToken(t, tokens.next_id + n, matching[t]) for n, t in enumerate(holders))
         rows = max(self.rows, tokens.next_id + len(united))
-        if not all(_table(self.agents[k], n) for held in holders.values() for k, _ in held for n in self.tables):
+        if not all(n in self.agents[k].tensors for held in holders.values() for k, _ in held for n in self.tables):
             return refused("several agents add tokens, and not all have a row for each", names, "", "", "Remove one.")
         brought = "; ".join(f"{self.agents[k].ref.id} {_shown([t for t, _ in own])}" for k, own in new.items() if own)
         shared = sum(len(held) > 1 for held in holders.values())
@@ -372,8 +372,7 @@ class _Family:
         tables = self.own_tables(model)
         for name, own in tables.items():
             if own.entry.shape[0] >= self.rows:
-                others = ((k, _table(self.agents[k], name)) for k in among)
-                borrowed = tuple(BorrowedTensor.of(t, k + 1) for k, t in others if t is not None)
+                borrowed = tuple(BorrowedTensor.of(self.agents[k].tensors[name], k + 1) for k in among)
                 tensors[name] = UnitedTensor.of(own, borrowed, first, means, rows)
         sizes = {self.rows, *(t.entry.shape[0] for t in tables.values())}
         fits = model.config.get("vocab_size", self.rows) in sizes
@@ -385,13 +384,6 @@ def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], rows: int) 
     """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
     borrowed = all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
     return replace(agent, config=with_vocab_size(agent.config, rows)) if borrowed else agent
-
-
-def _table(agent: Model, name: str) -> StoredTensor | None:
-    """The agent's rows of a table; where it ties its head, those of its embedding."""
-    if name in agent.tensors or not is_head(name):
-        return agent.tensors.get(name)
-    return next((t for n, t in agent.tensors.items() if is_embedding(n)), None)
 
 
 def _shown(tokens: Sequence[str]) -> str:

@@ -70,6 +70,22 @@ def test_a_tied_agents_embedding_stands_for_its_missing_head(config: dict[str, A
     assert_laid_out(made)
 
 
+def test_an_ignored_embedding_is_not_read_as_a_head_either():
+    """The base's embedding, which the agent has in place of its own, is the head of neither."""
+    given = models(OWN, OWN, PLAIN)
+    (told,) = problems(*given, ignore=[EMBEDDING])
+    assert f"missing tensors in org/b@6f72672f6200: expected {HEAD}" in told
+    assert f'ignore: ["{EMBEDDING}", "{HEAD}"]' in told
+    made = plan(*given, ignore=[EMBEDDING, HEAD])
+    assert [t.name for t in made.tensors() if t.action == "copy"] == [EMBEDDING, HEAD]
+
+
+def test_a_tied_head_is_not_said_to_be_kept():
+    made = plan(*models(STORED, PLAIN, STORED), ignore=[HEAD])
+    assert names_of(made) == list(SHAPES)
+    assert [w for w in made.warnings if HEAD in w] == [f"org/base: {ONCE}"]
+
+
 REFUSED: dict[str, tuple[tuple[Model, Model, Model], str]] = {
     "a head of its own": (models(PLAIN, PLAIN, OWN), "an output head of its own"),
     "no head": (models(OWN, OWN, (SHAPES, UNTIED)), f"missing tensors in org/b@6f72672f6200: expected {HEAD}"),

@@ -22,7 +22,6 @@ from hubmerge.plan.licenses import choose, strictest
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
-from hubmerge.sources.same_tensors import untie
 from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
 
@@ -147,12 +146,11 @@ def _check(base: Model, agent: Model) -> int:
     seen = views_of(base, [agent])
     problems = list(seen.problems)
     if base.adapter is None:  # otherwise everything else would follow from this
-        views = untie(seen.base, seen.agents)
-        problems += [*base_problems(views.base), *repeated(base, [agent]), *views.problems]
-        problems += agent_problems(views.base, views.agents[0])
+        problems += [*base_problems(seen.base), *repeated(base, [agent])]
+        problems += agent_problems(seen.base, seen.agents[0])
     if base.adapter is not None or problems:
         raise IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
-    return sum(tensor.entry.elements for tensor in views.agents[0].tensors.values())
+    return sum(tensor.entry.elements for tensor in seen.agents[0].tensors.values())
 
 
 def _reason(error: HubmergeError) -> str:
