@@ -110,6 +110,11 @@ def resident_bytes(model: Model, kept: int) -> int:
     return sum(sorted(sizes, reverse=True)[:kept])
 
 
+def whole_name(stored: str) -> str:
+    """The weight that a full tensor of an adapter stands for; any other name as it is."""
+    return _WRAPPED.sub(".", stored.removeprefix(_WRAPPER))
+
+
 def _sorted(agent: Model) -> _Parts:
     parts = _Parts()
     names = {stored.removeprefix(_WRAPPER) for stored in agent.tensors}
@@ -129,7 +134,7 @@ def _sorted(agent: Model) -> _Parts:
         elif "lora_" in name:
             parts.unknown.append(stored)
         else:
-            plain = _WRAPPED.sub(".", name)
+            plain = whole_name(stored)
             if plain in parts.full:
                 parts.unknown.append(stored)
             parts.full[plain] = tensor

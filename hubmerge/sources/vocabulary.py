@@ -27,6 +27,7 @@ from hubmerge.errors import Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.base import AddedToken, Model, StoredTensor, TokenTable, Views, Vocabulary
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
+from hubmerge.sources.lora import whole_name
 from hubmerge.sources.same_tensors import is_embedding, is_head
 from hubmerge.text.wording import incompatible, named
 
@@ -40,14 +41,14 @@ _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken
 
 def rows_differ(base: Model, agents: Sequence[Model]) -> bool:
     """Whether an agent stores more or fewer rows of an embedding or a head than the base."""
-    own, *rows = (max((t.entry.shape[0] for t in _tables_of(m).values()), default=0) for m in (base, *agents))
+    stored = ({whole_name(n): t for n, t in m.tensors.items()} if m.adapter else m.tensors for m in (base, *agents))
+    own, *rows = (max((t.entry.shape[0] for t in _tables_of(tensors).values()), default=0) for tensors in stored)
     return own > 0 and not {0, own}.issuperset(rows)
 
 
-def _tables_of(model: Model) -> dict[str, StoredTensor]:
-    """The tensors with a row per token: embeddings and heads, also as PEFT names them where it adapts them."""
-    names = {n: n.replace(".base_layer.", ".") for n, t in model.tensors.items() if len(t.entry.shape) == 2}
-    return {n: model.tensors[n] for n, plain in names.items() if is_embedding(plain) or is_head(plain)}
+def _tables_of(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Those with a row per token: embeddings and heads."""
+    return {n: t for n, t in tensors.items() if len(t.entry.shape) == 2 and (is_embedding(n) or is_head(n))}
 
 
 def token_table(content: Mapping[str, Any]) -> TokenTable | None:
@@ -120,7 +121,7 @@ class _Family:
     @classmethod
     def of(cls, base: Model, agents: Sequence[Model]) -> _Family | None:
         """None for a base without tables of floats, or with tables of several sizes."""
-        tables = {n: t for n, t in _tables_of(base).items() if t.entry.dtype in FLOAT_DTYPES}
+        tables = {n: t for n, t in _tables_of(base.tensors).items() if t.entry.dtype in FLOAT_DTYPES}
         sizes = {t.entry.shape[0] for t in tables.values()}
         if len(sizes) != 1:
             return None

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from plan_helpers import NOWHERE, plan_of, refused
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.errors import FormatError, HubmergeError, IncompatibleError, RecipeError
 from hubmerge.plan.files import folder_files
@@ -21,6 +22,7 @@ from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.vocabulary import token_table
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Q = "model.layers.0.self_attn.q_proj"
 BASE = random_base(0)  # 40 rows
 
 
@@ -163,6 +165,16 @@ def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain
     assert all(rows == [tensors[EMBED].raw.tobytes()[-64:]] * 3 for rows in last_rows(plan_of(base, plain, donor)))
     base2, plain2 = write_model(tmp_path / "b2", untied), write_model(tmp_path / "p2", sparse_agent(untied, 0.2, 3))
     assert rows_of(plan_of(base2, plain2, donor)) == {EMBED: 42}
+
+
+@pytest.mark.parametrize("end", ["weight", "modules_to_save.weight", "base_layer.weight"])
+def test_an_adapter_brings_its_rows_however_peft_names_its_tables(tmp_path: Path, base: Path, plain: Path, end: str):
+    """The last is the name beside factors of the same layer."""
+    tensors = pair(Q, *lora((16, 16)))
+    tensors |= {f"base_model.model.{n.replace('weight', end)}": grown(BASE, 2)[n] for n in (EMBED, HEAD)}
+    files = {"tokenizer.json": tokenizer(added=ADDED)}
+    folder = write_adapter(tmp_path / "adapter", tensors, files=files, base_model_name_or_path=str(base))
+    assert rows_of(plan_of(base, plain, folder)) == {EMBED: 42, HEAD: 42}
 
 
 def test_rows_of_two_agents_that_name_them_by_a_vocabulary_of_their_own_are_refused_once(tmp_path: Path, base: Path):
