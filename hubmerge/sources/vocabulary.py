@@ -149,7 +149,9 @@ class _Family:
                 continue
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
             config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
-            agents[k] = replace(agent, tensors=MappingProxyType({**agent.tensors, **filled}), config=config)
+            tensors = MappingProxyType({**agent.tensors, **filled})
+            tokens = agent.tokens and _with_rows(agent.tokens, self.rows - lacking)
+            agents[k] = replace(agent, tensors=tensors, config=config, tokens=tokens)
             warnings.append(
                 f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
                 "no token has; it is merged as if it had the base's there"
@@ -385,6 +387,11 @@ def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], rows: int) 
     """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
     borrowed = all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
     return replace(agent, config=with_vocab_size(agent.config, rows)) if borrowed else agent
+
+
+def _with_rows(tokens: TokenTable, rows: int) -> TokenTable:
+    """The tokens that have one of the first rows."""
+    return replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < rows})
 
 
 def _shown(tokens: Sequence[str]) -> str:

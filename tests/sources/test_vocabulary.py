@@ -144,6 +144,23 @@ def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_
         assert rows[1] == rows[0], "the base's, where the agent has none"
 
 
+def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path):
+    """Its row would be the base's, which fills the table up and stands for no token."""
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
+    files = {"tokenizer.json": tokenizer(36, {f"<{i}>": i for i in range(36, 42)})}
+    donors = [agent(tmp_path / name, seed, 2, files=files) for seed, name in enumerate(("one", "two"))]
+    cut = {n: tensor(f32(t)[:36], t.dtype) if n in (EMBED, HEAD) else t for n, t in sparse_agent(BASE, 0.3, 3).items()}
+    short = write_model(tmp_path / "short", cut, files=files, config=llama_config(cut))
+    tables = []
+    for agents in ((*donors, short), donors):
+        plan = plan_of(base, *agents)
+        with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path())) as reader:
+            tables += [
+                reader.values(0, t.inputs[0], 0, t.elements).tobytes() for t in plan.tensors() if t.name == EMBED
+            ]
+    assert tables[0] == tables[1]
+
+
 @pytest.mark.parametrize("stores", ["base", "plain"])
 def test_a_stored_copy_of_a_tied_head_needs_no_added_rows(tmp_path: Path, stores: str):
     folders = []
