@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -57,6 +58,7 @@ QUIET_MS = 1_000  # longer than any pause that a page makes itself: a form is se
 # once nothing has changed, moved or faded for so long: how far what was in sight has moved since the page was opened
 AT_REST = """(quiet) => new Promise((told) => {
   let moved = 0, last = performance.now();
+  const latest = last + 30_000;  // a page that comes to no rest is looked at as it is
   const changed = () => { last = performance.now(); };
   const ends = (a) => a.playState === "running" && Number.isFinite(a.effect.getComputedTiming().endTime);
   const every = {subtree: true, childList: true, attributes: true, characterData: true};
@@ -69,7 +71,7 @@ AT_REST = """(quiet) => new Promise((told) => {
   shifts.observe({ type: "layout-shift", buffered: true });
   const look = () => {
     if (document.getAnimations().some(ends)) changed();
-    if (performance.now() - last < quiet) { setTimeout(look, 20); return; }
+    if (performance.now() < Math.min(last + quiet, latest)) { setTimeout(look, 20); return; }
     changes.disconnect();
     shifts.disconnect();
     told(moved);
@@ -88,10 +90,12 @@ def opened(page: Any, address: str) -> Callable[[], float]:
     page.goto(address, wait_until="domcontentloaded")
 
     def settled() -> float:
+        latest = time.monotonic() + 30
         while True:
             page.wait_for_function(READY)
             moved = page.evaluate(AT_REST, QUIET_MS)
-            if all("/heartbeat/" in request.url for request in asked):  # which lasts as long as the page
+            answered = all("/heartbeat/" in request.url for request in asked)  # which lasts as long as the page
+            if answered or time.monotonic() > latest:
                 return float(moved)
 
     return settled
