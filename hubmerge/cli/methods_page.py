@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -81,13 +82,13 @@ def _range(spec: dict[str, Any]) -> str:
         spec = next((s for s in spec["anyOf"] if s.get("type") != "null"), {})
     if "enum" in spec:
         return ", ".join(f"`{v}`" for v in spec["enum"])
-    low = spec.get("minimum", spec.get("exclusiveMinimum"))
-    high = spec.get("maximum", spec.get("exclusiveMaximum"))
-    if low is None and high is None:
+    least, above = spec.get("minimum"), spec.get("exclusiveMinimum", -math.inf)
+    most, below = spec.get("maximum"), spec.get("exclusiveMaximum", math.inf)
+    opening = f"({above:g}" if least is None else f"[{least:g}"
+    closing = f"{below:g})" if most is None else f"{most:g}]"
+    if (opening, closing) == ("(-inf", "inf)"):
         return "true, false" if spec.get("type") == "boolean" else "—"
-    opening = "(" if "exclusiveMinimum" in spec else "["
-    closing = ")" if "exclusiveMaximum" in spec else "]"
-    return f"{opening}{low:g}, {high:g}{closing}"
+    return f"{opening}, {closing}".replace("inf", "∞")
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     for method in registry().values():
         assert any(line.startswith(f"{method.name} ") for line in told)
         for paper in method.papers:
-            [line] = {
-                line.strip() for line in told if line.strip().startswith(f"{paper.title},") and paper.equations in line
-            }
+            [line] = {line.strip() for line in told if line.strip() == str(paper)}
+            assert paper.title in line
+            assert paper.equations in line
             assert ("arXiv:" in line) == bool(paper.arxiv)
 
 

@@ -94,6 +94,36 @@ def test_sar_thins_out_the_weaker_half_of_the_private_updates_and_keeps_their_ex
     assert weak.mean() == pytest.approx(1.0, abs=5 * 1.25 * np.sqrt(0.16 / len(weak)))
 
 
+class Exact(np.ndarray[Any, Any]):
+    """An array that knows which operations round correctly, and so give the same bits on every machine."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
+        assert ufunc in EXACT, f"{ufunc.__name__} may give other bits on another machine; see methods/ops.py"
+        plain = [np.asarray(x) if isinstance(x, Exact) else x for x in inputs]
+        return np.asarray(getattr(ufunc, method)(*plain, **more)).view(Exact)
+
+
+EXACT = {np.add, np.subtract, np.multiply, np.divide, np.negative, np.absolute}
+EXACT |= {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
+EXACT |= {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert}  # of comparisons
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = registry()[name]
+    kernel, ran = method.kernel, []
+
+    def exact(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        ran.append(name)
+        return np.asarray(kernel([np.asarray(x).view(Exact) for x in inputs], per_agent, constants))
+
+    monkeypatch.setattr(type(method), "kernel", staticmethod(exact))
+    apply(name, {}, sensitivities=np.abs(DELTAS) if "sensitivity" in method.extras else ())
+    assert ran
+
+
 @pytest.mark.parametrize("name", list(registry()))
 def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str) -> None:
     method = get_method(name)
