@@ -84,8 +84,10 @@ def build_board(
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
         boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks, standing)))
-    if signed := {s: own for s, own in single.items() if any(standing.is_signed(p.result) for p in own[1].values())}:
-        single = signed  # a suite that only the community has must not leave everybody incomplete
+    if signed := {
+        s: own for s, own in single.items() if any(p.tasks and standing.is_signed(p.result) for p in own[1].values())
+    }:
+        single = signed  # a suite of which only the community has scores must not leave everybody incomplete
     if len(single) > 1:
         version = " ".join(f"{suite}-{version}" for suite, (version, _) in single.items())
         joined = _joined({suite: scored for suite, (_, scored) in single.items()}, standing)

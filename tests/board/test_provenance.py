@@ -134,6 +134,8 @@ def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_com
     real_row = rows(board(*real), "domains")["org/a"]
     assert real_row.rank == 1
     assert rows(board(*real, forged, mixed), "domains") == {"org/a": real_row}
+    failed = signed(result("org/a", "1", None, suite="search"), SEED, "bot")  # which is no score of search either
+    assert rows(board(*real, forged, failed), "domains") == {"org/a": real_row}
 
 
 def test_more_prompts_than_the_signed_results_of_the_suite_are_refused() -> None:
