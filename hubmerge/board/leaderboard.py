@@ -76,7 +76,7 @@ def build_board(
     boards: list[SuiteBoard] = []
     single: dict[str, tuple[str, dict[Node, _Scored]]] = {}
     for suite, found in sorted(suites.items()):
-        newest = {version: max(_moment(r.created) for r in group) for version, group in found.items()}
+        newest = {v: max(_moment(r.created) for r in standing.signed_first(group)) for v, group in found.items()}
         versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
         shown = (suite_versions or {}).get(suite, versions[0])
         group = _with_equal_tasks(found.get(shown, []), standing, out)

@@ -138,6 +138,14 @@ def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_com
     assert rows(board(*real, forged, failed), "domains") == {"org/a": real_row}
 
 
+def test_a_new_community_result_of_an_old_version_does_not_bring_it_back() -> None:
+    old, new = (signed(result("org/a", "1", {"math": 0.5}, suite_version=v), SEED, "bot") for v in "12")
+    new = signed(edited(new, created=LATER), SEED, "bot")
+    late = strange("evil/x", suite_version="1", created="2026-03-01T00:00:00+00:00")
+    [shown] = board(old, new, edited(late, tasks=old.tasks)).suites
+    assert (shown.version, shown.versions) == ("2", ("2", "1"))
+
+
 def test_more_prompts_than_the_signed_results_of_the_suite_are_refused() -> None:
     [refused] = board(*own(), strange("evil/x", samples=101)).refused
     assert refused.reason == "101 prompts of math_task, of which the suite has 100"
