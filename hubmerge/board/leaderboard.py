@@ -277,7 +277,7 @@ def _rows(
     scored: Mapping[Node, _Scored], lineage: Lineage, marks: Mapping[Node, tuple[RowFlag, ...]], standing: Standing
 ) -> tuple[tuple[str, ...], tuple[Row, ...]]:
     decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
-    newest = _newest([s.result for s in scored.values()])
+    newest = _newest([s.result for s in scored.values()], standing)
     shown = set(newest.values())
     waiting = list(shown)
     while waiting:  # parents of what is shown, and theirs
@@ -329,16 +329,16 @@ def _rank(value: Any, others: Sequence[Any]) -> int:
     return 1 + len(others) - bisect_right(others, value)
 
 
-def _newest(group: Sequence[EvaluationResult]) -> dict[str, Node]:
-    """Each model's newest commit among the results: by the commit's date, else by the result's."""
+def _newest(group: Sequence[EvaluationResult], standing: Standing) -> dict[str, Node]:
+    """Each model's newest commit among the results, signed ones first: by the commit's date, else by the result's."""
 
-    def age(result: EvaluationResult) -> tuple[datetime, datetime, str]:
+    def age(result: EvaluationResult) -> tuple[bool, datetime, datetime, str]:
         created = _moment(result.created)
         try:
             committed = _moment(result.facts.created or result.created)
         except ValueError:
             committed = created
-        return (min(committed, created), created, result.sha)
+        return (standing.is_signed(result), min(committed, created), created, result.sha)
 
     return {result.model: (result.model, result.sha) for result in sorted(group, key=age)}
 

@@ -107,6 +107,14 @@ def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: 
     assert board(forged, *own()).suites == board(*own()).suites
 
 
+def test_a_community_result_of_a_newer_signed_commit_takes_no_place_on_the_combined_board() -> None:
+    old = [signed(result("org/a", "1", {suite: 0.5}, suite=suite), SEED, "bot") for suite in ("math", "code")]
+    new = signed(result("org/a", "2", {"x": 0.5}, suite="other", created=LATER), SEED, "bot")
+    tool = signed(result("org/b", "3", {"tool": 0.5}, suite="tool"), SEED, "bot")
+    lie = result("org/a", "2", {"tool": 0.0}, suite="tool", created=LATER)
+    assert rows(board(*old, new, tool, lie), "domains") == rows(board(*old, new, tool), "domains")
+
+
 def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
     base, math, code, merge = own()
     found = rows(board(base, strange("org/math", "c", 0.0), code, merge))
