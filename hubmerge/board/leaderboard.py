@@ -68,8 +68,7 @@ def build_board(
     decided = _accept(results, now, frozenset(trusted), out)
     accepted = [result for result, _ in decided.values()]
     standing = Standing({key: found for key, (_, found) in decided.items()}, committed)
-    lineage = Lineage(standing.ancestry(accepted))
-    marks = lineage.flagged(flags)
+    descent = {is_signed: _Descent.of(told, flags) for is_signed, told in standing.ancestry(accepted).items()}
     suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
     for result in standing.admit(accepted, split, out):
         suites[result.suite][result.suite_version].append(result)
@@ -83,7 +82,7 @@ def build_board(
         scored = _all_scored(group, out)
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
-        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks, standing)))
+        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, descent, standing)))
     if signed := {
         s: own for s, own in single.items() if any(p.tasks and standing.is_signed(p.result) for p in own[1].values())
     }:
@@ -91,7 +90,7 @@ def build_board(
     if len(single) > 1:
         version = " ".join(f"{suite}-{version}" for suite, (version, _) in single.items())
         joined = _joined({suite: scored for suite, (_, scored) in single.items()}, standing)
-        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, lineage, marks, standing)))
+        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, descent, standing)))
     return Board(tuple(boards), flags, tuple(sorted(out, key=lambda r: (r.where, r.reason))))
 
 
@@ -273,9 +272,25 @@ def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
     return _Scored(told, tuple(tasks), ordered, overall, failures, narrowed)
 
 
+@dataclass(frozen=True, slots=True)
+class _Descent:
+    """What rows descend from, and the flags that they carry."""
+
+    lineage: Lineage
+    flags: Mapping[Node, tuple[RowFlag, ...]]
+
+    @staticmethod
+    def of(results: Iterable[EvaluationResult], flags: Iterable[Flag]) -> _Descent:
+        lineage = Lineage(results)
+        return _Descent(lineage, lineage.flagged(flags))
+
+
 def _rows(
-    scored: Mapping[Node, _Scored], lineage: Lineage, marks: Mapping[Node, tuple[RowFlag, ...]], standing: Standing
+    scored: Mapping[Node, _Scored], descent: Mapping[bool, _Descent], standing: Standing
 ) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    """The domains and the rows; `descent`: of signed rows (True), and of others."""
+    of = {node: descent[standing.is_signed(own.result)] for node, own in scored.items()}
+    marks = {node: own.flags.get(node, ()) for node, own in of.items()}
     decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
     newest = _newest([s.result for s in scored.values()], standing)
     shown = set(newest.values())
@@ -304,8 +319,8 @@ def _rows(
                 [_parent(p, credible) for p in own.result.facts.parents],
                 ranks,
                 rank=_rank(own.overall.high, lows) if counts and own.overall else None,
-                ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
-                flags=marks.get(node, ()),
+                ancestors=tuple(f"{id}@{sha}" for id, sha in of[node].lineage.ancestors(node)),
+                flags=marks[node],
                 superseded=node != newest[node[0]],
                 provenance=standing.shown(own.result),
                 committed_by=standing.committed_by(own.result),

@@ -11,7 +11,7 @@ The accounts that committed unsigned files come from the Hub's history. They are
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hubmerge.board.lineage import Node
@@ -64,12 +64,14 @@ class Standing:
         results = list(results)
         return [r for r in results if self.is_signed(r)] or results
 
-    def ancestry(self, results: Iterable[EvaluationResult]) -> list[EvaluationResult]:
-        """The results that say what a model descends from: of a commit with signed results only those."""
+    def ancestry(self, results: Collection[EvaluationResult]) -> Mapping[bool, list[EvaluationResult]]:
+        """The results that say what a model descends from: a signed one (True), by signed results alone; another one,
+        by those of a commit that has some, else by all of that commit."""
         by_node: dict[Node, list[EvaluationResult]] = defaultdict(list)
         for result in results:
             by_node[result.model, result.sha].append(result)
-        return [r for group in by_node.values() for r in self.signed_first(group)]
+        others = [r for group in by_node.values() for r in self.signed_first(group)]
+        return {True: [r for r in results if self.is_signed(r)], False: others}
 
     def admit(self, results: Sequence[EvaluationResult], split: Split, out: set[Refusal]) -> list[EvaluationResult]:
         """The results of `split` that a board is built of."""

@@ -132,6 +132,18 @@ def test_a_community_result_gives_a_signed_row_no_flagged_parents() -> None:
     assert (row.flags, row.rank, row.ancestors) == ((), 1, ())
 
 
+def test_what_a_community_result_says_of_a_parent_gives_a_signed_merge_no_flag() -> None:
+    merge, bad = own()[-1], [Flag("contaminated", "org/bad")]
+    lie = strange("org/math", "c", parents=[parent("org/bad", "2", "base"), parent("org/bad", "3")])
+    found = rows(board(merge, lie, flags=bad))
+    assert (found["org/merge"].flags, found["org/merge"].rank) == ((), 1)
+    assert f"org/bad@{'2' * 40}" not in found["org/merge"].ancestors
+    assert [flag.kind for flag in found["org/math"].flags] == ["contaminated"]
+    child = strange("you/child", "4", parents=[parent("org/merge", "e", "base"), parent("you/agent", "5")])
+    flagged = rows(board(merge, child, flags=[Flag("withdrawn", "org/math")]))
+    assert [flag.inherited_from for flag in flagged["you/child"].flags] == ["org/math"]
+
+
 def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_combined_board() -> None:
     real = [
         signed(result("org/a", "1", {"math": 0.5}, suite="math"), SEED, "bot"),
