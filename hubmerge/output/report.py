@@ -151,7 +151,7 @@ def make_report(
             **_own_and_varying(plan, labels),
         },
         parents=(
-            _parent(plan.base, "base", plan.base.ref.label, 1.0),
+            _parent(plan.base, "base", plan.base_label, 1.0),
             *(_parent(m, "agent", label, w) for m, label, w in zip(plan.agents, labels, weights, strict=True)),
         ),
         architecture=architecture(plan.base),

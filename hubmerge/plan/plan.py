@@ -119,8 +119,12 @@ class Plan:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Short names of the agents, as long as it takes to tell them apart."""
-        return _labels(self.agents)
+        """Short names of the agents, as long as it takes to tell them and the base apart."""
+        return _labels(self.models)[1:]
+
+    @property
+    def base_label(self) -> str:
+        return _labels(self.models)[0]
 
     @property
     def identity(self) -> str:
@@ -235,7 +239,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     if left_out := merged_config(base.config, ())[1]:
         warnings.append(told("config.json", left_out))
     donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
-    companions = select_companions(base, agents, _labels(agents), donor, united=united)
+    companions = select_companions(base, agents, _labels((base, *agents))[1:], donor, united=united)
     problems += companions.problems
     warnings += companions.warnings
     if problems:
@@ -267,8 +271,8 @@ def _kind_of(tensor: PlannedTensor) -> InputKind:
     return InputKind(frozenset(t.entry.dtype for t in tensor.inputs), computed)
 
 
-def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
-    forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in agents]
+def _labels(models: Sequence[Model]) -> tuple[str, ...]:
+    forms = [(m.ref.label, m.ref.id, str(m.ref), f"{m.ref.id}@{m.ref.sha}") for m in models]
     return tuple(
         next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1]) for own in forms
     )

@@ -273,7 +273,7 @@ def test_every_model_is_pinned():
     ]
 
 
-def test_agents_of_one_name_get_labels_that_differ():
+def test_models_of_one_name_get_labels_that_differ():
     first = model("org/agent")
     second = model("lab/agent")
     tagged = replace(model("lab/agent", sha256="f" * 64), ref=ModelRef("hub", "lab/agent", "f" * 40))
@@ -281,6 +281,8 @@ def test_agents_of_one_name_get_labels_that_differ():
     assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
     labels = plan(BASE, first, second, tagged).labels
     assert labels == ("org/agent", f"lab/agent@{second.ref.sha[:12]}", "lab/agent@ffffffffffff")
+    named_like_its_base = plan(first, A, second)
+    assert (named_like_its_base.base_label, named_like_its_base.labels) == ("org/agent", ("a", "lab/agent"))
 
 
 def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
