@@ -154,6 +154,7 @@ class Skill:
     domain: str
     best_parent: str  # id
     gain_kept: Estimate  # 1: all of it
+    best_sha: str  # of that parent, since two may be commits of one repo
 
     @property
     def kept(self) -> bool:
@@ -190,7 +191,7 @@ class SkillsKept:
         """
         if (gain := self.mean) is None:
             return None
-        return len({s.best_parent for s in self.skills if s.kept}) > 1, self.kept, gain.value
+        return len({(s.best_parent, s.best_sha) for s in self.skills if s.kept}) > 1, self.kept, gain.value
 
     @property
     def text(self) -> str:
@@ -254,7 +255,7 @@ def skills_kept(own: Mapping[tuple[str, str], Estimate], parents: Sequence[Paren
         best = max(parents, key=lambda p: p.tasks[domain, task].value)
         if difference(best.tasks[domain, task], base).low > 0:
             kept = gain_kept(own[domain, task], best.tasks[domain, task], base)
-            skills.append(Skill(task, domain, best.id, kept))
+            skills.append(Skill(task, domain, best.id, kept, best.sha))
     return SkillsKept(tuple(skills))
 
 

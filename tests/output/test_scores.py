@@ -144,6 +144,14 @@ def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> 
     assert ranks == {"of-two": 1, "with-noise": 2, "forgot-one": 3}
 
 
+def test_two_commits_of_one_repo_are_two_parents_whose_skills_a_merge_combines() -> None:
+    parents = [parent("org/base", "b", "base"), parent("org/agent", "c"), parent("org/agent", "d")]
+    scores = ({"math": 0.2, "code": 0.3}, {"math": 0.6, "code": 0.3}, {"math": 0.2, "code": 0.8})
+    results = [result(p["id"], p["sha"][0], s) for p, s in zip(parents, scores, strict=True)]
+    row = row_of([*results, result("org/merge", "e", {"math": 0.6, "code": 0.8}, parents=parents)])
+    assert row.skills.order == (True, 2, 1.0)
+
+
 @given(SCORES, SCORES, SCORES)
 def test_an_interval_ends_where_that_of_the_difference_to_a_share_of_the_gain_reaches_0(
     own: Estimate, best: Estimate, base: Estimate
@@ -180,10 +188,7 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(own: float, best: f
 
 
 def test_the_card_says_the_same_as_the_board() -> None:
-    roles = {"org/base": "base", "org/math": "agent", "org/code": "agent"}
-    parents = [
-        Parent(role, name, "hub", name, "b" * 40, "main", "mit", False, False, 1.0) for name, role in roles.items()
-    ]
+    parents = [Parent(p["role"], p["id"], "hub", p["id"], p["sha"], "main", "mit", False, False, 1.0) for p in PARENTS]
     rows = [
         {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "domain": t.domain, "model": model}
         for r in family()

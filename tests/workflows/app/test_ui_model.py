@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from board_helpers import HOSTILE, family, rows
+from board_helpers import HOSTILE, family, rows, sha
 from pages_fake import FakeService, job_view
 from pages_session import Pages
 from report_helpers import report_data
@@ -282,7 +282,7 @@ def test_the_job_of_a_merge_says_the_verdict_of_its_model_s_page_once_there_is_o
 
 
 def skill(kept: bool, domain: str = "math") -> Skill:
-    return Skill("gsm8k", domain, "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0))
+    return Skill("gsm8k", domain, "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0), sha("c"))
 
 
 def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
