@@ -83,10 +83,15 @@ def _provenance(key: str, value: str, content: bytes, trusted: Collection[str]) 
 
 
 def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
-    """The results that may decide something: the signed ones or, where nothing can be checked, all but forged ones."""
+    """The results that may decide something: the signed ones or, where nothing can be checked, all but forged ones.
+
+    Of a run that two files tell of, since the keepers call the versions of its suite equal, one that is done, and then
+    the newest.
+    """
     known = [(result, provenance(result, trusted)) for result in results]
     decisive = ("signed",) if trusted and all(p != "unverified" for _, p in known) else ("community", "unverified")
-    return tuple(result for result, p in known if p in decisive)
+    found = sorted((r for r, p in known if p in decisive), key=lambda r: (r.status == "done", r.created))
+    return tuple({r.run_key: r for r in found}.values())
 
 
 def _content(result: EvaluationResult, suite_version: str) -> bytes:

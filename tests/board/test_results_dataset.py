@@ -373,3 +373,16 @@ def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_publis
     dataset.publish([new])
     assert {(r["model"], r["suite_version"]) for r in board_table(ada, repo)} == {("org/one", "2"), ("org/two", "2")}
     assert result_path(old) in ada.list_repo_files(repo, repo_type="dataset")  # the file stays as it was written
+
+
+def test_of_a_run_that_two_equal_versions_tell_of_the_finished_one_is_found_as_on_the_board(
+    dataset: ResultsDataset, repo: str, ada: HfApi
+) -> None:
+    done = result("org/a", "1", {"math": 0.5}, suite_version="2")
+    failed = result("org/a", "1", created="2026-01-03T00:00:00+00:00")
+    dataset.publish([done, failed])
+    table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
+    publish(ada, repo, {"versions.json": json.dumps(table).encode()})
+    assert dataset.find("org/a", "1" * 40, "trio", "2", "test") == done
+    [row] = build_board(dataset.load().results).suite("trio").rows
+    assert row.status == "done"
