@@ -26,7 +26,7 @@ from typing import Any, TypeGuard
 from hubmerge.board.standing import UNKNOWN, Committed
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
-from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
+from hubmerge.evaluation.result import CONTROL, MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
 from hubmerge.evaluation.signing import Provenance, entry_provenance, signed_entry
 from hubmerge.hub.names import is_hub_id, is_sha
 
@@ -263,7 +263,8 @@ def _flag(entry: Any) -> Flag | str:
         return "its sha is no full commit"
     if not _is_text(reason):
         return "its reason is no text"
-    return Flag(kind, model, sha, reason[:500])
+    # not refused, since a keeper's flag counts however its reason is written
+    return Flag(kind, model, sha, CONTROL.sub(" ", reason[:500]))
 
 
 def _is_text(value: Any) -> TypeGuard[str]:

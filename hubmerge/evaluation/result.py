@@ -35,7 +35,7 @@ _MAX_PLAIN_DEPTH = 6
 Split = Literal["test", "dev"]
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a commit, or a local folder's digest
 # control and direction-changing characters, and halves of characters, which no file can hold
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Small = Annotated[int, Field(ge=0, le=MAX_SMALL)]
@@ -60,7 +60,7 @@ def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
         elif isinstance(value, list | tuple):
             waiting += [(each, depth + 1) for each in value]
         elif isinstance(value, str):
-            if len(value) > MAX_TEXT or _CONTROL.search(value):
+            if len(value) > MAX_TEXT or CONTROL.search(value):
                 raise ValueError("text that is too long, or with control characters")
         elif isinstance(value, int):
             if not -(2**63) <= value < 2**63:
@@ -80,7 +80,7 @@ class _Frozen(BaseModel):
     @field_validator("*")
     @classmethod
     def _no_control_characters(cls, value: Any) -> Any:
-        if isinstance(value, str) and _CONTROL.search(value):
+        if isinstance(value, str) and CONTROL.search(value):
             raise ValueError("control or direction-changing characters are not allowed")
         return value
 
