@@ -151,7 +151,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "method": data["method"],
         "method_parameters": json.dumps(parameters, ensure_ascii=False, sort_keys=True) if parameters else "",
         **as_told("parameters", "agents", "density", "overlap", "conflict"),
-        "effective_scales": "; ".join("" if s is None else f"{s:g}" for s in row.facts.effective_scales),
+        "effective_scales": "; ".join("" if s is None else str(s) for s in row.facts.effective_scales),
         **as_told("size_bytes", "license", "author", "committed", "evaluated", "dtype", "narrowed", "run_by"),
         "signed": {True: "yes", False: "no", None: ""}[row.signed],
         "committed_by": row.committed_by,

@@ -52,9 +52,13 @@ def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
 
 
 def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
-    rows = {r["model"]: r for r in rows_of(suite_csv(build_board(family()).suites[0]))}
+    *others, last = family()
+    facts = last.facts.model_copy(update={"effective_scales": (1.02, 1.1000001)})
+    board = build_board([*others, last.model_copy(update={"facts": facts})])
+    rows = {r["model"]: r for r in rows_of(suite_csv(board.suites[0]))}
     merge, base = rows["org/merge"], rows["org/base"]
     assert float(merge["instruction_change"]) == pytest.approx(-0.05)
+    assert merge["effective_scales"] == "1.02; 1.1000001"
     assert merge["instruction_change"].startswith("-")
     assert (merge["math"], merge["skills_kept"], merge["skills_of_parents"]) == ("0.66", "2", "2")
     assert float(merge["gain_kept"]) == pytest.approx(0.995)
