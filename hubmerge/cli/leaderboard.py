@@ -65,7 +65,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
         str(overall or "-"),
         *(str(line.score) if line else "-" for line in lines),
         "-" if row.skills is None else _printable(row.skills.text),
-        ", ".join(row.synergy) or "-",
+        _printable(", ".join(row.synergy) or "-"),
         _printable(row.facts.method or "-"),
         _printable(row.run_by),
         ", ".join(f"{f.kind} (community)" if f.community else f.kind for f in row.flags),
@@ -73,5 +73,5 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Foreign text without anything that a terminal would obey."""
-    return printable(text[:160])
+    """Foreign text without anything that a terminal would obey, and not without end."""
+    return printable(text if len(text) <= 160 else f"{text[:159]}…")

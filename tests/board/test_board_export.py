@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import ENVIRONMENT, TRUSTED, family, own, result, task, written
+from board_helpers import ENVIRONMENT, TRUSTED, family, own, parent, result, task, written
 from processes import printed_by
 
 from benchmarks.board import synthetic
@@ -179,8 +179,17 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: p
     path = tmp_path / "results" / "bad\x1b[2J.json"
     path.parent.mkdir()
     path.write_text("{")
+    ids = (("org/base", "b", "base"), ("org/agent", "c", "agent"))
+    scores = [{f"domain {k}\x9b2J": value for k in range(20)} for value in (0.2, 0.8, 0.95)]
+    parents = [parent(*each) for each in ids]
+    results = [result(name, letter, s) for (name, letter, _), s in zip(ids, scores, strict=False)]
+    written(tmp_path, *results, result("org/merge", "e", scores[2], parents=parents))
     leaderboard(tmp_path)
-    assert "\x1b" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert not {"\x1b", "\x9b"} & {*out}
+    assert "domain 0\\x9b2J, domain 10\\x9b2J" in out
+    assert "20 of 20 skills: 125% of the gain in domain 0" in out
+    assert out.count("…") == 2  # what is too long for a table says that it goes on
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=lambda form: " ".join(form) or "table")
