@@ -158,8 +158,9 @@ class ResultsDataset:
         """The recorded and believed run of a model at a commit under a suite at its version; None: there is none."""
         if self._missing():
             return None
-        wanted = (model, sha, suite, version, split)
-        return next((r for r in self.load().believed if r.run_key == wanted), None)
+        loaded = self.load()
+        wanted = (model, sha, suite, loaded.versions.get((suite, version), version), split)
+        return next((r for r in loaded.believed if r.run_key == wanted), None)
 
     def is_private(self) -> bool:
         """False for one that does not exist yet: `publish` makes it public unless it is told otherwise."""

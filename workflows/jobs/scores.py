@@ -9,7 +9,6 @@ from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
 from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
 from hubmerge.errors import SourceNotFoundError
-from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from workflows.kept import KeptAnswers
@@ -46,15 +45,27 @@ class RecordedScores:
 
     def known_scores(self) -> frozenset[ScoreKey]:
         """Every run that is recorded, those that failed included: a tick does not try them again."""
-        return frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in self._results())
+        loaded = self._loaded()
+        if loaded is None:
+            return frozenset()
+        known = frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in loaded.believed)
+        equal = (  # whichever of two equal versions is the present one
+            key._replace(suite_version=version)
+            for (suite, version), same_as in loaded.versions.items()
+            for key in known
+            if (key.suite, key.suite_version) == (suite, same_as)
+        )
+        return known.union(equal)
 
     def ranking(self, suite: str, models: Sequence[Pin]) -> Mapping[Pin, float]:
         """The mean over the domains of those among `models` (id, sha) that the current version has scored."""
-        version = self.suite_version(suite)
-        wanted = set(models)
+        loaded, version, wanted = self._loaded(), self.suite_version(suite), set(models)
+        if loaded is None:
+            return {}
+        version = loaded.versions.get((suite, version), version)
         return {
             (r.model, r.sha): sum(r.domains.values()) / len(r.domains)
-            for r in self._results()
+            for r in loaded.believed
             if (r.model, r.sha) in wanted
             and (r.suite, r.suite_version, r.split, r.status) == (suite, version, "test", "done")
         }
@@ -67,10 +78,6 @@ class RecordedScores:
             return {}
         marks = Lineage(loaded.believed, models).flagged(flags)
         return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
-
-    def _results(self) -> Sequence[EvaluationResult]:
-        loaded = self._loaded()
-        return () if loaded is None else loaded.believed
 
     def _loaded(self) -> LoadedResults | None:
         try:

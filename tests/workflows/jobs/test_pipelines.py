@@ -161,6 +161,21 @@ def test_a_score_is_recorded_once_and_the_second_job_finds_it(
     assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
 
 
+def test_a_score_is_known_where_the_keepers_count_the_present_version_as_an_older_one(
+    spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
+) -> None:
+    dataset = ResultsDataset(hub, "ada/equal-results")
+    job, scores = spec("zoo/base", dataset.repo), RecordedScores(hub, dataset)
+    key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
+    evaluation_pipeline.run(job, lambda event: None)
+    table = json.dumps({"versions": [{"suite": "zoo", "version": key.suite_version, "same_as": "older"}]}).encode()
+    api.upload_file(path_or_fileobj=table, path_in_repo="versions.json", repo_id=dataset.repo, repo_type="dataset")
+    assert {key, key._replace(suite_version="older")} == scores.known_scores()
+    assert scores.ranking("zoo", [(key.model, key.sha)]) == {(key.model, key.sha): 0.75}
+    evaluation_pipeline.run(job, lambda event: None)
+    assert made == ["zoo/base"]
+
+
 def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
     spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
 ) -> None:
