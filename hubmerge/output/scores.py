@@ -38,6 +38,7 @@ INSTRUCTION = "instruction"  # the domain whose change against the base is told
 DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
 _DOMAIN_WORDS = {"tool": "tool use", "mem": "memory", INSTRUCTION: "instructions"}
 HALF_OF_THE_GAIN = 0.5
+DECIMALS = 9  # that count where two figures are compared: floats of equal ones may differ in the last bits
 NO_DIFFERENCE = "no difference beyond chance"
 
 
@@ -132,7 +133,7 @@ def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], ran
         return DomainLine(domain, score, rank)
     parent, best = max(known, key=lambda pair: pair[1].value)
     changes = [difference(score, theirs) for _, theirs in known]
-    synergy = len(known) == len(parents) and all(c.value > 0 for c in changes)
+    synergy = len(known) == len(parents) and all(round(c.value, DECIMALS) > 0 for c in changes)
     certain = synergy and all(c.low > 0 for c in changes)
     return DomainLine(domain, score, rank, parent.id, difference(score, best), synergy, certain)
 
@@ -158,7 +159,7 @@ class Skill:
 
     @property
     def kept(self) -> bool:
-        return self.gain_kept.low > 0 and self.gain_kept.value >= HALF_OF_THE_GAIN
+        return self.gain_kept.low > 0 and round(self.gain_kept.value, DECIMALS) >= HALF_OF_THE_GAIN
 
     @property
     def text(self) -> str:

@@ -16,7 +16,17 @@ from hubmerge.board.values import Row
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.output.card_scores import scores_view
 from hubmerge.output.report import Parent
-from hubmerge.output.scores import Estimate, difference, gain_kept, mean, score_interval
+from hubmerge.output.scores import (
+    NO_DIFFERENCE,
+    Estimate,
+    ParentLine,
+    Skill,
+    difference,
+    domain_line,
+    gain_kept,
+    mean,
+    score_interval,
+)
 
 
 @pytest.mark.parametrize(("hits", "samples"), [(0, 20), (1, 20), (81, 263), (15, 148), (500, 500)])
@@ -113,6 +123,20 @@ def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
     assert lost.text == "1 of 2 skills: 45% of the gain in math, 84% in code"
     below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
     assert below.text == "1 of 2 skills: −25% of the gain in math, 84% in code"
+
+
+def test_just_half_of_a_gain_is_kept_whatever_floats_make_of_it() -> None:
+    own, best, base = (score_interval(value, 1000) for value in (0.5, 0.8, 0.2))
+    gain = gain_kept(own, best, base)
+    assert gain.value < 0.5 == pytest.approx(gain.value, abs=1e-12)
+    assert Skill("gsm8k", "math", "org/math", gain, "c" * 40).kept
+
+
+def test_means_of_equal_sums_are_no_synergy() -> None:
+    own, theirs = (mean([score_interval(v, 100) for v in values]) for values in ((0, 0.1, 0.2), (0, 0, 0.3)))
+    assert own.value > theirs.value == pytest.approx(own.value, abs=1e-12)
+    line = domain_line("math", own, [ParentLine("base", "org/base", "b" * 40, 1.0, "scored", {"math": theirs})])
+    assert (line.synergy, line.verdict) == (False, NO_DIFFERENCE)
 
 
 def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> None:
