@@ -19,6 +19,7 @@ from statistics import fmean, variance
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.output.scores import DECIMALS
 
 CONFIDENCE_95 = 1.96
 
@@ -71,7 +72,7 @@ def pick(results: Mapping[str, EvaluationResult], samples: Mapping[str, Mapping[
             expected="one suite, one version, split dev",
             got=", ".join(sorted(" ".join(k) for k in kinds)),
         )
-    means = {name: fmean(r.domains.values()) for name, r in done.items()}
+    means = {name: round(fmean(r.domains.values()), DECIMALS) for name, r in done.items()}
     chosen = max(means, key=lambda name: means[name])  # the first among equals
     scores = tuple(
         DevScore(

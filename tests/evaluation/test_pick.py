@@ -56,6 +56,10 @@ def test_variants_that_the_split_cannot_tell_apart_are_named() -> None:
 def test_among_equals_the_first_of_the_sweep_is_chosen() -> None:
     same = samples(math=50)
     assert pick({n: run(f"x/{n}", math=0.5) for n in "ba"}, {"a": same, "b": same}).chosen == "b"
+    one, other = {"math": 0, "code": 0, "tool": 30}, {"math": 0, "code": 10, "tool": 20}  # equal but for the last bits
+    runs = {n: run(f"x/{n}", **{d: k / N for d, k in of.items()}) for n, of in (("one", one), ("other", other))}
+    found = pick(runs, {"one": samples(**one), "other": samples(**other)})
+    assert (found.chosen, [s.behind for s in found.scores]) == ("one", [0, 0])
 
 
 def test_a_variant_that_failed_is_told_and_never_chosen() -> None:
