@@ -7,7 +7,8 @@ So models are compared by a view of their tensors without this difference:
     base tied                head left out of every view; an agent with a head of its own cannot be merged
     base untied, agent tied  the agent's embedding is what it uses as a head, and stands in for it
 
-A head of another shape than the embedding is tied to nothing, whatever config.json says (CSM's).
+A head of another shape than the embedding is tied to nothing, whatever config.json says (CSM's). Nor is one that a base
+stores where its `text_config` alone says so: some classes do not listen to it (Voxtral's, Qwen2-Audio's).
 When `tie_word_embeddings` is absent, a class's default applies, which config.json does not show; then a model
 that stores no head must be tied, and an agent ties as its base does.
 
@@ -50,7 +51,7 @@ def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: 
     embedding = _only(base.tensors, _EMBEDDINGS)
     if head is None or embedding is None:
         return stored
-    says = _says_tied(base)
+    says = _says_tied(base, inside=head not in base.tensors)
     base_tied = head not in base.tensors if says is None else says and _of_one_shape((base, *agents), head, embedding)
     if base_tied:
         return _without_head(base, agents, head, embedding)
@@ -103,9 +104,9 @@ def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
     )
 
 
-def _says_tied(model: Model) -> bool | None:
-    """`tie_word_embeddings` of a config, None where it does not say."""
-    text = model.config.get("text_config")
+def _says_tied(model: Model, *, inside: bool = True) -> bool | None:
+    """`tie_word_embeddings` of a config, None where it does not say; `inside`: or of its language model."""
+    text = model.config.get("text_config") if inside else None
     for table in (model.config, text if isinstance(text, dict) else {}):
         if isinstance(table.get("tie_word_embeddings"), bool):
             return bool(table["tie_word_embeddings"])

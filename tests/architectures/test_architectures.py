@@ -84,6 +84,9 @@ LOST = {
     ),
     "questions": Kind("roberta", "RobertaForQuestionAnswering", ""),
     "regression": Kind("distilbert", "DistilBertForSequenceClassification", "", {"problem_type": "regression"}),
+    "a head beside tied text": Kind(
+        "qwen2_audio", "Qwen2AudioForConditionalGeneration", "", {"text_config.tie_word_embeddings": True}
+    ),
     "windows": Kind("gemma3_text", "Gemma3ForCausalLM", "CAUSAL_LM", {"_sliding_window_pattern": 2}),
 }
 

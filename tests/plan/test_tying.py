@@ -29,7 +29,7 @@ def models(base: Shapes, one: Shapes, two: Shapes) -> tuple[Model, Model, Model]
 
 
 PLAIN, STORED, OWN = (SHAPES, TIED), (WITH_HEAD, TIED), (WITH_HEAD, UNTIED)
-NESTED = (WITH_HEAD, {**SILENT, "text_config": {"tie_word_embeddings": True}})
+INSIDE = {**SILENT, "text_config": {"tie_word_embeddings": True}}
 SMALL, LARGE = ({**SHAPES, HEAD: (6, 4)}, TIED), ({**SHAPES, HEAD: (9, 4)}, UNTIED)
 TWO_EMBEDDINGS = ({**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}, TIED)
 ONCE = f"the stored {HEAD} is tied to {EMBEDDING}; it is merged once, as the latter"
@@ -44,7 +44,9 @@ MERGED: dict[str, tuple[tuple[Model, Model, Model], Mapping[str, Any], list[str]
     ),
     "a copy in all": (models(STORED, STORED, STORED), SHAPES, [f"org/{n}: {ONCE}" for n in ("base", "a", "b")]),
     "no word and no head": (models((SHAPES, SILENT), PLAIN, (WITH_HEAD, SILENT)), SHAPES, [f"org/b: {ONCE}"]),
-    "the word of the language model inside": (models(NESTED, PLAIN, PLAIN), SHAPES, [f"org/base: {ONCE}"]),
+    "the word of the language model inside": (models((SHAPES, INSIDE), PLAIN, STORED), SHAPES, [f"org/b: {ONCE}"]),
+    # as in Voxtral, which does not listen to it
+    "the word of the language model inside, and a head": (models(*[(WITH_HEAD, INSIDE)] * 3), WITH_HEAD, []),
     "two embeddings, of which none is the head's": (models(*[TWO_EMBEDDINGS] * 3), TWO_EMBEDDINGS[0], []),
     # as in CSM, whose text head stands beside an embedding of audio codes
     "a head of another shape, whatever the config says": (models(*[SMALL] * 3), SMALL[0], []),
