@@ -26,6 +26,7 @@ from hubmerge import __version__
 from hubmerge.errors import (
     DiskError,
     FolderInUseError,
+    FormatError,
     HeaderError,
     HubmergeError,
     MemoryLimitError,
@@ -33,6 +34,7 @@ from hubmerge.errors import (
     TargetExistsError,
 )
 from hubmerge.hub.client import Hub
+from hubmerge.isolation.in_child import first_line, ran_out_of_memory
 from hubmerge.machine.disk_errors import written
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, shown_bytes
@@ -115,13 +117,15 @@ def compute_sensitivity(
         for pair in tokenized[done:]:
             try:
                 network.differentiate(pair.ids, pair.answer_tokens, f"row {pair.row} of {spec.label}")
-            except torch.OutOfMemoryError:
-                raise MemoryLimitError(
-                    "a pair does not fit into the device's memory",
-                    where=f"row {pair.row}",
-                    got=f"{len(pair.ids)} tokens",
-                    next_step="Lower --max-tokens.",
-                ) from None
+            except HubmergeError:
+                raise
+            except Exception as error:  # a stranger's model: any error means the same, but for the memory's
+                row, got = f"row {pair.row}", f"{len(pair.ids)} tokens"
+                if ran_out_of_memory(error):
+                    what, step = "a pair does not fit into the device's memory", "Lower --max-tokens."
+                    raise MemoryLimitError(what, where=row, got=got, next_step=step) from None
+                what, got = "a model that transformers cannot compute", f"{got}; {first_line(error)}"
+                raise FormatError(what, where=f"{where}, {row}", got=got) from error
             done += 1
             if done % checkpoint_every == 0 and done < len(tokenized):
                 sums.save(done)

@@ -264,12 +264,11 @@ def tokenized_in(folder: Path, where: str, pairs: Sequence[Pair], max_tokens: in
 
     try:
         unknown = "a model that transformers does not know"
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        said = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
         unknown = "a tokenizer that transformers cannot read"
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a stranger's files: any error of the libraries means the same
         raise FormatError(unknown, where=where, got=first_line(error)) from error
-    said = config.get_text_config()
     sizes = [getattr(said, name, None) for name in ("max_position_embeddings", "vocab_size")]
     context, vocabulary = (size if isinstance(size, int) and size > 0 else None for size in sizes)
     return tokenize(tokenizer, pairs, max_tokens, context, vocabulary)

@@ -21,12 +21,14 @@ from plan_helpers import opened
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralForCausalLM
+from transformers import GPT2Config, GPT2Model, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from hubmerge.errors import (
     CancelledError,
     DiskError,
     FolderInUseError,
+    FormatError,
+    MemoryLimitError,
     NonFiniteError,
     SensitivityError,
     TargetExistsError,
@@ -154,6 +156,22 @@ def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row(tmp_path
     monkeypatch.setattr(SquareSums, "add", lambda *_: pytest.fail("it was added"))
     with pytest.raises(NonFiniteError, match="row 1"):
         computed(write_model(tmp_path / "model", tensors), tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        ("mat1 and mat2 shapes cannot be multiplied", FormatError, r"cannot compute in .+, row 1: got 6 tokens; mat1"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried", MemoryLimitError, "does not fit .+ row 1: got 6 tok"),
+    ],
+)
+def test_what_a_network_chokes_on_is_refused_by_its_kind(tmp_path, monkeypatch, words, kind, said):
+    def forward(*_, **__):
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    with pytest.raises(kind, match=said):
+        computed(llama(tmp_path / "model"), tmp_path / "s.safetensors")
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -32,6 +32,9 @@ from hubmerge.sensitivity.pairs import Pair, digest, load_pairs
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
+_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"}
+TWO_TEXTS = {"model_type": "musicgen", **{part: {"model_type": kind} for part, kind in _PARTS.items()}}
+
 
 def rewritten(made: SensitivityFile, path: Path, change=lambda tensors: None, **metadata: str) -> SensitivityFile:
     """A copy with other tensors or metadata, by the reference writer."""
@@ -220,10 +223,11 @@ def test_tensors_that_the_config_does_not_tell_of_are_refused(tmp_path, left_out
         ({"pad_token_id": 99}, {}, "a model that transformers cannot load"),
         ({"num_attention_heads": 0}, {}, "a model that transformers does not know"),
         ({"num_hidden_layers": "two"}, {}, "a model that transformers does not know"),
+        (TWO_TEXTS, {}, "a model that transformers does not know"),
         ({}, {"tokenizer.json": b"{}"}, "a tokenizer that transformers cannot read"),
         ({}, tokenizer_files(90), "a token that the model does not have in row 6: expected numbers below 40, got 80"),
     ],
-    ids=["padding", "heads", "types", "tokenizer", "vocabulary"],
+    ids=["padding", "heads", "types", "two texts", "tokenizer", "vocabulary"],
 )
 def test_what_the_libraries_choke_on_is_refused_by_its_kind(tmp_path, config, files, reason):
     folder = write_model(tmp_path / "model", base(), config=llama_config(base(), **config), files=files)
