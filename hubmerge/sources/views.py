@@ -15,18 +15,22 @@ the base calls it.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from hubmerge.numerics.dtypes import TORCH_NAMES
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, View, Views
-from hubmerge.sources.derived import BASE, BorrowedTensor
+from hubmerge.sources.derived import BASE, BorrowedTensor, DerivedTensor
 from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import adapter_parts, attached
 from hubmerge.sources.same_tensors import aligned, untie
 from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.text.wording import incompatible, named
+
+_BITS = {"F32": 24, "F16": 11, "BF16": 8}  # of a significand
 
 
 def views_of(
@@ -85,7 +89,24 @@ def _named(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str
         notes.append(
             f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
         )
+    notes += _rounded(base, named.model)
     return View(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped
+
+
+def _rounded(base: Model, agent: Model) -> list[str]:
+    """A note on tensors that the agent stores with fewer bits than the base."""
+    dtypes = [
+        (own.entry.dtype, agent.tensors[name].entry.dtype)
+        for name, own in base.tensors.items()
+        if name in agent.tensors and not isinstance(own, DerivedTensor)
+    ]
+    found = Counter((fine, coarse) for fine, coarse in dtypes if _BITS.get(coarse, 24) < _BITS.get(fine, 0))
+    return [
+        f"{agent.ref.id}: {count} of {len(dtypes)} tensors are {TORCH_NAMES[coarse]} and the base's "
+        f"{TORCH_NAMES[fine]}, so its update includes the error of rounding them, nearly everywhere; from a base "
+        f"saved as {TORCH_NAMES[coarse]} it is what was learned alone"
+        for (fine, coarse), count in found.most_common(1)
+    ]
 
 
 def unmatched(patterns: Iterable[str], models: Iterable[Model]) -> list[str]:

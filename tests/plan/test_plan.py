@@ -179,6 +179,15 @@ def test_what_does_not_forbid_a_merge_is_a_warning():
     ]
 
 
+def test_an_agent_of_fewer_bits_than_the_base_is_told_of_its_rounding():
+    """An untrained element differs, too, and by more than ε: of a base in float32, nearly all of them."""
+    fine = model("org/base", dtypes=dict.fromkeys(SHAPES, "F16"))
+    wider, finer = (model(f"org/{d}", dtypes=dict.fromkeys(SHAPES, d)) for d in ("F32", "F16"))
+    [warning] = plan(fine, model("org/b"), wider).warnings
+    assert warning.startswith(f"org/b: {len(SHAPES)} of {len(SHAPES)} tensors are bfloat16 and the base's float16, so")
+    assert plan(model("org/base"), wider, finer).warnings == ()
+
+
 def test_settings_that_versions_of_transformers_write_differently_are_the_same():
     before = {**CONFIG, "rope_theta": 1e6, "num_key_value_heads": None}
     yarn = {"type": "yarn", "factor": 4.0}
