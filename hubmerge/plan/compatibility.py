@@ -253,12 +253,20 @@ def other_settings(base: Model, agent: Model) -> list[str]:
 
 
 def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `_BEHAVIOUR_KEYS` say of a model or of the language model inside, whichever transformers wrote them."""
+    text = config.get("text_config")
+    stated = {k: v for k, v in config.items() if v is not None}
+    config = {**text, **stated} if isinstance(text, dict) else stated
     found = {key: config.get(key) for key in _BEHAVIOUR_KEYS}
+    if config.get("use_sliding_window") is False:
+        found["sliding_window"] = None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(rope, dict):  # transformers 5 has one table for both keys, in which `type` is `rope_type`
         scaling = {"rope_type": rope.get("type"), **rope}
         found["rope_theta"] = scaling.pop("rope_theta", found["rope_theta"])
         scaling.pop("type", None)
+        if scaling["rope_type"] == "mrope":  # older versions' name for the default with sections
+            scaling["rope_type"] = "default"
         found["rope_scaling"] = None if scaling == {"rope_type": "default"} else scaling
     return found
 

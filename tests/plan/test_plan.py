@@ -200,6 +200,21 @@ def test_settings_that_versions_of_transformers_write_differently_are_the_same()
         assert "org/a: rope_scaling in config.json differs from the base" in warning
 
 
+def test_settings_of_the_language_model_inside_are_compared_wherever_they_stand():
+    """As Qwen2.5-VL lies on the Hub, and as transformers 5 saves it."""
+    sections = {"mrope_section": [2, 1, 1]}
+    unused = {"sliding_window": 32768, "use_sliding_window": False}
+    flat = {**CONFIG, **unused, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", **sections}}
+    rope = {"rope_type": "default", "type": "mrope", "rope_theta": 1e6, **sections}
+    text = {**CONFIG, **unused, "sliding_window": None, "rope_parameters": rope}
+    nested = {"architectures": CONFIG["architectures"], "text_config": text}
+    base, same = model("org/base", config=flat), model("org/a", config=nested)
+    assert plan(base, same, model("org/b", config=flat)).warnings == ()
+    text = {**text, "rms_norm_eps": 0.5, "rope_parameters": {**rope, "rope_theta": 1e4}}
+    warnings = plan(base, same, model("org/b", config={**nested, "text_config": text})).warnings
+    assert [w.split(" in config.json")[0] for w in warnings] == ["org/b: rope_theta", "org/b: rms_norm_eps"]
+
+
 # --- layout ------------------------------------------------------------------------------------------------------
 
 
