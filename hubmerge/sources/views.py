@@ -23,7 +23,7 @@ from types import MappingProxyType
 from hubmerge.numerics.dtypes import TORCH_NAMES
 from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, View, Views
-from hubmerge.sources.derived import BASE, BorrowedTensor, DerivedTensor
+from hubmerge.sources.derived import BASE, BorrowedTensor, DerivedTensor, ScaledTensor
 from hubmerge.sources.fp8 import with_scales
 from hubmerge.sources.lora import adapter_parts, attached
 from hubmerge.sources.same_tensors import aligned, untie
@@ -85,9 +85,14 @@ def _named(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str
     left, dropped = without(scaled.model, ignored)
     named = aligned(base, left, ignored)
     notes = []
-    if agent.kind != base.kind and "fp8" in agent.kind:
+    if "fp8" in agent.kind:
         notes.append(
             f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
+        )
+    elif any(isinstance(t, ScaledTensor) for t in base.tensors.values()):
+        notes.append(
+            f"{agent.ref.id}: the base's weights are fp8 and its own are not, so its update includes the error of "
+            "rounding the base to 8 bits, unless it was trained from these"
         )
     notes += _rounded(base, named.model)
     return View(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped

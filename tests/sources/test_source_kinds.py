@@ -119,6 +119,7 @@ def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path: Path, ot
     assert {t.name: t.dtype for t in plan.tensors()}["model.norm.weight"] == "F32"
     assert {t.dtype for t in plan.tensors() if t.name != "model.norm.weight"} == {"BF16"}
     assert any("fp8 weights are stored as bfloat16" in w for w in plan.warnings)
+    assert sum("rounding the base to 8 bits, unless it was trained from these" in w for w in plan.warnings) == 2
     plan = plan_of(base, *agents, dtype="float16")
     assert {t.dtype for t in plan.tensors()} == {"F16"}
     assert not any("stored as bfloat16" in w for w in plan.warnings)
