@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
+_PART = r"\w(?:[\w.\-]{0,94}\w)?"  # an owner, or a name
+_HUB_ID = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_id(text: str) -> bool:
     """True for `name` and `namespace/name` as the Hub allows them."""
-    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
+    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith(".git")
 
 
 def is_sha(text: str | None) -> bool:

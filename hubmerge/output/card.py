@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 from jinja2 import TemplateError
 
-from hubmerge.hub.names import is_sha
+from hubmerge.hub.names import is_hub_id, is_sha
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
-from hubmerge.output.card_scores import HUB_ID, model_index, scores_view
+from hubmerge.output.card_scores import model_index, scores_view
 from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED, stated_names
@@ -57,7 +57,7 @@ def card_of(report: Report, files: Iterable[str], endpoint: str) -> str:
 
 def metadata(report: Report) -> dict[str, Any]:
     """The card's YAML header. A value that the Hub would refuse is left out or becomes `other`."""
-    bases = [p.id for p in report.parents if p.kind == "hub" and HUB_ID.fullmatch(p.id)]
+    bases = [p.id for p in report.parents if p.kind == "hub" and is_hub_id(p.id)]
     data: dict[str, Any] = {}
     if bases:
         data |= {"base_model": list(dict.fromkeys(bases)), "base_model_relation": "merge"}
@@ -65,7 +65,7 @@ def metadata(report: Report) -> dict[str, Any]:
     data |= {"library_name": task.library, **({"pipeline_tag": task.pipeline_tag} if task.pipeline_tag else {})}
     data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
     name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
-    if HUB_ID.fullmatch(name) and (index := model_index(name, report.evaluations)):
+    if is_hub_id(name) and (index := model_index(name, report.evaluations)):
         data["model-index"] = index
     stated = str(report.license.get("id", "unknown"))
     if stated in KNOWN or stated in UNDECIDED - {"other"}:
@@ -226,13 +226,13 @@ def _varying_weights(report: Report) -> frozenset[str]:
 
 
 def _parent_link(parent: Parent, endpoint: str) -> Markdown:
-    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id):
+    if parent.kind == "hub" and is_hub_id(parent.id):
         return link(parent.id, f"{endpoint}/{parent.id}")
     return code(parent.label)
 
 
 def _revision(parent: Parent, endpoint: str) -> Markdown:
-    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id) and is_sha(parent.sha):
+    if parent.kind == "hub" and is_hub_id(parent.id) and is_sha(parent.sha):
         return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
     return code(parent.sha)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from hubmerge.hub.names import is_sha
+from hubmerge.hub.names import is_hub_id, is_sha
 from hubmerge.output.report import Parent
 from hubmerge.output.scores import (
     DomainLine,
@@ -28,7 +28,6 @@ from hubmerge.output.scores import (
 from hubmerge.text.markdown import factor
 
 _MERGE = "this merge"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _NAME = re.compile(r"[\w.:\-]{1,100}", re.ASCII)
 
 # tasks whose dataset the Hub lists as a benchmark: task → (dataset, the benchmark's task id)
@@ -153,7 +152,7 @@ def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     for row in rows:
         task, metric, dataset = (str(row.get(key) or "") for key in ("task", "metric", "dataset"))
         revision, estimate = str(row.get("dataset_revision") or ""), _estimate(row)
-        texts = _NAME.fullmatch(task) and _NAME.fullmatch(metric) and HUB_ID.fullmatch(dataset)
+        texts = _NAME.fullmatch(task) and _NAME.fullmatch(metric) and is_hub_id(dataset)
         if row.get("model") or estimate is None or not texts or is_benchmark(row):
             continue
         described = {"type": dataset, "name": task}

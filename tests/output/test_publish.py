@@ -186,7 +186,9 @@ def test_a_token_that_may_only_read_is_refused_also_where_the_repo_is_there(
     assert job.there() == {".gitattributes"}
 
 
-@pytest.mark.parametrize("target", ["merge", "ada/", "/merge", "ada/a/b", "ada/..", "ada/a--b", "ada/<b>", "ada/x y"])
+@pytest.mark.parametrize(
+    "target", ["merge", "ada/", "/merge", "ada/a/b", "ada/..", "ada/a--b", "ada/<b>", "ada/x y", "ada/x.git"]
+)
 def test_a_target_that_is_no_repo_name_is_refused(job: Publication, target: str):
     with pytest.raises(RecipeError, match="not a repo's name"):
         job.publish(name=target)

@@ -131,6 +131,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
     [
         *("", "   ", "a b", "org/", "org/..", "org/a..b", "org/a--b", "org/x@../main", "org/x@ma in", "org/x@-d"),
         *("org/" + "x" * 97, "./" + "x" * 4095, "https://huggingface.co/org/x", "file:///etc/passwd"),
+        *("org-/x", "org./x", "org/x.git", "x.git"),
         *("org\0/x", "./x\0y", "órg/x", "org/x?y=1", "org/x#y", "org%2Fx"),
     ],
 )

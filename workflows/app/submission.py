@@ -14,7 +14,6 @@ from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Service, Visitor
 
 MOST_CHARACTERS = 400  # of a model's name and revision
-_REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
 _BETWEEN = re.compile(r"[\s,;]+")
@@ -130,14 +129,6 @@ def submission(
             expected=f"owner/name, such as {visitor.name}/my-merge",
             got=target[:200] or "nothing",
         )
-    if not _REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".git", ".", "-")):
-        raise RecipeError(
-            "no repo can have this name" if name else "the result needs a name",
-            where="target",
-            expected="at most 96 letters, digits, single dots and dashes, and underscores; no dot or dash at an end",
-            got=name[:200],
-            next_step="Change its name." if name else "Give the new repo a name.",
-        )
     if namespace not in visitor.namespaces:
         raise PermissionDeniedError(
             "a target that you cannot write to",
@@ -145,6 +136,14 @@ def submission(
             expected=" or ".join(visitor.namespaces),
             got=namespace[:100],
             next_step="Choose one of your namespaces.",
+        )
+    if not is_hub_id(target):
+        raise RecipeError(
+            "no repo can have this name" if name else "the result needs a name",
+            where="target",
+            expected="at most 96 letters, digits, single dots and dashes, and underscores; no dot or dash at an end",
+            got=name[:200],
+            next_step="Change its name." if name else "Give the new repo a name.",
         )
     return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None, suite or None)
 

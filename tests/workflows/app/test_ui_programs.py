@@ -220,6 +220,7 @@ def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
         ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
         ("model_facts", {"name": ""}, "no model of the Hub is named"),
         ("start_merge", {"recipe": RECIPE, "target": "ada/../bob"}, "no repo can have this name"),
+        ("start_merge", {"recipe": RECIPE, "target": "ada/x.git"}, "no repo can have this name"),
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
         ("start_diff", {"base": CATALOGUE[0], "agent": "./data"}, "no model of the Hub is named in agent"),
     ],
