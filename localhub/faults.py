@@ -90,6 +90,8 @@ class Faults:
             if scope["type"] != "http" or scope["path"] == ADMIN_PATH:
                 await app(scope, receive, send)
                 return
+            # a connection that was made to wait goes on in the context of the request that it waited for
+            COMMITS_BACK.set(0)
             path = unquote(scope["raw_path"].decode("ascii", "replace").partition("?")[0])
             asked = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"range"), None)
             due = [state for state in self._rules if state.is_due(scope["method"], path, asked)]
@@ -157,7 +159,7 @@ class Faults:
 
 
 async def _stale(app: ASGIApp, fault: StaleHead, scope: Scope, receive: Receive, send: Send) -> None:
-    COMMITS_BACK.set(fault.commits)  # for this request alone: the server gives each a context of its own
+    COMMITS_BACK.set(fault.commits)
     await app(scope, receive, send)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from contextlib import closing
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from huggingface_hub import HfApi
@@ -215,6 +217,21 @@ def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(
     switch.add(name, StaleHead(commits=50), times=None)
     assert ada.model_info(name).sha == initial
     assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").status == 404
+
+
+def test_a_stale_answer_is_the_only_one_on_a_connection_that_the_server_made_wait(
+    faulty_hub: LocalHubProcess, ada: HfApi, switch: FaultSwitch, path: str, name: str
+) -> None:
+    rule = switch.add("/preupload/", StaleHead())
+    address = urlsplit(faulty_hub.endpoint).netloc
+    headers = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}", "Content-Type": "application/json"}
+    files = [{"path": f"{n}.txt", "size": 1, "sample": ""} for n in range(5000)]  # more than the server takes ahead
+    with closing(http.client.HTTPConnection(address, timeout=30)) as connection:
+        connection.request("POST", f"/api/models/{name}/preupload/main", json.dumps({"files": files}), headers)
+        connection.getresponse().read()
+        assert switch.state(rule).fired == 1
+        connection.request("GET", f"/api/models/{name}", headers=headers)
+        assert json.loads(connection.getresponse().read())["sha"] == ada.list_repo_commits(name)[0].commit_id
 
 
 def test_several_faults_of_one_request_all_apply(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
