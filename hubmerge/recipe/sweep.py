@@ -128,7 +128,8 @@ def _expanded(entry: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
         if "rounding" in entry:
             variant["rounding"] = rounding
             words.append(str(rounding))
-        yield variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")
+        name = re.sub(r"[^\w.=\-]+", "_", ",".join(words))
+        yield variant, name.replace("=-", "_-").replace("=", "-")  # no repo's name has two dashes in a row
 
 
 def _short(value: Any) -> str:

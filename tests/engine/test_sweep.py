@@ -13,6 +13,7 @@ from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.stream import MergeResult, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
+from hubmerge.hub.names import is_hub_id
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe import sweep
 from hubmerge.recipe.sweep import MAX_PROBLEMS, MAX_VARIANTS, sweep_from_dict
@@ -46,6 +47,13 @@ def test_lists_expand_to_every_combination_in_the_order_written() -> None:
     ]
     assert [recipe.rounding for _, recipe in sweep.variants[2:4]] == ["nearest", "stochastic"]
     assert sweep.variants[5][1].parameters["r"] == 0.2
+
+
+def test_a_negative_value_leaves_a_name_that_a_repo_can_have() -> None:
+    entry = {"method": "ties", "parameters": {"lambda": [-0.5, 0.5], "density": 0.2}}
+    names = [name for name, _ in sweep_from_dict({**MODELS, "sweep": [entry]}).variants]
+    assert names == ["ties_lambda_-0.5_density-0.2", "ties_lambda-0.5_density-0.2"]
+    assert all(is_hub_id(f"ada/merge-{name}") for name in names)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def _limited(count: int, limit: int, under_way: int) -> Markup | None:
 def _in_words(variant: str) -> str:
     """The name of a variant with its method's title; ram_plus begins with ram, so that the longest is meant."""
     method = max((name for name in registry() if f"{variant}_".startswith(f"{name}_")), key=len, default="")
-    settings = re.sub(r"(?<=[a-z])-", " ", variant.removeprefix(method).removeprefix("_"))
+    settings = re.sub(r"(?<=[a-z])(?:_(?=-)|-)", " ", variant.removeprefix(method).removeprefix("_"))
     return ", ".join(filter(None, (method_title(method), settings)))
 
 

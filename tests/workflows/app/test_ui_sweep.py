@@ -49,6 +49,13 @@ def test_a_variant_is_named_by_what_differs_from_the_usual() -> None:
     assert [name for name, _ in variants([], [("density", "0.2")], parameters=usual)] == ["ties_density-0.2"]
 
 
+def test_a_negative_value_keeps_its_sign_in_words() -> None:
+    names = [name for name, _ in variants([], [("lambda", "-0.5, 0.5")])]
+    told = counted_panel(names, 1.0, signed_in=True)
+    assert "TIES, lambda -0.5" in told
+    assert "TIES, lambda 0.5" in told
+
+
 def test_a_value_that_is_given_twice_counts_once() -> None:
     assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2
 
