@@ -56,12 +56,14 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if arguments.sweep is None:
         with join(settings) as ranks:
             run = _Run(arguments, settings, hub, terminal, replace(options, ranks=ranks))
-            return run.merge(load_recipe(arguments.recipe), arguments.to)
+            return run.merge(load_recipe(arguments.recipe), run.target())
     run, variants = _Run(arguments, settings, hub, terminal, options), load_sweep(arguments.sweep).variants
     if not arguments.pick:
-        return max(run.merge(recipe, f"{arguments.to}-{name}") for name, recipe in variants)
+        targets = [run.target(f"-{name}") for name, _ in variants]  # all names before the first merge
+        return max(run.merge(recipe, target) for (_, recipe), target in zip(variants, targets, strict=True))
+    target = run.target()
     found, folder, unfinished = run.pick(dict(variants))
-    code = run.merge(dict(variants)[found.chosen], arguments.to, _told(found, folder), unfinished.pins)
+    code = run.merge(dict(variants)[found.chosen], target, _told(found, folder), unfinished.pins)
     if code == 0:
         unfinished.end()
         remove_run(folder)
@@ -102,15 +104,17 @@ class _Run:
         self._terminal = terminal
         self._options = options
 
+    def target(self, end: str = "") -> Target:
+        return Target(self._arguments.to + end, self._arguments.private, self._arguments.public)
+
     def merge(
-        self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None
+        self, recipe: Recipe, target: Target, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None
     ) -> int:
-        """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for.
+        """Merge to `target` with the files `extra` beside the card; then evaluate, if that was asked for.
 
         `pins`: where to take the models, whatever an unfinished run began with.
         """
-        unfinished = self._unfinished([recipe], repo)
-        target = Target(repo, self._arguments.private, self._arguments.public)
+        unfinished = self._unfinished([recipe], target.repo)
         request = Request(target, self._arguments.license, allow_local=True)
         observer = of_rank(self._terminal, self._options.ranks.rank)
         observer.stage("resolve")

@@ -64,6 +64,16 @@ class Target:
     private: bool
     expose: bool = False  # somebody said outright that what private parents hold may become public here
 
+    def __post_init__(self) -> None:
+        """RecipeError for what no repo can be called."""
+        if "/" not in self.repo or not is_hub_id(self.repo):
+            raise RecipeError(
+                "the target is not a repo's name",
+                expected="namespace/name",
+                got=ascii(self.repo)[1:-1][:120],
+                next_step="Give the name of a new repo.",
+            )
+
     def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
         """RecipeError where a public target would expose a private source; `sources`: (name, whether it is private)."""
         if self.private or self.expose:
@@ -118,15 +128,8 @@ def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
 
 
 def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
-    """Check that this merge may be published there; else RecipeError, TargetExistsError or PermissionDeniedError."""
-    namespace, _, name = target.repo.partition("/")
-    if not name or not is_hub_id(target.repo):
-        raise RecipeError(
-            "the target is not a repo's name",
-            expected="namespace/name",
-            got=ascii(target.repo)[1:-1][:120],
-            next_step="Give the name of a new repo.",
-        )
+    """Check that this merge may be published there; else TargetExistsError or PermissionDeniedError."""
+    namespace = target.repo.partition("/")[0]
     me = hub.whoami()
     if namespace not in me.namespaces:
         raise PermissionDeniedError(

@@ -1,4 +1,5 @@
-"""What publishing demands: a license, where the parents leave it open, and the word that private content may go out."""
+"""What publishing demands: a license, where the parents leave it open, names that repos can have, and the word that
+private content may go out."""
 
 from __future__ import annotations
 
@@ -67,6 +68,16 @@ def test_a_license_that_comes_too_late_for_a_finished_folder_is_told(
     assert capsys.readouterr().err == ""
     assert main([*command, "--license", "mit"]) == 0
     assert "is finished and states the license unknown; `hubmerge publish --license`" in capsys.readouterr().err
+
+
+def test_the_names_of_all_repos_are_checked_before_the_first_variant_is_merged(
+    recipe_file: Path, ada: HfApi, refused: Refused
+) -> None:
+    sweep, to = write_sweep(recipe_file, {"method": ["ram", "task_arithmetic"]}), "ada/" + "x" * 90
+    assert f"the target is not a repo's name: expected namespace/name, got {to}-task" in refused(
+        "run", "--sweep", sweep, "--to", to
+    )
+    assert not ada.repo_exists(f"{to}-ram")
 
 
 def test_a_sweep_needs_a_license_only_where_it_publishes(
