@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.hub.names import is_hub_id
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Service, Visitor
@@ -107,14 +109,15 @@ def checked_comparison(base: str, agent: str, endpoint: str) -> tuple[str, str]:
 def one_model(text: str, endpoint: str, where: str = "model") -> str:
     """The one model on the Hub that somebody named by its id or its page's address."""
     names = names_in([str(text or "")[:MOST_CHARACTERS]], endpoint)
-    if len(names) != 1 or not is_hub_id(names[0].partition("@")[0]):
-        raise RecipeError(
-            "several models, where one is needed" if len(names) > 1 else "no model of the Hub is named",
-            where=where,
-            expected="org/name, or the address of its page on the Hub",
-            got=", ".join(names)[:200] or "nothing",
-        )
-    return names[0]
+    with suppress(ValueError):
+        if len(names) == 1 and not ModelName.parse(names[0]).local:
+            return names[0]
+    raise RecipeError(
+        "several models, where one is needed" if len(names) > 1 else "no model of the Hub is named",
+        where=where,
+        expected="org/name, or the address of its page on the Hub",
+        got=", ".join(names)[:200] or "nothing",
+    )
 
 
 def submission(

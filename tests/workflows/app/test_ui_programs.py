@@ -219,6 +219,7 @@ def test_a_stranger_s_word_that_json_cannot_write_breaks_no_answer(
         ("start_merge", {"recipe": RECIPE, "target": f"ada/{'x' * 97}"}, "expected at most 96 letters"),
         ("inspect_merge", {"recipe": "zoo/base"}, "in recipe: expected an object of names and values"),
         ("model_facts", {"name": ""}, "no model of the Hub is named"),
+        ("model_facts", {"name": "org/x@../y"}, "no model of the Hub is named in model: .*got org/x@../y"),
         ("start_merge", {"recipe": RECIPE, "target": "ada/../bob"}, "no repo can have this name"),
         ("start_merge", {"recipe": RECIPE, "target": "ada/x.git"}, "no repo can have this name"),
         ("inspect_diff", {"base": "/etc", "agent": CATALOGUE[1]}, "no model of the Hub is named in base"),
