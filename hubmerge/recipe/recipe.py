@@ -342,6 +342,8 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
     meant: set[str] = set()
     for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
         path, kind = issue["loc"], issue["type"]
+        if kind == "invalid_key":  # whose place is the table that it stands in
+            path = path[:-1]
         plain = Problem(RecipeError.code, issue_words(issue), place(where, *path))
         if kind == "extra_forbidden":
             known = _known_keys(path)
@@ -431,6 +433,7 @@ _WORDS = {
     "too_short": "there is no agent",
     "too_long": f"there are more than {MAX_AGENTS} agents",
     "string_unicode": "this holds half a character",
+    "invalid_key": "a key must be text",
 }
 
 

@@ -43,7 +43,7 @@ def place(where: str, *path: object) -> str:
     parts: list[str] = [where]
     for part in path:
         if isinstance(part, int):
-            several = parts.pop() if len(parts) > 1 else "entries"
+            several = parts.pop() if len(parts) > 1 else "entry"
             parts.append(f"{several.removesuffix('s')} {part + 1}")
         else:
             parts.append(str(part)[:_SHOWN_CHARACTERS])

@@ -366,13 +366,14 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
         ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, "Give one another weight."),
         ({"colour": 1}, "there is no such key", ""),
+        ({5: "org/a"}, "a key must be text", ""),
         ({"method": 3}, "this must be text", ""),
         ({"parameters": [1]}, "this must be a table", ""),
         ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'", ""),
         *(({"calibration": {**ROWS, "max_pairs": n}}, "this must be a valid integer", "") for n in (True, "8", 8.0)),
     ],
 )
-def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[str, object], what: str, step: str):
+def test_what_is_wrong_is_one_problem_in_words_of_the_recipe(change: dict[Any, object], what: str, step: str):
     [problem] = refused({**CONTENT, **change}).problems
     assert problem.what == what
     assert problem.next_step.startswith(step)
