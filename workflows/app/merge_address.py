@@ -173,8 +173,12 @@ def _first(query: QueryParams, key: str) -> str:
     return next(iter(query.getlist(key)), "").strip()
 
 
-def text_of(kind: str, recipe: Mapping[str, Any], target: str, endpoint: str) -> str:
+def text_of(
+    kind: str, recipe: Mapping[str, Any], target: str, endpoint: str, *, private: bool = False, license: str = ""
+) -> str:
     """The recipe as one of `TEXTS`; a link begins with its query, since the page knows its own address.
+
+    `private`, `license`: of the result, where somebody chose them; what begins a merge elsewhere says them, too.
 
     RecipeError where an address has no room for it.
     """
@@ -191,8 +195,10 @@ def text_of(kind: str, recipe: Mapping[str, Any], target: str, endpoint: str) ->
     if kind == "Python":
         setting = "" if endpoint == DEFAULT_ENDPOINT else f'import os\nos.environ["HF_ENDPOINT"] = {endpoint!r}\n\n'
         written = pprint.pformat(dict(recipe), sort_dicts=False, width=100)
-        return f"{setting}import hubmerge\n\nrecipe = {written}\nhubmerge.merge(recipe, to={target!r})\n"
+        more = ", private=True" * private + (f", license={license!r}" if license else "")
+        return f"{setting}import hubmerge\n\nrecipe = {written}\nhubmerge.merge(recipe, to={target!r}{more})\n"
     if kind == "command line":
         setting = "" if endpoint == DEFAULT_ENDPOINT else f"export HF_ENDPOINT={shlex.quote(endpoint)}\n"
-        return f"{setting}hubmerge run - --to {shlex.quote(target)} <<'RECIPE'\n{yaml}RECIPE\n"
+        more = " --private" * private + (f" --license {shlex.quote(license)}" if license else "")
+        return f"{setting}hubmerge run - --to {shlex.quote(target)}{more} <<'RECIPE'\n{yaml}RECIPE\n"
     return yaml

@@ -132,10 +132,12 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
         except HubmergeError as error:
             return [gr.skip(), problems_panel(error)]
 
-    def copy(kind: str, namespace: str | None, name: str | None, *values: Any) -> list[Any]:
+    def copy(kind: str, *values: Any) -> list[Any]:
+        _, namespace, name, visibility, license = values[:5]
         try:
-            target = f"{namespace or 'me'}/{name or 'my-merge'}"
-            written = text_of(kind, recipe(values), target, service.endpoint)
+            target, chosen = f"{namespace or 'me'}/{name or 'my-merge'}", recipe(values[5:])
+            private = visibility == "private"
+            written = text_of(kind, chosen, target, service.endpoint, private=private, license=license or "")
         except HubmergeError as error:
             return [gr.update(value="", visible=False), problems_panel(error, "This form cannot be copied yet")]
         return [gr.update(value=written, visible=True), ""]
@@ -206,11 +208,12 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     inspected.then(None, [name, form.name, address], [form.name], js=script.CORRECT_NAME, **scripted)
     wire_sweep(sweep, form, start, recipe, service, lanes, inspected, jobs_per_user)
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], **AT_ONCE)
+    whole = [*form.target_inputs, *form.recipe_inputs]
     started = (
         start.click(None, None, [said, start], js=script.STARTING, **AT_ONCE)
         .then(
             lanes.asking(for_visitor(starting), lambda error: [problems_panel(error), ""]),
-            [*form.target_inputs, *form.recipe_inputs],
+            whole,
             [said, go],
             **ASKING,
             **PRIVATE,
@@ -225,8 +228,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     loading = load.click(_from_yaml, [text], [said, *filled], **PRIVATE)
     loading.then(None, kept, None, js=script.KEEP, **PRIVATE)
     for kind, button in zip(TEXTS, copies, strict=True):
-        held = [form.namespace, form.name, *form.recipe_inputs]
-        made = button.click(partial(copy, kind), held, [copied, uncopied], **AT_ONCE)
+        made = button.click(partial(copy, kind), whole, [copied, uncopied], **AT_ONCE)
         made.then(None, [copied], [copied], js=script.COPIED, **scripted)
     # a text that was pasted, and a model that a button chose, change a box without an input event
     pasted = [form.name, form.ignore, form.more, *(c for c in form.calibration.inputs if isinstance(c, gr.Textbox))]

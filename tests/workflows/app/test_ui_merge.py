@@ -261,3 +261,10 @@ def test_a_recipe_is_copied_as_a_text_that_works_elsewhere(kind: str) -> None:
         assert scope["recipe"] == recipe
     if kind == "command line":
         assert text.splitlines()[1] == "hubmerge run - --to me/it <<'RECIPE'"
+
+
+def test_what_is_private_in_the_form_is_private_where_its_copy_begins_a_merge() -> None:
+    recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": 0}
+    copied = {kind: text_of(kind, recipe, "me/it", HUB, private=True, license="mit") for kind in TEXTS}
+    assert copied["Python"].endswith("hubmerge.merge(recipe, to='me/it', private=True, license='mit')\n")
+    assert "hubmerge run - --to me/it --private --license mit <<'RECIPE'\n" in copied["command line"]

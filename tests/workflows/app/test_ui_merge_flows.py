@@ -293,6 +293,7 @@ def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(pages
     page = open_page(f"{pages.url}{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown(page, "#verdict", "These models fit")
+    page.locator("#visibility").get_by_label("private").check()
     copies = {}
     for kind, words in (("link", "http"), ("YAML", "r: 0.25"), ("Python", "hubmerge"), ("command", "hubmerge run")):
         page.locator(f"#copy-{kind}").click()
@@ -301,6 +302,7 @@ def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(pages
         copies[kind] = page.locator("#copied textarea").input_value()
         assert page.evaluate("navigator.clipboard.readText()") == copies[kind]
     assert "weight: 0.5" in copies["YAML"]
+    assert "/mine --private <<" in copies["command"]
     link = urlsplit(copies["link"])
     assert link.path == "/merge"
     assert {"weight=0.5", "r=0.25", "seed=3", "name=mine"} <= set(link.query.split("&"))
