@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -127,13 +128,26 @@ def _step(field: ParameterField) -> float:
 
 
 def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> dict[str, Any]:
-    """The components' values as a recipe's `parameters`; empty ones keep their defaults."""
+    """The components' values as a recipe's `parameters`; what is empty, or as usual, is left to the method, where a
+    preset decides it."""
     result: dict[str, Any] = {}
     for field, value in zip(fields, values, strict=True):
         if value is None or value == "":
             continue
-        result[field.name] = _from_yaml(field, value) if field.kind == "yaml" else value
+        read = _from_yaml(field, value) if field.kind == "yaml" else value
+        if read != field.default:
+            result[field.name] = read
     return result
+
+
+def unusual(method: Method, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that must be stated: without them they would be others."""
+    usual = {field.name: field.default for field in fields_of(method)}
+    stated = {key: value for key, value in parameters.items() if key not in usual or value != usual[key]}
+    with suppress(ValueError):  # what is wrong is said by the check
+        filled = method.parse_settings(stated)
+        stated |= {key: value for key, value in parameters.items() if filled.get(key, value) != value}
+    return stated
 
 
 def _from_yaml(field: ParameterField, text: Any) -> Any:

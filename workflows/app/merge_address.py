@@ -25,7 +25,7 @@ from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.text.wording import did_you_mean
-from workflows.app.forms import fields_of
+from workflows.app.forms import fields_of, unusual
 from workflows.app.merge_form import DTYPES, ROUNDINGS, SIMPLE, read_more, without
 from workflows.app.submission import names_in
 
@@ -46,12 +46,11 @@ def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
     known = registry().get(str(recipe.get("method")))
     pairs.append(("method", str(recipe.get("method") or "")))
     parameters = dict(recipe.get("parameters") or {})
+    parameters = unusual(known, parameters) if known else parameters
     for field in fields_of(known) if known else ():
         # a list where a number stands differs between layers, and goes along as in a recipe
         if field.name in parameters and (field.kind == "yaml" or not isinstance(parameters[field.name], list)):
-            value = parameters.pop(field.name)
-            if value != field.default:
-                pairs.append((field.name, _written(value)))
+            pairs.append((field.name, _written(parameters.pop(field.name))))
     pairs += [(key, str(recipe[key])) for key in ("dtype", "rounding", "seed") if recipe.get(key)]
     if recipe.get("ignore"):
         pairs.append(("ignore", ",".join(recipe["ignore"])))

@@ -29,6 +29,7 @@ from workflows.app.forms import (
     given,
     holds,
     parameters_of,
+    unusual,
     unusual_rows,
     uses_calibration,
     values_of,
@@ -296,8 +297,10 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     for m in registry().values():
         fields = fields_of(m)
         if m.name == method:
-            kinds = {field.name: field.kind for field in fields}
+            kinds, defaults = {f.name: f.kind for f in fields}, {f.name: f.default for f in fields}
             beyond = {k: v for k, v in parameters.items() if k not in kinds or not holds(kinds[k], v)}
+            # the form leaves out what is as usual, where it may not be left out beside a preset
+            beyond |= {k: v for k, v in unusual(m, parameters).items() if k in kinds and v == defaults[k]}
             updates += [gr.update(value=value) for value in values_of(fields, without(parameters, beyond))]
         else:
             updates += [gr.skip()] * len(fields)
@@ -317,15 +320,10 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     updates.append(dump_plain_yaml(more) if more else "")
     advanced = any(recipe.get(key) for key in ("dtype", "rounding", "seed", "ignore")) or bool(more)
     weighed, rows = any(weight != 1 for weight in weights.values()), unusual_rows(recipe.get("calibration"))
-    unusual = (weighed, _unusual(method, parameters), rows, advanced)
-    folds = [gr.update(open=True) if inside else gr.skip() for inside in unusual]
+    chosen = registry().get(method)
+    settings = unusual(chosen, parameters) if chosen else parameters
+    folds = [gr.update(open=True) if inside else gr.skip() for inside in (weighed, settings, rows, advanced)]
     return [*updates, *fill_calibration(recipe.get("calibration"), data), names, *folds]
-
-
-def _unusual(method: str, parameters: Mapping[str, Any]) -> bool:
-    """Whether a setting of the method is not what it is where nobody says anything."""
-    usual = {field.name: field.default for field in fields_of(registry()[method])} if method in registry() else {}
-    return any(name not in usual or value != usual[name] for name, value in parameters.items())
 
 
 def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:

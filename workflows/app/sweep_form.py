@@ -22,7 +22,7 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
 from hubmerge.text.plain_yaml import load_plain_yaml
 from workflows.app.format import duration_text, el, join, link
-from workflows.app.forms import fields_of
+from workflows.app.forms import fields_of, unusual
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, choice_box, html, text_box
 from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
@@ -209,8 +209,8 @@ def sweep_of(recipe: Mapping[str, Any], methods: Sequence[str], pairs: Sequence[
     """
     shared = {key: value for key, value in recipe.items() if key not in ("method", "parameters", "rounding")}
     known = registry().get(recipe["method"])
-    usual = {field.name: field.default for field in fields_of(known)} if known else {}
-    stated = {k: v for k, v in (recipe.get("parameters") or {}).items() if k not in usual or v != usual[k]}
+    stated = recipe.get("parameters") or {}
+    stated = unusual(known, stated) if known else stated
     # a list of a sweep is a choice, so that a list over the layers is a list of one
     parameters = {k: [v] if isinstance(v, list) else v for k, v in stated.items()}
     parameters |= {name: _values(name, text) for name, text in pairs if name and text.strip()}

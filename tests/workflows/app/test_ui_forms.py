@@ -10,12 +10,14 @@ from typing import Any, Literal
 import gradio as gr
 import pytest
 from pydantic import Field
+from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.app import in_loop
 from workflows.app.forms import (
     EVERYONE,
@@ -28,8 +30,10 @@ from workflows.app.forms import (
     values_of,
 )
 from workflows.app.frame import number_box
+from workflows.app.merge_address import address_of, read_address
 from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.submission import checked_recipe
+from workflows.app.sweep_form import sweep_of
 
 METHODS = list(registry().values())
 CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}
@@ -140,6 +144,21 @@ def test_a_recipe_of_any_method_survives_the_form(method: Method) -> None:
     after = filled_with(recipe.to_dict())
     assert recipe_from_dict(recipe_of(after[:-1])) == recipe
     assert after[-1] == ["org/a", "org/b@v1"]
+
+
+@pytest.mark.parametrize(
+    "stated", [{}, {"r": 0.1}, {"r": 0.1, "alpha": 2.0}, {"r": 0.3}, {"alpha": [0.5, 2.0]}], ids=str
+)
+def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recipe(stated: dict[str, Any]) -> None:
+    content = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus"}
+    recipe = {**content, "parameters": {"preset": "reference", **stated}}
+    for loaded in (recipe, recipe_from_dict(recipe).to_dict()):
+        held = recipe_of(filled_with(loaded)[:-1])
+        assert recipe_from_dict(held) == recipe_from_dict(recipe)
+        [(_, varied)] = sweep_from_dict(sweep_of(held, [], [])).variants
+        assert varied == recipe_from_dict(recipe)
+        opened, _, wrong = read_address(QueryParams(address_of(held)), "https://huggingface.co")
+        assert (recipe_from_dict(opened), wrong) == (recipe_from_dict(recipe), ())
 
 
 def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
