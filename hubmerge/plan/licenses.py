@@ -222,6 +222,7 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
             where="license",
             expected="a license id of the Hub that names a text, or other",
             got=_shown(name),
+            next_step="Write it as the Hub's list of licenses does, such as apache-2.0.",
         )
     missed = [b for b in decision.binding if not covers(name, b)]
     if missed:
