@@ -71,7 +71,8 @@ def build_app(
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
     lanes = Lanes(on_a_space=settings.space_id is not None)
-    demo = gr.Blocks(title=TITLE, analytics_enabled=False)
+    demo = _Pages(title=TITLE, analytics_enabled=False)
+    demo.has_launched = True  # else gradio takes it for one that is still built, and hands out any file of the disk
     bodies: dict[str, Callable[[], None]] = {
         "": lambda: home_page(demo, service, settings, board),
         "merge": lambda: merge_page(demo, service, lanes, sign_in=sign_in, jobs_per_user=settings.jobs_per_user),
@@ -94,6 +95,26 @@ def build_app(
                 add_api(service, lanes, board, watchers)
     demo.queue(max_size=QUEUE_MAX, default_concurrency_limit=CONCURRENCY, api_open=False)
     return demo
+
+
+class _Pages(gr.Blocks):  # type: ignore[misc]
+    """gr.Blocks that take no files.
+
+    gradio copies a file that a request names, or fetches an address, to where anybody may have it.
+    """
+
+    async def preprocess_data(self, block_fn: Any, inputs: Any, *more: Any, **named: Any) -> Any:
+        return await super().preprocess_data(block_fn, without_files(inputs), *more, **named)
+
+
+def without_files(value: Any) -> Any:
+    """`value` with nothing in it that gradio takes for a file."""
+    if isinstance(value, list):
+        return [without_files(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    named = isinstance(value.get("path"), str)
+    return {key: without_files(one) for key, one in value.items() if not (named and key == "meta")}
 
 
 def pages_of(board: BoardSource | None) -> list[Page]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+from gradio.utils import get_upload_folder
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, job_view
 from pages_session import CLIENT, Pages, session_cookie
+from scripted_hub import ScriptedHub
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError
 from hubmerge.output.plan_words import plan_summary
@@ -156,6 +160,25 @@ def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Pages) -> None:
     assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
     for path in ("/etc/passwd", "pyproject.toml"):
         assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
+
+
+@pytest.mark.parametrize("endpoint", ["model_facts", "preview_merge"])
+@pytest.mark.parametrize("around", [lambda file: file, lambda file: [{"a": file}], lambda file: {**file, "in": file}])
+def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
+    pages: Pages, tmp_path: Path, endpoint: str, around: Callable[[Any], Any]
+) -> None:
+    secret = tmp_path / f"{uuid4()}.svg"
+    secret.write_text(f"a secret of {secret}")
+    with ScriptedHub({}) as elsewhere:
+        for path in (str(secret), f"file://{secret}", f"{elsewhere.endpoint}/{secret.name}"):
+            named = around({"path": path, "meta": {"_type": "gradio.FileData"}})
+            asked = httpx.post(f"{pages.url}/gradio_api/call/{endpoint}", json={"data": [named]})
+            answer = httpx.get(f"{pages.url}/gradio_api/call/{endpoint}/{asked.json()['event_id']}", timeout=60).text
+            assert "E_RECIPE" in answer
+            assert get_upload_folder() not in answer
+        assert elsewhere.requests == []
+    assert [*Path(get_upload_folder()).rglob(secret.name)] == []
+    assert httpx.get(f"{pages.url}/gradio_api/file={secret}").status_code == 403
 
 
 def test_no_token_and_no_secret_reaches_a_page(pages: Pages) -> None:
