@@ -98,13 +98,14 @@ def build_app(
 
 
 class _Pages(gr.Blocks):  # type: ignore[misc]
-    """gr.Blocks that take no files.
+    """gr.Blocks that take no files, and nothing for what a request leaves out at its end.
 
     gradio copies a file that a request names, or fetches an address, to where anybody may have it.
     """
 
     async def preprocess_data(self, block_fn: Any, inputs: Any, *more: Any, **named: Any) -> Any:
-        return await super().preprocess_data(block_fn, without_files(inputs), *more, **named)
+        left_out = [None] * (len(block_fn.inputs) - len(inputs))
+        return await super().preprocess_data(block_fn, [*without_files(inputs), *left_out], *more, **named)
 
 
 def without_files(value: Any) -> Any:

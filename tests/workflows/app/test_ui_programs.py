@@ -234,6 +234,15 @@ def test_a_wrong_value_is_refused_by_its_name(
     assert app.service.requests == []
 
 
+def test_plain_http_may_leave_out_what_has_a_default(app: SimpleNamespace) -> None:
+    def answer(*data: Any) -> str:
+        asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
+        return httpx.get(f"{app.url}/gradio_api/call/inspect_merge/{asked['event_id']}", timeout=60).text
+
+    assert "event: complete" in answer(RECIPE)
+    assert "E_RECIPE: a value of another type in recipe" in answer()
+
+
 def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNamespace) -> None:
     """A whole number as 2.0, no value as null, a switch as text, a model by its page's address."""
     ada = app.client(oauth_token="token-of-ada")
