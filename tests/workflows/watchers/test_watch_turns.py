@@ -13,7 +13,7 @@ from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
-from hubmerge.errors import GatedError, LoginError
+from hubmerge.errors import FormatError, GatedError, LoginError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
@@ -340,6 +340,26 @@ def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: 
     assert [view.name for view in own] == ["watch", "hidden"]
     assert [(e.subject, e.code) for e in own[0].events] == [(secret, "closed")]
     assert own[1].events[0].kind == "merged"
+
+
+def test_a_private_candidate_that_cannot_be_read_is_told_to_its_owner_only(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base(agents=1)
+    secret = agents.agent(base)
+    agents.api.update_repo_settings(secret, private=True)
+    read = Hub.repo_state
+
+    def refused(self: Hub, repo: str, *more: Any) -> Any:
+        if repo == secret:
+            raise FormatError("too many files in a repo", where=repo)
+        return read(self, repo, *more)
+
+    monkeypatch.setattr(Hub, "repo_state", refused)
+    bot = bot_for(rule_for(base))
+    assert skipped(one(bot.watchers.poll())) == {secret: "E_FORMAT"}
+    assert secret not in repr(bot.source.watchers(None))
+    assert secret in repr(bot.source.watchers(Visitor("ada", "token")))
 
 
 def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_weights(

@@ -150,7 +150,8 @@ class AgentsWatcher(Watcher):
             self._failures[place] += 1
             if self._failures[place] <= PATIENCE:
                 raise error  # a set without it now would be another set once it is back
-        return Facts(id=place[1], sha=found.sha if found else "", code=error.code, text=str(error))
+        sha, private = (found.sha, found.private) if found else ("", False)
+        return Facts(id=place[1], sha=sha, private=private, code=error.code, text=str(error))
 
 
 def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
