@@ -104,6 +104,19 @@ def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_y
     assert f"{shown}@{agents.head(shown)}" in turn.decision.merge.recipe["agents"]
 
 
+def test_a_delivery_that_names_a_repo_as_it_was_called_before_makes_no_second_agent(
+    agents: Agents, bot_for: BotFor
+) -> None:
+    base = agents.base()
+    first, second = sorted(agents.agent(base) for _ in range(2))
+    bot = bot_for(rule_for(base))
+    deliver(bot, agents, second)
+    agents.api.move_repo(second, f"{second}-renamed")
+    turn = one(bot.watchers.handle_inbox())
+    assert joined(turn) == [first, f"{second}-renamed"]
+    assert skipped(turn) == {}
+
+
 def test_deliveries_survive_a_restart_in_the_middle(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

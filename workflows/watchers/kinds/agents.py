@@ -109,6 +109,8 @@ class AgentsWatcher(Watcher):
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
                 candidates.append(facts)
+        if not rule.join.fixed:  # a delivery may have named a repo as it was called before
+            candidates = list({facts.id: facts for facts in candidates}.values())
         flags = context.flags([base, *candidates])
         base, *candidates = (f.model_copy(update={"flag": flags.get(f.id, "")}) for f in (base, *candidates))
         if rule.join.fixed:
