@@ -97,7 +97,7 @@ DELIVERIES = Table(
 MODELS = Table(
     "watched_models", _TABLES, _key("rule"), _key("model"), *_columns(String, "key"), *_columns(JSON, "facts")
 )
-# a set of models that a rule has merged (`job_id`) or that was refused (`code`); `members`: base, agents, recipe
+# a set of models that a rule has merged (`job_id`) or that was refused (`code`); `members`: `PlannedMerge.members`
 SETS = Table(
     "watched_sets",
     _TABLES,

@@ -43,6 +43,7 @@ class PlannedMerge:
     weights_id: str  # the same over the weights' own digests: a commit to a card does not change it
     recipe: Mapping[str, Any]  # pinned, as `recipe_from_dict` reads it
     target: str
+    weights: Sequence[str]  # digests of the base's and of each agent's, in the recipe's order
     expose: bool = False  # the rule lets private models join a public merge
 
     @property
@@ -53,7 +54,8 @@ class PlannedMerge:
     def members(self) -> dict[str, Any]:
         """The part of the set that history keeps."""
         how = {key: value for key, value in self.recipe.items() if key not in ("base", "agents")}
-        return {"base": self.recipe["base"], "agents": list(self.recipe["agents"]), "recipe": digest(how)}
+        pins = {"base": self.recipe["base"], "agents": list(self.recipe["agents"])}
+        return {**pins, "recipe": digest(how), "weights": list(self.weights)}
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,31 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     assert agents_of(excluded) == ["a", "b"]
 
 
+def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_the_rest() -> None:
+    history = [past(decided([A, B, C]).merge)]
+    edited, renamed = facts("a", 2, weights=A.weights), facts("z", weights=A.weights)
+    moved = facts("base", 2, bases=(), weights=BASE.weights)
+    for base, agent in ((BASE, edited), (BASE, renamed), (moved, A)):
+        left = decide(rule_of(), base, [agent, B], history, 3, Scores())
+        assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
+    assert agents_of(decided([facts("a", 2), B], history)) == ["a", "b"]  # new weights
+    # of a set that an older program recorded, only commits are known
+    [old] = history
+    old = replace(old, members={key: value for key, value in old.members.items() if key != "weights"})
+    assert decided([A, B], [old]).merge is None
+    assert decided([edited, B], [old]).merge is not None
+
+
+def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest() -> None:
+    rule = rule_of(join={"best": 3}, suite="zoo")
+    scores = Scores({agent.pin: 1.0 for agent in (A, B, C)})
+    history = [past(decide(rule, BASE, [A, B, C], (), 3, scores).merge)]
+    left = decide(rule, BASE, [A, B], history, 3, scores)
+    assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
+    two = rule_of(join={"best": 2}, suite="zoo")  # the owner's word
+    assert agents_of(decide(two, BASE, [A, B, C], history, 3, scores)) == ["a", "b"]
+
+
 candidate = st.builds(
     facts,
     st.sampled_from(["zoo/a", "zoo/b", "zoo/c", "zoo/d", "eve/x", "zoo/base"]),

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
@@ -286,10 +287,10 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
     how = {key: value for key, value in recipe.items() if key not in ("base", "agents")}
     set_id = digest(recipe)
     weights = [facts.weights for facts in joining]
-    if not rule.join.fixed:  # ordered by names, and a model that is renamed is no new one
-        weights.sort()
-    weights_id = digest([base.weights, weights, how])
-    return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)), rule.agents.closed)
+    # ordered by names, and a model that is renamed is no new one
+    weights_id = digest([base.weights, weights if rule.join.fixed else sorted(weights), how])
+    target = rule.target_for(set_id, len(joining))
+    return PlannedMerge(set_id, weights_id, recipe, target, (base.weights, *weights), rule.agents.closed)
 
 
 def _copy_of(facts: Facts, accepted: Sequence[Facts]) -> Skip | None:
@@ -335,18 +336,25 @@ def _known(
     """The reason why a set that was never merged brings nothing new, or None."""
     if any(past.merged and past.weights_id == planned.weights_id for past in history):
         return "same_weights", "only cards or names changed since these weights were merged"
-    if rule.join.fixed or rule.join.best is not None:
+    if rule.join.fixed:
         return None
     # one that could not be read is as good as gone: the search shows what was deleted or hidden for a while
     mine, present = planned.members, {facts.id for facts in candidates if facts.weights or not facts.code}
     for past in history:
         theirs = past.members
-        if not past.merged or (theirs["base"], theirs["recipe"]) != (mine["base"], mine["recipe"]):
+        if not past.merged or theirs["recipe"] != mine["recipe"]:
             continue
-        gone = set(theirs["agents"]) - set(mine["agents"])
-        if set(mine["agents"]) <= set(theirs["agents"]) and all(p.partition("@")[0] not in present for p in gone):
+        by_weights = "weights" in theirs  # an older program wrote down commits alone
+        (base, *now), (their_base, *then) = (_contents(members, by_weights) for members in (mine, theirs))
+        gone = [pin for pin, held in zip(theirs["agents"], then, strict=True) if held not in now]
+        if base == their_base and set(now) <= set(then) and all(p.partition("@")[0] not in present for p in gone):
             return "nothing_new", "some agents are gone or not listed, and there is no new one"
     return None
+
+
+def _contents(members: Mapping[str, Any], by_weights: bool) -> list[str]:
+    """The base and the agents of a set: their weights, or their commits."""
+    return list(members["weights"]) if by_weights else [members["base"], *members["agents"]]
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
