@@ -212,8 +212,8 @@ class Ledger:
             **outcome,
         }
         statement = insert(SETS).values(rule=rule, set_id=planned.set_id, **values)
-        # a set that was refused before may be merged later; one that was merged stays so, but for another try
-        replaceable = or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"])
+        # a set that was refused or given up before may be merged later; one that was merged stays so
+        replaceable = or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"], _given_up(SETS.c.job_id))
         key = ["rule", "set_id"]
         connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values, where=replaceable))
 

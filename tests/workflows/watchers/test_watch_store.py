@@ -76,6 +76,39 @@ def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
         assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
 
 
+@pytest.fixture
+def given_up(ledger: Ledger, store: Store, clock: FakeClock) -> PlannedMerge:
+    """A set whose job failed the day before, for a reason that passes."""
+    merge = planned(1, 2)
+    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    job = store.claim("w")
+    store.fail(job.id, job.fence, JobError(code="E_PERMISSION", message="no namespace of the token's"))
+    clock.pass_time(days=1)
+    return merge
+
+
+def test_a_set_that_is_tried_again_with_another_target_is_merged_once(
+    ledger: Ledger, store: Store, given_up: PlannedMerge
+) -> None:
+    elsewhere = NewJob(id="e" * 64, user="ada", payload={"target": "ada/elsewhere"})  # its owner corrected the rule
+    assert ledger.start("watch", given_up, elsewhere, TOKEN, 5).id == elsewhere.id
+    assert ledger.used("watch") == 1
+    job = store.claim("w")
+    store.finish(job.id, job.fence, {})
+    assert [past.set_id for past in ledger.history("watch")] == [given_up.set_id]
+    assert ledger.start("watch", given_up, elsewhere, TOKEN, 5) is None
+
+
+def test_a_set_that_was_given_up_and_is_refused_then_is_not_tried_again_that_day(
+    ledger: Ledger, clock: FakeClock, given_up: PlannedMerge
+) -> None:
+    ledger.refuse("watch", given_up, "E_TARGET_EXISTS", "taken meanwhile")
+    assert [past.merged for past in ledger.history("watch")] == [False]
+    clock.pass_time(days=1)
+    assert ledger.history("watch") == ()
+    assert ledger.start("watch", given_up, job_of(given_up), TOKEN, 5).state is State.QUEUED
+
+
 def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
     merge = planned(1, 2)
     assert ledger.start("one", merge, job_of(merge), TOKEN, 1) is not None
