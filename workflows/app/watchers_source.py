@@ -153,7 +153,9 @@ class WatcherSource:
         ]
         for row in self._ledger.sets(rule.name, MOST_EVENTS):
             job = self._store.find(row.job_id) if row.job_id else None
-            hidden = row.job_id is None and not own  # what was published says itself what it was made of
+            if job is not None and job.payload.get("private") and not own:  # of a time when the rule was private
+                continue
+            hidden = job is None and not own  # what was published says itself what it was made of
             events.append(
                 WatcherEvent(
                     "merged" if row.job_id else "refused",

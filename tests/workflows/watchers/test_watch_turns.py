@@ -342,6 +342,22 @@ def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: 
     assert own[1].events[0].kind == "merged"
 
 
+def test_what_a_rule_did_while_it_was_private_stays_its_owner_s_when_it_becomes_public(
+    agents: Agents, bot_for: BotFor
+) -> None:
+    base = agents.base()
+    names = [agents.agent(base, name=f"{base}-{n}", seed=seed) for n, seed in ((1, 5), (2, 6), (3, 5))]
+    for name in names[:2]:
+        agents.api.update_repo_settings(name, private=True)
+    turn = one(bot_for(rule_for(base, private=True)).watchers.poll())
+    assert (joined(turn), skipped(turn)) == (names[:2], {names[2]: "copy"})
+    bot = bot_for(rule_for(base))
+    stranger, own = (repr(bot.source.watchers(who)) for who in (None, Visitor("ada", "token")))
+    for hidden in (*names[:2], turn.decision.merge.target):
+        assert hidden not in stranger
+        assert hidden in own
+
+
 def test_a_private_candidate_that_cannot_be_read_is_told_to_its_owner_only(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,7 +295,9 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
 
 def _copy_of(facts: Facts, accepted: Sequence[Facts]) -> Skip | None:
     other = next((a for a in accepted if a.weights == facts.weights), None)
-    return _skip(facts, "copy", f"the weights are those of {other.id}") if other else None
+    if other is None:
+        return None
+    return Skip(facts.id, facts.sha, "copy", f"the weights are those of {other.id}", facts.private or other.private)
 
 
 def _skip(facts: Facts, code: str, text: str) -> Skip:
