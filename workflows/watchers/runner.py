@@ -220,7 +220,7 @@ class Watchers:
                 continue
             try:
                 key = self._requests.key(model.id, model.sha, suite)
-                job = self._requests.request(key, OF_CANDIDATE, private=private)
+                job = self._requests.request(key, OF_CANDIDATE, private=private or model.private)
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue

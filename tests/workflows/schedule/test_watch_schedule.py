@@ -394,3 +394,16 @@ def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callab
     [turn] = bot.watchers.poll()
     assert joined(turn) == names[1:]
     assert {s.subject: s.code for s in turn.decision.skips} == {names[0]: "not_best"}
+
+
+def test_the_evaluation_of_a_private_candidate_is_its_owner_s_to_see(
+    agents: Agents, bot_for: Callable[..., Bot]
+) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(2))
+    agents.api.update_repo_settings(names[0], private=True)
+    chosen = {"agents": {"authors": ["ada"], "closed": True}, "suite": "zoo", "join": {"best": 2}}
+    bot = bot_for(rule_of(base=base, target="ada/best-{set}", **chosen), scores=FakeScores())
+    bot.watchers.poll()
+    asked = {job.payload["model"]: bool(job.payload.get("private")) for job in bot.store.list_jobs()}
+    assert asked == {names[0]: True, names[1]: False}
