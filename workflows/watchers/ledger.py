@@ -120,9 +120,14 @@ class Ledger:
             return job
 
     def refuse(self, rule: str, planned: PlannedMerge, code: str, text: str) -> None:
-        """Note why a set cannot be merged; it is not tried again today."""
+        """Note why a set cannot be merged; it is not tried again today.
+
+        Its agents are read again: the next look leaves out by name the one that is closed since it was read.
+        """
+        agents = [pin.partition("@")[0] for pin in planned.members["agents"]]
         with self._store.writing() as change:
             self._record(change.connection, rule, planned, code=code, text=text)
+            change.connection.execute(delete(MODELS).where(MODELS.c.rule == rule, MODELS.c.model.in_(agents)))
 
     def skip(self, rule: str, skips: Sequence[Skip]) -> None:
         """Note each reason once: the time of a note is when the reason was first seen."""

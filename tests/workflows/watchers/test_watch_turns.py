@@ -398,3 +398,26 @@ def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_wei
     assert again not in joined(turn)
     # and after a restart, from memory
     assert skipped(one(bot_for(rule_for(base)).watchers.poll()))[again] == "own_output"
+
+
+def test_an_agent_that_was_read_and_is_closed_since_holds_up_no_merge_of_the_others(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    first, closed = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base, min_agents=3))
+    assert one(bot.watchers.poll()).decision.waiting == "2 of at least 3 agents so far"
+    others = [first, agents.agent(base), agents.agent(base)]
+    read = Hub.read_range
+
+    def refused(self: Hub, repo: str, *more: Any) -> bytes:
+        if repo == closed:
+            raise GatedError("a gated repo", where=repo)
+        return read(self, repo, *more)
+
+    monkeypatch.setattr(Hub, "read_range", refused)
+    [turn] = bot.watchers.poll()
+    assert turn.error.code == "E_GATED"
+    turn = one(bot.watchers.poll())
+    assert (joined(turn), skipped(turn)) == (sorted(others), {closed: "E_GATED"})
+    assert turn.job is not None
