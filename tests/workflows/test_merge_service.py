@@ -16,7 +16,13 @@ from pydantic import SecretStr
 from sqlalchemy import insert
 
 from hubmerge.engine.preview import PREVIEW_BYTES
-from hubmerge.errors import PermissionDeniedError, RecipeError, SourceNotFoundError, TimeLimitError
+from hubmerge.errors import (
+    PermissionDeniedError,
+    RecipeError,
+    SourceNotFoundError,
+    TargetExistsError,
+    TimeLimitError,
+)
 from hubmerge.methods import registry
 from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
@@ -66,6 +72,19 @@ def test_a_start_that_finds_a_job_is_told_from_one_that_starts_or_repeats_one(
     assert [starts(target) for target in ("ada/one", "ada/one", "ada/two", "ada/one")] == [True, False, True, False]
     service.cancel(service.jobs(ada)[0].id, ada)
     assert starts("ada/two")  # once more
+
+
+def test_a_merge_that_is_under_way_openly_does_not_stand_for_a_private_one(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
+    openly = MergeRequest(RECIPE, "ada/under-way", private=False)
+    job = service.submit(openly, ada)
+    with pytest.raises(TargetExistsError, match="expected a private result, got a public result"):
+        service.submit(replace(openly, private=True), ada)
+    service.cancel(job.id, ada)
+    again = service.submit(replace(openly, private=True), ada)
+    assert (again.id, again.private, store.get(job.id).payload["private"]) == (job.id, True, True)
 
 
 def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(

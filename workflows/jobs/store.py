@@ -11,14 +11,14 @@ Whatever ends a job wipes its token in the same transaction. Out of the module g
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select, tuple_
 
-from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError
+from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError, TargetExistsError
 from workflows.jobs.jobs import EVALUATION, HELD, Clock, Job, JobError, JobEvent, NewJob, State
 from workflows.jobs.schema import EVENTS, JOBS, TOKENS, open_engine, reading, writing
 from workflows.jobs.tokens import SealedToken
@@ -78,6 +78,15 @@ class Store:
                     "another user has submitted the same merge to the same target",
                     where=f"job {new.id[:12]}",
                     next_step="Choose another target.",
+                )
+            wanted = _visibility(new.payload)
+            if job is not None and not job.state.is_terminal and _visibility(job.payload) != wanted:
+                raise TargetExistsError(
+                    "the same merge is under way, and its result will not be as you ask now",
+                    where=f"job {new.id[:12]}",
+                    expected=wanted,
+                    got=_visibility(job.payload),
+                    next_step="Cancel that job first, or choose another target.",
                 )
             job = change.submit(new, token, self.jobs_per_user, again=lambda job: job.state in ended)
             if token is not None and job.user == new.user and not job.state.is_terminal:
@@ -284,6 +293,10 @@ class Store:
                 return change.end(job, State.CANCELLED)
             change.event(job_id, "released", {})
             return change.requeue(job_id, 0.0, max_attempts=job.max_attempts + 1)
+
+
+def _visibility(payload: Mapping[str, Any]) -> str:
+    return "a private result" if payload.get("private") else "a public result"
 
 
 def _may_have_company(boot: str, steady: float) -> ColumnElement[bool]:
