@@ -112,10 +112,8 @@ class Ledger:
             limit = self._store.jobs_per_user
             job = change.submit(new, token, limit, again=lambda job: job.user == new.user and _may_go_on(job))
             self._record(connection, rule, planned, job_id=job.id)
-            # what kept the set or its members waiting is over
-            settled = or_(
-                SKIPS.c.subject == planned.subject, (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"])
-            )
+            # what kept earlier sets or its members waiting is over, at whichever commit that was
+            settled = or_(SKIPS.c.subject.startswith("set "), SKIPS.c.subject.in_(_models(planned)))
             connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, settled))
             return job
 
@@ -124,10 +122,10 @@ class Ledger:
 
         Its agents are read again: the next look leaves out by name the one that is closed since it was read.
         """
-        agents = [pin.partition("@")[0] for pin in planned.members["agents"]]
         with self._store.writing() as change:
             self._record(change.connection, rule, planned, code=code, text=text)
-            change.connection.execute(delete(MODELS).where(MODELS.c.rule == rule, MODELS.c.model.in_(agents)))
+            read = and_(MODELS.c.rule == rule, MODELS.c.model.in_(_models(planned)))
+            change.connection.execute(delete(MODELS).where(read))
 
     def skip(self, rule: str, skips: Sequence[Skip]) -> None:
         """Note each reason once: the time of a note is when the reason was first seen."""
@@ -226,6 +224,11 @@ class Ledger:
         key = (SKIPS.c.subject, SKIPS.c.sha)
         oldest = select(*key).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), *key).offset(KEPT_SKIPS)
         connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, tuple_(*key).in_(oldest)))
+
+
+def _models(planned: PlannedMerge) -> list[str]:
+    """The ids of a set's base and agents."""
+    return [pin.partition("@")[0] for pin in (planned.members["base"], *planned.members["agents"])]
 
 
 def _is_paused(connection: Connection, rule: str) -> bool:

@@ -173,7 +173,13 @@ def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:
     merge = planned(1, 2)
     waited = facts("a1", 1)
     over = [Skip(waited.id, waited.sha, "no_score", "on its way"), Skip(merge.subject, merge.set_id[:40], "budget", "")]
-    ledger.skip("watch", [*over, Skip("zoo/other", "c" * 40, "license", "none")])
+    before = [
+        Skip(waited.id, "d" * 40, "no_weights", "yet"),
+        Skip(waited.id, "", "E_SOURCE", "not there"),
+        Skip(BASE.id, BASE.sha, "base", "flagged"),
+        Skip("set 0123456789", "e" * 40, "budget", ""),
+    ]
+    ledger.skip("watch", [*over, *before, Skip("zoo/other", "c" * 40, "license", "none")])
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
     assert [note.subject for note in ledger.skips("watch")] == ["zoo/other"]
 
