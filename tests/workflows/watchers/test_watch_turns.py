@@ -135,6 +135,18 @@ def test_a_base_is_taken_at_the_revision_that_the_rule_names(agents: Agents, bot
     assert turn.decision.merge.recipe["base"] == f"{base}@{before}"
 
 
+def test_a_base_is_known_by_the_hub_s_name_for_it_however_the_rule_writes_it(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    first = agents.agent(base)
+    bot = bot_for(rule_for(base.upper()))
+    one(bot.watchers.poll())
+    second = agents.agent(base)
+    deliver(bot, agents, second)
+    turn = one(bot.watchers.handle_inbox())
+    assert joined(turn) == sorted([first, second])
+    assert turn.decision.merge.recipe["base"] == f"{base}@{agents.head(base)}"
+
+
 def wide() -> dict[str, T]:
     """Weights twice as wide as the base's."""
     return random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})

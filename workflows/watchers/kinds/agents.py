@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
@@ -85,7 +86,7 @@ class AgentsWatcher(Watcher):
         hub = context.hub
         base = read_facts(hub, rule.base.id, rule.base.revision)
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
-        listed = {c.id: c for c in _search(rule, context)}
+        listed = {c.id: c for c in _search(rule, base, context)}
         authors = {author.lower() for author in rule.agents.authors}
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
@@ -108,7 +109,7 @@ class AgentsWatcher(Watcher):
             if {name, facts.id} & context.own or any(merge.is_in(named, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
-            if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
+            if found is not None or name in rule.join.fixed or is_of_base(rule, base, facts):
                 candidates.append(facts)
         if not rule.join.fixed:  # a delivery may have named a repo as it was called before
             candidates = list({facts.id: facts for facts in candidates}.values())
@@ -162,13 +163,13 @@ def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
     return facts.model_copy(update={"id": name}) if name in rule.join.fixed else facts
 
 
-def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
+def _search(rule: AgentRule, base: Facts, context: WatchContext) -> Iterator[Candidate]:
     if rule.join.fixed:
         return
     wanted = rule.agents
-    lineage = f"base_model:{rule.base.id}" if wanted.lineage == "any" else f"base_model:{wanted.lineage}:{rule.base.id}"
-    for author in wanted.authors or (None,):
-        found = context.hub.find_models(tags=[lineage, *wanted.tags], author=author, limit=MOST_LISTED)
+    kind = "base_model" if wanted.lineage == "any" else f"base_model:{wanted.lineage}"
+    for name, author in product(_names(rule, base), wanted.authors or (None,)):
+        found = context.hub.find_models(tags=[f"{kind}:{name}", *wanted.tags], author=author, limit=MOST_LISTED)
         if len(found) >= MOST_LISTED:
             log.warning("rule %s: a search gives %d models; older ones are not seen", rule.name, len(found))
         yield from found
@@ -256,7 +257,7 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
         reason = "author", f"{facts.author} is not among the rule's authors"
     elif not named and (missing := [tag for tag in wanted.tags if tag not in facts.tags]):
         reason = "tag", f"without the tag {missing[0]}"
-    elif not named and not is_of_base(rule, facts):
+    elif not named and not is_of_base(rule, base, facts):
         reason = "lineage", f"does not state to be of {rule.base.id} ({wanted.lineage})"
     elif not facts.weights:
         reason = "no_weights", "no weights in safetensors yet"
@@ -277,9 +278,14 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
     return _skip(facts, *reason) if reason else None
 
 
-def is_of_base(rule: AgentRule, facts: Facts) -> bool:
+def is_of_base(rule: AgentRule, base: Facts, facts: Facts) -> bool:
     """Whether a model states the rule's base as its own, in the way that the rule asks for."""
-    return rule.base.id in facts.bases and rule.agents.lineage in ("any", facts.relation)
+    return not _names(rule, base).isdisjoint(facts.bases) and rule.agents.lineage in ("any", facts.relation)
+
+
+def _names(rule: AgentRule, base: Facts) -> set[str]:
+    """The base as the rule writes it, which may be an earlier name or in another case, and as the Hub does."""
+    return {rule.base.id, base.id}
 
 
 def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> PlannedMerge:
