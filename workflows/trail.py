@@ -14,6 +14,7 @@ from workflows.app.format import list_of, number_of, table_of
 from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
 from workflows.jobs.store import Store
+from workflows.schedule.evaluations import suite_of
 
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken
@@ -89,13 +90,15 @@ class Trail:
             return (), None
         pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
         pins += pinned_models(table_of(job.payload, "recipe"))
-        found: dict[tuple[str, str], Job] = {}
-        for evaluation in self._store.evaluations_of({(model, sha) for _, model, sha in pins}):
-            found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
-        merged = found.get(pins[0][1:])
-        expected = self._suite is not None and not job.payload.get("private")
-        if merged is None and not expected and not job.payload.get("suite"):
+        asked = self._store.evaluations_of({(model, sha) for _, model, sha in pins})
+        of_merge = (e.payload["suite"] for e in asked if (e.payload["model"], e.payload["sha"]) == pins[0][1:])
+        suite = suite_of(job.payload, job.result, self._suite) or next(of_merge, None)
+        if suite is None:
             return (), None
+        found: dict[tuple[str, str], Job] = {}
+        for evaluation in asked:
+            if evaluation.payload["suite"] == suite:  # with others, anybody may have a parent measured
+                found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
         queued = [e for e in found.values() if in_full and e.state is State.QUEUED]
         places = {e.id: self._store.waiting_before(e) + 1 for e in queued}
         scorings = tuple(_scoring(pin, found.get(pin[1:]), places) for pin in pins)

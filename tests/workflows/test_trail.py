@@ -37,10 +37,10 @@ def view_of(store: Store, name: str, visitor: Visitor | None = None) -> JobView:
     return service_of(NOWHERE, store, suite="zoo").job(job_id(name), visitor)
 
 
-def publish(store: Store, name: str, **payload: Any) -> None:
+def publish(store: Store, name: str, use: str = "text-generation", **payload: Any) -> None:
     store.submit(merge(name, **payload))
     job = claim(store)
-    store.finish(job.id, job.fence, {"repo": f"ann/{name}", "commit": SHA})
+    store.finish(job.id, job.fence, {"repo": f"ann/{name}", "commit": SHA, "use": use})
 
 
 def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
@@ -78,6 +78,22 @@ def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
     publish(store, "plain")
     assert view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations == ()
     assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
+    publish(store, "classifier", use="text-classification")
+    assert view_of(store, "classifier").evaluations == ()
+
+
+def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None:
+    publish(store, "made")
+    for suite in ("zoo", "math"):
+        store.submit(evaluation("zoo/base", "b" * 40, suite))
+    first = claim(store)
+    store.finish(first.id, first.fence, {})
+    store.submit(evaluation("zoo/math", "c" * 40, "math"))
+    assert [s.state for s in view_of(store, "made").evaluations] == ["waiting", "done", "waiting"]
+    publish(store, "hidden", private=True)  # which its owner has measured
+    store.submit(evaluation("ann/hidden", SHA, "math"))
+    own = view_of(store, "hidden", Visitor("ann", "t", ("ann",))).evaluations
+    assert [s.state for s in own] == ["queued", "queued", "queued"]
 
 
 def test_the_evaluations_of_a_merge_are_looked_for_among_the_newest(
@@ -130,7 +146,7 @@ def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
 
 def evaluate_first(store: Store, clock: FakeClock, *, suite: str = "zoo") -> list[NewJob]:
     """A merge whose own evaluation took 40 s, while those of its parents wait."""
-    publish(store, "made")
+    publish(store, "made", suite=suite)
     pins = (("ann/made", SHA), ("zoo/base", "b" * 40), ("zoo/math", "c" * 40))
     first, *parents = [evaluation(*pin, suite) for pin in pins]
     store.submit(first)

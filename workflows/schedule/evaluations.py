@@ -9,7 +9,8 @@ its data change, so does its version, and everything is due again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sqlalchemy import select
 
@@ -58,17 +59,25 @@ def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
 def _done_merges(store: Store, default_suite: str | None) -> Iterator[tuple[str, bool, list[Pin]]]:
     """Suite, privacy and pins (the merge, its base, its agents) of every merge that is to have scores, newest first.
 
-    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
-    since its scores would be public, or writes no text. The evaluations of a private one are its owner's to see.
+    The evaluations of a private one are its owner's to see.
     """
     columns = (JOBS.c.payload, JOBS.c.result)
     query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
     with store.reading() as connection:
         rows = connection.execute(query).all()
     for payload, result in rows:
-        passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
-        suite = payload.get("suite") or (None if passed_over else default_suite)
+        suite = suite_of(payload, result, default_suite)
         model, sha = str(result.get("repo", "")), str(result.get("commit", ""))
         if suite and is_hub_id(model) and is_sha(sha):
             parents = [(parent, at) for _, parent, at in pinned_models(payload.get("recipe") or {})]
             yield suite, bool(payload.get("private")), [(model, sha), *parents]
+
+
+def suite_of(payload: Mapping[str, Any], result: Mapping[str, Any], default_suite: str | None) -> str | None:
+    """The suite that a finished merge is evaluated with; None: with none.
+
+    It is the one that its rule or its user named; else `default_suite`, unless the merge is private, since its scores
+    would be public, or writes no text.
+    """
+    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+    return payload.get("suite") or (None if passed_over else default_suite)
