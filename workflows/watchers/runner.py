@@ -212,11 +212,11 @@ class Watchers:
         """The leaderboard's scores; missing ones are requested, each model once."""
         if self._requests is None:
             return Scores()
-        ranked = self._requests.scores.ranking(suite, [(m.id, m.sha) for m in models])
-        values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
+        pins = [(m.id, m.sha) for m in models]
+        known = self._requests.scores.ranking(suite, pins)
         pending: set[str] = set()
         for model in models if request else ():
-            if model.pin in values:
+            if (model.id, model.sha) in known:
                 continue
             try:
                 key = self._requests.key(model.id, model.sha, suite)
@@ -224,9 +224,10 @@ class Watchers:
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue
-            # a run that is done reaches the leaderboard a little later
             if not job.state.is_terminal:
                 pending.add(model.pin)
+        ranked = self._requests.scores.ranking(suite, pins)  # again: one may have ended meanwhile
+        values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         return Scores(values, frozenset(pending))
 
     def _flags(self, models: Sequence[Facts]) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ import apscheduler.schedulers.base
 import pytest
 from job_helpers import FakeClock, FakeScores
 from processes import until
-from watch_helpers import Agents, joined, rule_of
+from watch_helpers import Agents, finish, joined, rule_of
 
 from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
 from workflows.bot import Bot, Intervals
@@ -407,3 +407,25 @@ def test_the_evaluation_of_a_private_candidate_is_its_owner_s_to_see(
     bot.watchers.poll()
     asked = {job.payload["model"]: bool(job.payload.get("private")) for job in bot.store.list_jobs()}
     assert asked == {names[0]: True, names[1]: False}
+
+
+def test_a_score_that_is_recorded_during_a_look_counts_in_it(
+    agents: Agents, bot_for: Callable[..., Bot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(3))
+    scores = FakeScores()
+    scores.means = {(name, agents.head(name)): 0.5 for name in names[:2]}
+    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})
+    bot = bot_for(rule, scores=scores)
+    request = bot.requests.request
+
+    def ends_meanwhile(*asked: Any, **how: Any) -> Job:
+        request(*asked, **how)
+        scores.means[names[2], agents.head(names[2])] = 0.9
+        finish(bot)
+        return request(*asked, **how)
+
+    monkeypatch.setattr(bot.requests, "request", ends_meanwhile)
+    [turn] = bot.watchers.poll()
+    assert joined(turn) == [names[0], names[2]]
