@@ -13,7 +13,7 @@ from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
 
-from hubmerge.errors import FormatError, GatedError, LoginError
+from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError, LoginError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
@@ -247,8 +247,9 @@ def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agent
     assert skipped(one(bot.watchers.poll())) == {wider.upper(): "E_INCOMPATIBLE"}
 
 
-def test_an_agent_that_the_token_may_not_read_is_tried_again_the_next_day(
-    agents: Agents, bot_for: BotFor, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [GatedError, CorruptError])
+def test_an_agent_that_cannot_be_read_is_tried_again_the_next_day(
+    agents: Agents, bot_for: BotFor, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError]
 ) -> None:
     base = agents.base(agents=2)
     closed = agents.agent(base)
@@ -257,7 +258,7 @@ def test_an_agent_that_the_token_may_not_read_is_tried_again_the_next_day(
     def refused(self: Hub, repo: str, *more: Any) -> bytes:
         asked.append(repo)
         if repo == closed:
-            raise GatedError("a gated repo", where=repo)
+            raise error("not now", where=repo)
         return read(self, repo, *more)
 
     bot = bot_for(rule_for(base))
@@ -265,7 +266,7 @@ def test_an_agent_that_the_token_may_not_read_is_tried_again_the_next_day(
         gated.setattr(Hub, "read_range", refused)
         assert closed not in joined(one(bot.watchers.poll()))
         asked.clear()
-        assert skipped(one(bot.watchers.poll())) == {closed: "E_GATED"}
+        assert skipped(one(bot.watchers.poll())) == {closed: error.code}
         assert closed not in asked
     clock.pass_time(days=1)
     assert closed in joined(one(bot.watchers.poll()))

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from hubmerge.errors import HubmergeError, HubUnavailableError
+from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
@@ -176,9 +176,9 @@ def _search(rule: AgentRule, base: Facts, context: WatchContext) -> Iterator[Can
 
 
 def _key(rule: AgentRule, base: Facts, found: Candidate | Facts, code: str | None, context: WatchContext) -> str:
-    """The key of remembered facts: everything that they depend on. A refusal of access is remembered for a day."""
+    """The key of remembered facts: everything that they depend on. What may pass without a commit counts for a day."""
     state = f"{found.sha} {int(found.private)}{int(found.gated)}"
-    day = context.today if code in OF_ACCESS else ""
+    day = context.today if code in (*OF_ACCESS, CorruptError.code) else ""
     return f"{_READ} {state} {base.sha} {digest(rule.model_dump(mode='json'))}{day}"
 
 
