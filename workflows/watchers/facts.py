@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hubmerge import errors
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, printable
+from hubmerge.errors import HubmergeError, HubUnavailableError, Problem, printable
 from hubmerge.hub.client import Hub, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
+from hubmerge.plan.modules import module_problems
+from hubmerge.plan.plan import refusal
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import reader, select_companions
+from hubmerge.sources.config import config_problems
 from hubmerge.sources.open import open_model
 from hubmerge.sources.views import views_of
 from workflows.jobs.jobs import Frozen
@@ -125,14 +129,16 @@ def _words(value: Any) -> tuple[str, ...]:
     return tuple(v[:_LONGEST] for v in values[:_MOST_TAGS] if isinstance(v, str))
 
 
-def fitted(facts: Facts, base: Model, hub: Hub, license_choice: str | None) -> Facts:
+def fitted(facts: Facts, base: Model, hub: Hub, license_choice: str | None, ignore: Sequence[str] = ()) -> Facts:
     """The facts with the agent's number of parameters, or with the reason why it does not fit its base.
+
+    `ignore`: the recipe's, names of tensors that are not merged.
 
     HubUnavailableError where that cannot be checked now.
     """
     try:
         agent = open_model(ModelName.parse(facts.pin), hub, allow_local=False)
-        parameters = _check(base, agent)
+        parameters = _check(base, agent, hub, ignore)
         choose(strictest([base.license, agent.license]), license_choice)
     except HubUnavailableError:
         raise
@@ -141,16 +147,24 @@ def fitted(facts: Facts, base: Model, hub: Hub, license_choice: str | None) -> F
     return facts.model_copy(update={"parameters": parameters})
 
 
-def _check(base: Model, agent: Model) -> int:
-    """The number of parameters that the agent has on the base; IncompatibleError with every problem."""
-    seen = views_of(base, [agent])
+def _check(base: Model, agent: Model, hub: Hub, ignore: Sequence[str]) -> int:
+    """The number of parameters that the agent has on the base; raises as a plan of it does, with every problem."""
+    seen = views_of(base, [agent], ignore)
     problems = list(seen.problems)
-    if base.adapter is None:  # otherwise everything else would follow from this
-        problems += [*base_problems(seen.base), *repeated(base, [agent])]
+    if base.adapter is None:  # otherwise everything else would follow from this one
+        problems += [*base_problems(seen.base, seen.kept), *repeated(base, [agent])]
         problems += agent_problems(seen.base, seen.agents[0])
-    if base.adapter is not None or problems:
-        raise IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
+        of_base = _beside(base, [], hub)
+        problems += [problem for problem in _beside(base, [agent], hub) if problem not in of_base]
+    if problems:
+        raise refusal(problems)
     return sum(tensor.entry.elements for tensor in seen.agents[0].tensors.values())
+
+
+def _beside(base: Model, agents: Sequence[Model], hub: Hub) -> list[Problem]:
+    """Problems beside the tensors: of configs, files and modules."""
+    companions = select_companions(base, agents, [agent.ref.label for agent in agents])
+    return [*config_problems(base, agents), *companions.problems, *module_problems(base, agents, reader(hub))]
 
 
 def _reason(error: HubmergeError) -> str:

@@ -139,6 +139,10 @@ class MergeSpec(Strict):
             raise ValueError("; ".join(told)) from None
         return self
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(self.recipe("org/base", ("org/agent", "org/other")).get("ignore", ()))
+
     def recipe(self, base: str, agents: tuple[str, ...]) -> dict[str, Any]:
         """The full recipe in the form in which users write it, every default written out."""
         fields = {key: value for key, value in self.model_dump().items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from builders import T, random_base, sparse_agent
+from huggingface_hub import CommitOperationAdd
 from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
@@ -178,6 +180,35 @@ def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agen
     # noted once, however often it is seen
     one(bot.watchers.poll())
     assert {note.subject: note for note in bot.ledger.skips("watch")} == notes
+
+
+def test_tensors_that_the_recipe_ignores_leave_no_agent_out(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(2))
+    weights = sparse_agent(BASE_WEIGHTS, density=0.05, seed=91)
+    weights["v_head.summary.weight"] = next(iter(BASE_WEIGHTS.values()))
+    agents.push(f"{base}-ppo", weights, {"base_model": base, "license": "apache-2.0"})
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert (joined(turn), skipped(turn)) == (names, {f"{base}-ppo": "E_INCOMPATIBLE"})
+    ignoring = rule_for(base, name="ignoring", recipe={"method": "ram", "ignore": ["v_head.*"]})
+    turn = one(bot_for(ignoring).watchers.poll())
+    assert (joined(turn), skipped(turn)) == (sorted([*names, f"{base}-ppo"]), {})
+    assert turn.job is not None
+
+
+def test_files_beside_the_weights_that_no_merge_takes_leave_out_their_agent_alone(
+    agents: Agents, bot_for: BotFor
+) -> None:
+    base = agents.base(agents=2)
+    bomb, elsewhere = agents.agent(base), agents.agent(base)
+    files = [CommitOperationAdd(f"LICENSE-{n}", b"%d" % n * 450_000) for n in range(1, 70)]
+    agents.api.create_commit(bomb, files, commit_message="licenses")
+    config = json.loads(Path(agents.api.hf_hub_download(elsewhere, "config.json")).read_text())
+    config["transformers_weights"] = "other.safetensors"
+    agents.api.upload_file(path_or_fileobj=json.dumps(config).encode(), path_in_repo="config.json", repo_id=elsewhere)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert (len(joined(turn)), skipped(turn)) == (2, {bomb: "E_TOO_BIG", elsewhere: "E_INCOMPATIBLE"})
+    assert turn.job is not None
 
 
 @pytest.mark.parametrize(("most_off", "merges"), [(0, True), (-1, False)])

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 3  # counts what a reading takes in, and its form: models that an older program read are read again
+_READ = 4  # counts what a reading takes in, and its form: models that an older program read are read again
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -139,9 +139,9 @@ class AgentsWatcher(Watcher):
         except HubmergeError as error:
             return self._unreadable(place, found, error)
         if refusal(rule, base, _as_named(rule, name, facts)) is None:
-            model = opened()
+            model, ignore = opened(), rule.recipe.ignored
             try:
-                facts = fitted(facts, model, context.hub, rule.license)
+                facts = fitted(facts, model, context.hub, rule.license, ignore)
             except HubmergeError as error:
                 return self._unreadable(place, found, error)
         self._failures.pop(place, None)
