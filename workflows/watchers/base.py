@@ -66,6 +66,7 @@ class PastSet:
     weights_id: str
     members: Mapping[str, Any]
     merged: bool = True
+    failed: bool = False  # its job failed for good or was cancelled
 
 
 @dataclass(frozen=True)

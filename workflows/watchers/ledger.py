@@ -81,10 +81,12 @@ class Ledger:
     def history(self, rule: str) -> tuple[PastSet, ...]:
         """The sets merged so far, and those refused or given up today: tomorrow they may be tried again."""
         merged = and_(SETS.c.job_id.is_not(None), ~_given_up(SETS.c.job_id))
-        query = select(SETS).where(SETS.c.rule == rule, or_(merged, self._today))
+        failed = and_(JOBS.c.state.in_((State.FAILED, State.CANCELLED)), ~_given_up(SETS.c.job_id)).is_(True)
+        columns = (SETS.c.set_id, SETS.c.weights_id, SETS.c.members, SETS.c.job_id.is_not(None), failed)
+        query = select(*columns).outerjoin_from(SETS, JOBS, JOBS.c.id == SETS.c.job_id)
+        query = query.where(SETS.c.rule == rule, or_(merged, self._today)).order_by(SETS.c.time)
         with self._store.reading() as connection:
-            rows = connection.execute(query.order_by(SETS.c.time)).mappings().all()
-        return tuple(PastSet(r["set_id"], r["weights_id"], r["members"], r["job_id"] is not None) for r in rows)
+            return tuple(PastSet(*row) for row in connection.execute(query))
 
     def used(self, rule: str) -> int:
         """Merges that the rule has started today (UTC)."""

@@ -194,6 +194,13 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     assert agents_of(excluded) == ["a", "b"]
 
 
+def test_once_the_agent_that_broke_a_merge_is_gone_the_others_are_merged() -> None:
+    first = decided([A, B, C])
+    failed = replace(past(first.merge), failed=True)
+    assert decided([A, B, C], [failed]).merge is None
+    assert agents_of(decided([A, B], [failed])) == ["a", "b"]
+
+
 def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_the_rest() -> None:
     history = [past(decided([A, B, C]).merge)]
     edited, renamed = facts("a", 2, weights=A.weights), facts("z", weights=A.weights)

@@ -76,6 +76,20 @@ def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
         assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
 
 
+def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(ledger: Ledger, store: Store) -> None:
+    merges = [planned(1, 2), planned(3, 4), planned(5, 6), planned(9, 10)]
+    for merge in merges:
+        ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    broken, hidden, done = store.claim("w"), store.claim("w"), store.claim("w")
+    store.fail(broken.id, broken.fence, JobError(code="E_NONFINITE", message="an agent holds NaN"))
+    store.fail(hidden.id, hidden.fence, JobError(code="E_SOURCE_CHANGED", message="for an hour"))
+    store.finish(done.id, done.fence, {})
+    ledger.refuse("watch", planned(7, 8), "E_X", "taken")
+    told = {past.set_id: (past.merged, past.failed) for past in ledger.history("watch")}
+    expected = [(True, True), (True, False), (True, False), (True, False), (False, False)]
+    assert told == dict(zip([merge.set_id for merge in (*merges, planned(7, 8))], expected, strict=True))
+
+
 @pytest.fixture
 def given_up(ledger: Ledger, store: Store, clock: FakeClock) -> PlannedMerge:
     """A set whose job failed the day before, for a reason that passes."""

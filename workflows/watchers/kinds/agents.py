@@ -350,7 +350,7 @@ def _known(
     mine, present = planned.members, {facts.id for facts in candidates if facts.weights or not facts.code}
     for past in history:
         theirs = past.members
-        if not past.merged or theirs["recipe"] != mine["recipe"]:
+        if not past.merged or past.failed or theirs["recipe"] != mine["recipe"]:
             continue
         by_weights = "weights" in theirs  # an older program wrote down commits alone
         (base, *now), (their_base, *then) = (_contents(members, by_weights) for members in (mine, theirs))
