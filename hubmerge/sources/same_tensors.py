@@ -48,7 +48,7 @@ def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: 
     Agents have no tensors of names that are ignored, and need none."""
     stored = Views(base, tuple(agents))
     head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
-    embedding = _only(base.tensors, _EMBEDDINGS) or _other_table(base, head)
+    embedding = _only(base.tensors, _EMBEDDINGS)
     if head is None or embedding is None:
         return stored
     says = _says_tied(base, inside=head not in base.tensors)
@@ -142,12 +142,6 @@ def _rows_per_token(base: Model) -> tuple[str, ...]:
     sizes = [table.get("vocab_size") for table in (base.config, text if isinstance(text, dict) else {})]
     matrices = {n: t.entry.shape for n, t in base.tensors.items() if len(t.entry.shape) == 2}
     return tuple(n for n, shape in matrices.items() if shape[0] in sizes and not _IN_A_LAYER.search(n))
-
-
-def _other_table(base: Model, head: str | None) -> str | None:
-    """The one tensor beside the head with a row per token: an embedding of another name (Falcon's, Mamba's)."""
-    found = [n for n in _rows_per_token(base) if n != head and not is_embedding(n)]
-    return found[0] if len(found) == 1 else None
 
 
 def _ends(name: str, last_names: Sequence[str]) -> bool:

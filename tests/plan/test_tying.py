@@ -31,7 +31,6 @@ def models(base: Shapes, one: Shapes, two: Shapes) -> tuple[Model, Model, Model]
 PLAIN, STORED, OWN = (SHAPES, TIED), (WITH_HEAD, TIED), (WITH_HEAD, UNTIED)
 INSIDE = {**SILENT, "text_config": {"tie_word_embeddings": True}}
 SMALL, LARGE = ({**SHAPES, HEAD: (6, 4)}, TIED), ({**SHAPES, HEAD: (9, 4)}, UNTIED)
-FALCON = {name.replace("model.embed_tokens", "transformer.word_embeddings"): s for name, s in SHAPES.items()}
 TWO_EMBEDDINGS = ({**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}, TIED)
 ONCE = f"the stored {HEAD} is tied to {EMBEDDING}; it is merged once, as the latter"
 # base, agents; the merged tensors, and what is said of a head
@@ -48,11 +47,6 @@ MERGED: dict[str, tuple[tuple[Model, Model, Model], Mapping[str, Any], list[str]
     "the word of the language model inside": (models((SHAPES, INSIDE), PLAIN, STORED), SHAPES, [f"org/b: {ONCE}"]),
     # as in Voxtral, which does not listen to it
     "the word of the language model inside, and a head": (models(*[(WITH_HEAD, INSIDE)] * 3), WITH_HEAD, []),
-    "an embedding of another name": (
-        models((FALCON, TIED), (FALCON, SILENT), ({**FALCON, HEAD: (8, 4)}, TIED)),
-        FALCON,
-        [f"org/b: {ONCE.replace('model.embed_tokens', 'transformer.word_embeddings')}"],
-    ),
     "two embeddings, of which none is the head's": (models(*[TWO_EMBEDDINGS] * 3), TWO_EMBEDDINGS[0], []),
     # as in CSM, whose text head stands beside an embedding of audio codes
     "a head of another shape, whatever the config says": (models(*[SMALL] * 3), SMALL[0], []),
