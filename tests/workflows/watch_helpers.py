@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 import uvicorn
 import yaml
 from builders import random_base, sparse_agent, write_model
@@ -19,6 +20,8 @@ from fastapi import FastAPI
 from huggingface_hub import HfApi
 from starlette.routing import BaseRoute
 
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.bot import Bot
 from workflows.jobs.jobs import Job
@@ -157,6 +160,18 @@ def post(
 def deliver(bot: Bot, agents: Agents, *names: str) -> None:
     """The present heads of these repos were announced to the bot."""
     bot.inbox.receive([Push(name, agents.head(name)) for name in names])
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, method: str, repo: str, error: HubmergeError) -> None:
+    """Make a method of the Hub's client raise `error` where it is asked for `repo`."""
+    plain = getattr(Hub, method)
+
+    def refused(self: Hub, name: str, *more: Any) -> Any:
+        if name == repo:
+            raise error
+        return plain(self, name, *more)
+
+    monkeypatch.setattr(Hub, method, refused)
 
 
 def rule_for(base: str, **changes: Any) -> AgentRule:

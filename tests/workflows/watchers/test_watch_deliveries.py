@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 from builders import random_base
 from processes import until
-from watch_helpers import SECRET, Agents, BotFor, deliver, jobs, joined, one, payload, post, rule_for, serving, skipped
+from watch_helpers import (
+    SECRET,
+    Agents,
+    BotFor,
+    deliver,
+    jobs,
+    joined,
+    one,
+    payload,
+    post,
+    refuse,
+    rule_for,
+    serving,
+    skipped,
+)
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError
 from hubmerge.hub.client import Hub
@@ -196,14 +210,7 @@ def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
 ) -> None:
     base = agents.base(agents=2)
     bad = agents.agent(base)
-    state = Hub.repo_state
-
-    def breaks(self: Hub, repo: str, *more: Any) -> Any:
-        if repo == bad:
-            raise HubUnavailableError("the Hub answered with an error", where=repo)
-        return state(self, repo, *more)
-
-    monkeypatch.setattr(Hub, "repo_state", breaks)
+    refuse(monkeypatch, "repo_state", bad, HubUnavailableError("the Hub answered with an error", where=bad))
     bot = bot_for(rule_for(base))
     for _ in range(3):
         [turn] = bot.watchers.poll()
@@ -217,16 +224,9 @@ def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = agents.base(agents=2)
-    read = Hub.read_range
-
-    def closed(self: Hub, repo: str, *more: Any) -> bytes:
-        if repo == base:
-            raise GatedError("a gated repo", where=repo)
-        return read(self, repo, *more)
-
     bot = bot_for(rule_for(base))
     with monkeypatch.context() as broken:
-        broken.setattr(Hub, "read_range", closed)
+        refuse(broken, "read_range", base, GatedError("a gated repo", where=base))
         [turn] = bot.watchers.poll()
     assert turn.error.code == "E_GATED"
     assert bot.ledger.skips("watch") == ()

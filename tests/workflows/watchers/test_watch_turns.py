@@ -13,7 +13,7 @@ from builders import T, random_base, sparse_agent
 from huggingface_hub import CommitOperationAdd
 from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
-from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, rule_for, skipped
+from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, refuse, rule_for, skipped
 
 from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError, LoginError
 from hubmerge.hub.client import Hub
@@ -408,14 +408,7 @@ def test_a_private_candidate_that_cannot_be_read_is_told_to_its_owner_only(
     base = agents.base(agents=1)
     secret = agents.agent(base)
     agents.api.update_repo_settings(secret, private=True)
-    read = Hub.repo_state
-
-    def refused(self: Hub, repo: str, *more: Any) -> Any:
-        if repo == secret:
-            raise FormatError("too many files in a repo", where=repo)
-        return read(self, repo, *more)
-
-    monkeypatch.setattr(Hub, "repo_state", refused)
+    refuse(monkeypatch, "repo_state", secret, FormatError("too many files in a repo", where=secret))
     bot = bot_for(rule_for(base))
     assert skipped(one(bot.watchers.poll())) == {secret: "E_FORMAT"}
     assert secret not in repr(bot.source.watchers(None))
@@ -452,14 +445,7 @@ def test_an_agent_that_was_read_and_is_closed_since_holds_up_no_merge_of_the_oth
     bot = bot_for(rule_for(base, min_agents=3))
     assert one(bot.watchers.poll()).decision.waiting == "2 of at least 3 agents so far"
     others = [first, agents.agent(base), agents.agent(base)]
-    read = Hub.read_range
-
-    def refused(self: Hub, repo: str, *more: Any) -> bytes:
-        if repo == closed:
-            raise GatedError("a gated repo", where=repo)
-        return read(self, repo, *more)
-
-    monkeypatch.setattr(Hub, "read_range", refused)
+    refuse(monkeypatch, "read_range", closed, GatedError("a gated repo", where=closed))
     [turn] = bot.watchers.poll()
     assert turn.error.code == "E_GATED"
     turn = one(bot.watchers.poll())
