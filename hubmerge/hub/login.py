@@ -7,8 +7,10 @@ neither login nor cache: it acts with the tokens of its users, and files cached 
 
 from __future__ import annotations
 
+from hubmerge.errors import LoginError
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import translated
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 
 
@@ -20,8 +22,17 @@ def hub_of_user(settings: Settings) -> Hub:
 
 def stored_token(endpoint: str) -> str | None:
     """The token that the client itself would use at `endpoint`, where that is its default; None elsewhere."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import constants, errors, get_token
 
     if endpoint != DEFAULT_ENDPOINT or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return None
-    return get_token()
+    try:
+        with translated("HF_OIDC_RESOURCE"):  # the one place that the client asks somebody for a token
+            return get_token()
+    except errors.OIDCError as error:
+        raise LoginError(
+            "no token for this job of a CI service",
+            where="HF_OIDC_RESOURCE",
+            got=str(error)[:300],
+            next_step="Set HF_TOKEN, or unset HF_OIDC_RESOURCE.",
+        ) from None

@@ -12,7 +12,7 @@ import pytest
 from builders import random_base, recipe_dict, sparse_agent, write_model, write_parents
 from huggingface_hub import HfApi, constants, snapshot_download
 from processes import printed_by
-from scripted_hub import ScriptedHub
+from scripted_hub import ScriptedHub, error
 
 from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError
@@ -80,6 +80,24 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
         ({"HF_HOME": str(tmp_path)}, "None"),
     ):
         assert printed_by(code, **variables) == f"{token}\n", variables
+
+
+@pytest.mark.parametrize("given", [{}, {"HF_OIDC_ID_TOKEN": "canary"}], ids=["no id token", "an answer in trouble"])
+def test_a_job_of_a_ci_service_that_gets_no_token_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Trusted Publishers: the client exchanges the service's token for one of the Hub, or raises an error."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_ID_TOKEN", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HF_OIDC_RESOURCE": "org/model", **given}.items():
+        monkeypatch.setenv(name, value)
+    with ScriptedHub({}) as server:
+        server.bend = lambda request: error(503, message="down")
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        with pytest.raises(HubmergeError, match="HF_OIDC_RESOURCE") as caught:
+            hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).whoami()
+    assert caught.value.retryable == bool(given)
+    assert "canary" not in str(caught.value)
 
 
 # --- the cache ---------------------------------------------------------------------------------------------------
