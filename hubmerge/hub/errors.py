@@ -193,6 +193,8 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
     except errors.DisabledRepoError:
         raise SourceNotFoundError("a disabled repo", where=where) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        if _is_about_token(error):
+            raise _from_status(error, where, writing) from None
         if pinned:
             raise SourceChangedError(
                 "a pinned source is no longer there",
@@ -274,6 +276,14 @@ def _gated(error: Exception, where: str) -> GatedError:
     return GatedError(
         "a gated repo", where=where, next_step="Ask for access on its page, then sign in with that account."
     )
+
+
+def _is_about_token(error: Exception) -> bool:
+    """Whether the client takes a repo for missing because of a 401 alone, to a request that bore a token."""
+    response = getattr(error, "response", None)
+    if response is None or response.status_code != 401 or "x-error-code" in response.headers:
+        return False
+    return "authorization" in response.request.headers
 
 
 def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:

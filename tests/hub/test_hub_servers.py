@@ -26,8 +26,10 @@ from hubmerge.errors import (
     DiskError,
     FormatError,
     HubUnavailableError,
+    LoginError,
     PermissionDeniedError,
     SourceChangedError,
+    SourceNotFoundError,
 )
 from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
@@ -582,6 +584,26 @@ def test_public_storage_is_read_without_the_token(web: Web):
     first, second = web.requests
     assert first.headers["authorization"] == "Bearer hf_canary_token"
     assert "authorization" not in second.headers
+
+
+@pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", "The token is expired", ""])
+def test_a_token_that_ends_is_told_from_a_repo_that_is_gone_whatever_words_the_hub_has_for_it(web: Web, words: str):
+    """To a signed-in request a missing repo is 404; the client takes most of what is 401 for a missing repo."""
+    headers = {"X-Error-Message": words} if words else {}
+    web.answer = lambda request: httpx2.Response(401, headers=headers, stream=httpx2.ByteStream(b""))
+    hub = Hub("https://hub.example", "hf_canary_token")
+    for ask in (lambda: hub.head("org/model"), lambda: hub.read_file("org/model", "a" * 40, "config.json")):
+        with pytest.raises(LoginError, match="not valid or has expired"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("token", "code"), [("", ""), ("", "RepoNotFound"), ("hf_canary_token", "RepoNotFound")], ids=str
+)
+def test_a_repo_that_the_hub_does_not_show_is_missing_to_whom_it_does_not_show_it(web: Web, token: str, code: str):
+    web.answer = lambda request: httpx2.Response(401, headers={"X-Error-Code": code} if code else {})
+    with pytest.raises(SourceNotFoundError, match="no such repo, or one that you may not read"):
+        Hub("https://hub.example", token).head("org/model")
 
 
 @pytest.mark.parametrize("body", [b"", b"no"])
