@@ -259,7 +259,8 @@ def is_outage(error: BaseException | None) -> bool:
         if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that no waiting ends
             return False
         if isinstance(error, HfHubHTTPError):
-            return error.response is not None and error.response.status_code in _PASSING_STATUS
+            status = error.response.status_code if error.response is not None else 0
+            return status in _PASSING_STATUS or status >= 500  # gateways have numbers of their own
         if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
             return True
         error = error.__cause__ or error.__context__

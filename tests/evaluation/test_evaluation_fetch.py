@@ -152,11 +152,13 @@ def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
     assert not (tmp_path / "rows").exists()
 
 
-@pytest.fixture(params=["nobody answers", "503"])
+@pytest.fixture(params=["nobody answers", 503, 522])
 def away(request: pytest.FixtureRequest, faulty_hub: LocalHubProcess, switch: FaultSwitch) -> str:
-    """The address of a Hub that is away."""
-    switch.add("/", Status(status=503), times=None)
-    return faulty_hub.endpoint if request.param == "503" else NOWHERE
+    """The address of a Hub that is away, or behind a gateway that says so."""
+    if request.param == "nobody answers":
+        return NOWHERE
+    switch.add("/", Status(status=request.param), times=None)
+    return faulty_hub.endpoint
 
 
 def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetch, away: str) -> None:
