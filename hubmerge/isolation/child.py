@@ -280,6 +280,7 @@ def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, 
         "HF_ENDPOINT": endpoint,
         "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # which sends a dataset's name to another host, also of a private one
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_UPDATE_CHECK": "1",
         "DO_NOT_TRACK": "1",

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
-from processes import Beside
+from processes import Beside, printed_by
 
 from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
@@ -165,6 +165,16 @@ def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetc
     with pytest.raises(HubUnavailableError, match="did not answer when a dataset was read") as caught:
         fetch("ada/data", "a" * 40, module="tests.evaluation.impatient_fetch", endpoint=away)
     assert caught.value.retryable
+
+
+def test_nobody_but_the_hub_is_told_what_is_fetched(tmp_path: Path) -> None:
+    """The library counts downloads at another host, by the dataset's name."""
+    code = (
+        "from unittest.mock import patch; from datasets import load\n"
+        "with patch.object(load, 'get_session') as session: load.increase_load_count('org/secret')\n"
+        "print(session.mock_calls)"
+    )
+    assert printed_by(code, **fresh_environment(tmp_path / "home", NOWHERE, network=True)) == "[]\n"
 
 
 @pytest.mark.parametrize("ended", [MemoryLimitError("killed"), WallLimitError("too slow")], ids=lambda e: e.what)
