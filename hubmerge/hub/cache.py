@@ -16,6 +16,7 @@ from hubmerge.hub.names import FileInfo, RepoState, is_sha, stated_license
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_CARD = "README.md"
 _MAX_INDEX_BYTES = 50_000_000
 _MAX_CARD_BYTES = 1_000_000
 
@@ -50,19 +51,34 @@ class ClientCache:
         return self._repo(repo_id) / "snapshots" / sha
 
     def state(self, repo_id: str, revision: str | None) -> RepoState:
-        """A model from the cache alone; SourceNotFoundError where a part of it is missing."""
+        """A model from the cache alone; SourceNotFoundError where a part of it is missing.
+
+        Files that the client has listed and not fetched are among its files, so that a merge that wants one is refused.
+        """
         where = f"{repo_id}@{revision}" if revision else repo_id
         sha = self._commit(repo_id, revision or "main")
         folder = self._snapshot(repo_id, sha or "-")
         if sha is None or not folder.is_dir():
             raise _not_here(where, repo_id, revision, "nothing of it")
-        files = {
+        files = self._listed(repo_id, sha)
+        files |= {
             str(path.relative_to(folder)): _info(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()
         }
         if missing := _missing(files, folder):
             raise _not_here(where, repo_id, revision, f"it without {', '.join(missing[:3])}")
         card = _card(folder)
         return RepoState(repo_id, sha, files, False, False, stated_license(card), card)
+
+    def _listed(self, repo_id: str, sha: str) -> dict[str, FileInfo]:
+        """The commit's files; none where the client has only fetched single ones, which tells nothing of the others."""
+        from huggingface_hub import get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        try:
+            listed = get_cached_repo_tree(repo_id, revision=sha, cache_dir=self._folder)
+        except CachedRepoTreeNotFoundError:
+            return {}
+        return {file.path: FileInfo(file.path, file.size, blob=file.blob_id) for file in listed}
 
     def _commit(self, repo_id: str, revision: str) -> str | None:
         if is_sha(revision):
@@ -83,16 +99,19 @@ def _info(path: Path, folder: Path) -> FileInfo:
 
 
 def _missing(files: Mapping[str, FileInfo], folder: Path) -> list[str]:
-    """The files that a merge would need and the cache lacks."""
-    if _ADAPTER[0] in files and _SINGLE not in files and _INDEX not in files:
-        return [name for name in _ADAPTER if name not in files]
+    """The files that a merge would need and the cache lacks; the card is one where there is one, for its license."""
+    cards = [_CARD] if _CARD in files else []
     shards: list[str] = [_SINGLE]
     if _SINGLE not in files and _INDEX in files and files[_INDEX].size <= _MAX_INDEX_BYTES:
         try:
             shards = sorted({str(name) for name in json.loads((folder / _INDEX).read_bytes())["weight_map"].values()})
+        except FileNotFoundError:
+            shards = [_INDEX]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return []  # opening the model refuses it
-    return [name for name in ("config.json", *shards) if name not in files]
+    is_adapter = _ADAPTER[0] in files and _SINGLE not in files and _INDEX not in files
+    wanted = (*_ADAPTER, *cards) if is_adapter else ("config.json", *shards, *cards)
+    return [name for name in wanted if name not in files or files[name].here is None]
 
 
 def _card(folder: Path) -> dict[str, Any]:
@@ -100,7 +119,7 @@ def _card(folder: Path) -> dict[str, Any]:
     from huggingface_hub import metadata_load
 
     try:
-        path = folder / "README.md"
+        path = folder / _CARD
         return {} if path.stat().st_size > _MAX_CARD_BYTES else dict(metadata_load(path) or {})
     except Exception:  # noqa: BLE001 (a stranger's YAML; what a card says is a help, and no more)
         return {}

@@ -251,6 +251,26 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     assert not caught.value.problems[0].next_step.startswith("Check the connection")
 
 
+@pytest.mark.parametrize(
+    ("fetched", "told"),
+    [
+        (["config.json", "*.safetensors*"], "got it without README.md. Unset"),
+        (["config.json", "*.safetensors", "*.md"], "got it without model.safetensors.index.json. Unset"),
+        (["config.json", "*.safetensors*", "*.md"], "HF_HUB_OFFLINE forbids the network in tokenizer"),
+    ],
+    ids=["weights", "shards", "no tokenizer"],
+)
+def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], fetched: list[str], told: str,
+) -> None:  # fmt: skip
+    """Its license and its tokenizer would be gone from the merge."""
+    fetch_all(ada, models, cache, ("one", "two"))
+    snapshot_download(models("base"), endpoint=ada.endpoint, token=ada.token, cache_dir=cache, allow_patterns=fetched)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert told in refused("merge", recipe, "--out", tmp_path / "out")
+
+
 def test_a_cached_card_or_index_without_measure_is_not_parsed(tmp_path: Path) -> None:
     snapshot = tmp_path / "models--org--m" / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
