@@ -194,11 +194,15 @@ class HubWriting(HubReading):
         """One commit on main with everything, only if main still stands at `parent`; returns its sha."""
         from huggingface_hub import CommitOperationAdd
 
-        additions = [*operations, *(CommitOperationAdd(name, content) for name, content in small)]
+        files = [CommitOperationAdd(name, content) for name, content in small]
         with translated(repo_id, writing=True):
+            # asked for here, since the client would silently leave out what a .gitignore among them, or there, names
+            self._api.preupload_lfs_files(
+                repo_id, additions=files, repo_type=self.repo_type, free_memory=False, gitignore_content="\n"
+            )
             info = self._api.create_commit(
                 repo_id,
-                additions,
+                [*operations, *files],
                 commit_message=message,
                 commit_description=description,
                 parent_commit=parent,

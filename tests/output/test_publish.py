@@ -44,6 +44,12 @@ def test_everything_goes_up_in_one_commit(job: Publication):
     assert not job.api.model_info(job.name).private
 
 
+def test_a_gitignore_that_goes_along_keeps_no_other_file_back(job: Publication):
+    job.files |= {".gitignore": b"*.safetensors\n*.json\n*.txt\nlicenses/\n", "notes.txt": b"mine"}
+    job.publish()
+    assert job.there() == {*job.files, *(path.name for path in job.shards), ".gitattributes"}
+
+
 def test_publishing_again_finds_the_same_commit(job: Publication):
     first = job.publish()
     assert job.publish() == first
