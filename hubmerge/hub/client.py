@@ -285,9 +285,15 @@ def _set_timeouts() -> None:
     from huggingface_hub.utils._http import default_client_factory
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    def limit(request: httpx2.Request) -> None:
+        # several of the client's questions ask outright to wait for ever
+        longest = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S).as_dict()
+        asked = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {**longest, **{name: s for name, s in asked.items() if s is not None}}
+
     def new_client() -> httpx2.Client:
         made = default_client_factory()
-        made.timeout = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
         return made
 
     set_client_factory(new_client)

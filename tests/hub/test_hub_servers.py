@@ -17,7 +17,7 @@ import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub.utils import _http
-from processes import printed_by
+from processes import Beside, printed_by
 from scripted_hub import Answer, Request, ScriptedHub, error
 from served_models import Clock, fetch, weights
 
@@ -317,6 +317,31 @@ def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
         Hub("http://127.0.0.1:9", patience=Patience(sleep=clock)).repo_state("org/model")
     assert caught.value.retryable
     assert len(clock.pauses) == 4
+
+
+ASKS: dict[str, Callable[[Hub], object]] = {
+    "whoami": Hub.whoami,
+    "head": lambda hub: hub.head("org/model"),
+    "state": lambda hub: hub.repo_state("org/model"),
+    "search": lambda hub: hub.search_models("x"),
+    "lineage": Hub.find_models,
+    "tree": lambda hub: hub.tree("org/model", "a" * 40),
+    "history": lambda hub: hub.find_commit("org/model", "x"),
+    "creation": lambda hub: hub.create_repo("org/model", private=True),
+}
+
+
+@pytest.mark.usefixtures("client_pauses")
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_end(
+    ask: Callable[[Hub], object], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes what comes
+        hub = Hub(f"http://127.0.0.1:{silent.getsockname()[1]}", "hf_x", patience=Patience(tries=1))
+        error = Beside(lambda: ask(hub)).ended_with(15.0)
+    assert isinstance(error, TransientHubError)
+    assert "ReadTimeout" in str(error)
 
 
 @pytest.mark.parametrize(
