@@ -193,15 +193,17 @@ class ResultsDataset:
         """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
         contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
-        read = replace(loaded, results=renamed(parsed.results, loaded.versions))
+        known = {path: names for path, names in loaded.committed.accounts.items() if path not in new}
+        committed = replace(loaded.committed, accounts=known)  # whose the new files are, the Hub says after the commit
+        read = replace(loaded, results=renamed(parsed.results, loaded.versions), committed=committed)
         files = dict(new)
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
         files[BOARD_TABLE] = board_parquet(board_of(read), board_of(read, split="dev"))
-        known = loaded.tree.get(CARD)
-        if known is None or known.size <= _CARD_BYTES:
-            text = self._hub.read_file(self.repo, loaded.sha, CARD, _CARD_BYTES) if known else None
+        card_file = loaded.tree.get(CARD)
+        if card_file is None or card_file.size <= _CARD_BYTES:
+            text = self._hub.read_file(self.repo, loaded.sha, CARD, _CARD_BYTES) if card_file else None
             if (card := dataset_card(text)) is not None:
                 files[CARD] = card
         return files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import SEED, TRUSTED, family, own, rows, strange
+from board_helpers import SEED, TRUSTED, family, own, result, rows, strange
 from datasets_by_hand import publish
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -227,3 +227,13 @@ def test_the_published_table_names_the_committer(lab: LocalHubProcess) -> None:
     sha = dataset.load().sha
     table = dataset._hub.read_file("lab/tables", sha, BOARD_TABLE)
     assert {r["model"]: r["committed_by"] for r in pq.read_table(io.BytesIO(table)).to_pylist()} == data
+
+
+def test_the_published_table_names_nobody_for_a_result_that_is_replaced_with_it(lab: LocalHubProcess) -> None:
+    """Its committer is known once it is committed; it is not the one of the result before."""
+    dataset, failed = opened(lab, "lab/replaced", Trust()), result("org/x", "f", created="2026-01-01T00:00:00+00:00")
+    add(lab, "bob", "lab/replaced", failed)
+    dataset.publish([strange("org/x"), strange("org/y")])
+    sha = dataset._hub.head("lab/replaced")
+    table = pq.read_table(io.BytesIO(dataset._hub.read_file("lab/replaced", sha, BOARD_TABLE))).to_pylist()
+    assert {(line["model"], line["committed_by"]) for line in table} == {("org/x", None), ("org/y", None)}
