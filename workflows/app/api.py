@@ -11,6 +11,7 @@ postpone them.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypedDict
@@ -103,7 +104,8 @@ def _called(service: Service, function: Endpoint) -> Endpoint:
     hints["return"] = inspect.signature(function).return_annotation
     called.__annotations__ = hints
     called.__annotate__ = lambda _: hints  # type: ignore[attr-defined]  # what `wraps` takes from Python 3.14 on
-    called.__name__, called.__doc__ = function.__name__, function.__doc__
+    # gradio tells only the first line of what an argument is
+    called.__name__, called.__doc__ = function.__name__, re.sub(r"\n {8,}", " ", inspect.getdoc(function) or "")
     return called
 
 

@@ -100,7 +100,7 @@ def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = Non
     return mcp_result(app.url, method, headers or {}, **parameters)
 
 
-def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespace) -> None:
+def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_about_it(app: SimpleNamespace) -> None:
     actions = {
         name
         for kind in (Service, BoardSource, WatcherSource)
@@ -120,7 +120,7 @@ def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespa
     for name, told in tools.items():
         properties = told["inputSchema"].get("properties", {})
         assert told["description"], name
-        assert all(p.get("description") and p.get("type") for p in properties.values()), name
+        assert all(p["description"].endswith(".") and p.get("type") for p in properties.values()), name
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
