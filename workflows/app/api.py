@@ -137,9 +137,12 @@ def _plain(answer: Any) -> Any:
 
 
 def _refused(error: HubmergeError) -> Any:
-    """Raise gradio's error, which alone reaches the caller; its trace stays out of the log."""
+    """Raise gradio's error, which alone reaches the caller; its trace stays out of the log.
+
+    It has no title, which MCP clients that ask for progress would read before the code.
+    """
     said = (replace(problem, next_step=on_the_web(problem.next_step)) for problem in error.problems)
-    raise gr.Error("\n".join(map(str, said)), print_exception=False) from None
+    raise gr.Error("\n".join(map(str, said)), title="", print_exception=False) from None
 
 
 def _reading(service: Service) -> tuple[Endpoint, ...]:

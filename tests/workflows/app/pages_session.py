@@ -58,7 +58,7 @@ def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
     answer = httpx.post(f"{url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
     assert answer.status_code == 200
-    told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
+    told = next(line for line in answer.text.splitlines() if line.startswith("data: {") and '"result"' in line)
     return dict(json.loads(told.removeprefix("data: "))["result"])
 
 

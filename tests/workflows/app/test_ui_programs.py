@@ -151,13 +151,14 @@ def test_an_action_works_with_a_token_answers_as_its_schema_says_and_is_authoris
 
 
 @pytest.mark.parametrize("name", ENDPOINTS)
-def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
+def test_an_action_works_as_a_tool_also_where_progress_is_asked_for(app: SimpleNamespace, name: str) -> None:
+    """An error begins with its code."""
     own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ENDPOINTS[name][1])
     assert not own["isError"], own
-    anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1])
-    assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
-    if anonymous["isError"]:
-        assert "E_LOGIN" in anonymous["content"][0]["text"]
+    for more in ({}, {"_meta": {"progressToken": 1}}):
+        anonymous = tool(app, "tools/call", name=name, arguments=ENDPOINTS[name][1], **more)
+        assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
+        assert not anonymous["isError"] or anonymous["content"][0]["text"].startswith("E_LOGIN")
 
 
 def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
