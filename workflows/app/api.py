@@ -14,6 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, TypedDict
 
 import gradio as gr
@@ -80,10 +81,12 @@ def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers:
     stored = [*_of_the_store(service)]
     stored += board_endpoints(board) if board is not None else ()
     stored += watcher_endpoints(watchers) if watchers is not None else ()
+    whose = partial(service.visitor, None)
     for function in asking:
-        gr.api(lanes.asking(_called(service, function), _refused), api_name=function.__name__, **ASKING)
+        called = lanes.asking(_called(service, function), _refused, whose=whose)
+        gr.api(called, api_name=function.__name__, **ASKING)
     for function in stored:
-        called = lanes.asking(_called(service, function), _refused, for_tokens=True)
+        called = lanes.asking(_called(service, function), _refused, whose=whose, asks_nothing=True)
         gr.api(called, api_name=function.__name__, concurrency_limit=4)
 
 

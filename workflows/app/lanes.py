@@ -1,7 +1,8 @@
 """Lanes: how many questions to the Hub the pages ask at once, for whom, and for how long.
 
 A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot block the app
-for signed-in ones; within a lane everybody has a share. A visitor who finds no room is refused at once, with QuotaError
+for signed-in ones; within a lane everybody has a share. A program's token gets it the lane of the signed-in, once the
+Hub has said whose it is, which is asked in a third lane. A visitor who finds no room is refused at once, with QuotaError
 and the seconds after which a place is free at the latest. Waiting in gradio's queue would block all pages, which share
 it. The work runs in threads of the lane, and a question that exceeds the lane's wall limit is refused. A thread cannot
 be ended from outside, so it keeps its place. But past the limit it sends the Hub no further request (`ASKED_UNTIL`),
@@ -34,12 +35,13 @@ import gradio as gr
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
+from workflows.app.service import Visitor
 from workflows.app.session import bearer_of, visitor_of
 
 ANONYMOUS_AT_ONCE = 8
 ANONYMOUS_EACH = 3  # of one address; IPv6 counts by the /64 that a line has
 ANONYMOUS_S = 60.0
-SIGNED_IN_AT_ONCE = 16  # with the anonymous ones fewer than the 40 events that gradio runs at once
+SIGNED_IN_AT_ONCE = 16  # with the other two lanes fewer than the 40 events that gradio runs at once
 SIGNED_IN_EACH = 4
 SIGNED_IN_S = 240.0
 OVERTIME_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S  # of the last request
@@ -125,6 +127,7 @@ class Lanes:
         self._on_a_space = on_a_space
         hint = " Signed-in visitors have places of their own."
         self._anonymous = _Lane("anonymous", ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, ANONYMOUS_S, hint)
+        self._unproven = _Lane("unproven", ANONYMOUS_AT_ONCE, SIGNED_IN_EACH, ANONYMOUS_S, "")  # tokens
         self._signed_in = _Lane("signed-in", SIGNED_IN_AT_ONCE, SIGNED_IN_EACH, SIGNED_IN_S, "")
 
     def asking(
@@ -133,12 +136,14 @@ class Lanes:
         refused: Callable[[HubmergeError], Any],
         *,
         for_the_signed_in: bool = False,
-        for_tokens: bool = False,
+        whose: Callable[[str], Visitor] | None = None,
+        asks_nothing: bool = False,
     ) -> Handler:
         """`handler`, wrapped so that it runs in the visitor's lane.
 
         `for_the_signed_in`: the handler asks the Hub nothing for anonymous visitors, who then need no place.
-        `for_tokens`: it asks the Hub only whose a token is, where a program sends one instead of a session.
+        `whose`: asks the Hub whose a token is, where a program may send one instead of a session.
+        `asks_nothing`: the handler asks the Hub nothing.
         """
         names = list(inspect.signature(handler).parameters)
 
@@ -147,12 +152,13 @@ class Lanes:
             values = dict(zip(names, given, strict=False))  # what follows is the handler's `*values`
             request, profile, token = (values.get(name) for name in ("request", "profile", "token"))
             visitor = visitor_of(profile, token)
-            asks_nothing = visitor is None and for_the_signed_in
-            lane = self._anonymous if visitor is None else self._signed_in
-            who = address_of(request, on_a_space=self._on_a_space) if visitor is None else visitor.name
+            address = address_of(request, on_a_space=self._on_a_space)
             try:
-                if asks_nothing or (for_tokens and bearer_of(profile, token, request) is None):
+                if whose is not None and (bearer := bearer_of(profile, token, request)) is not None:
+                    visitor = await self._unproven.run(self._unproven.take(address), partial(whose, bearer))
+                if asks_nothing or (visitor is None and for_the_signed_in):
                     return await asyncio.to_thread(handler, *given)
+                lane, who = (self._anonymous, address) if visitor is None else (self._signed_in, visitor.name)
                 return await lane.run(lane.take(who), lambda: handler(*given))
             except HubmergeError as error:
                 return refused(error)

@@ -86,6 +86,8 @@ def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slo
         found = slow.ask("inspect_merge", [QUICK, ""], slow.headers("ada"))
         assert found.startswith("event: complete"), found
         assert slow.ask("my_jobs", [0], slow.headers("ada")).startswith("event: complete")
+        program = {"Authorization": f"Bearer {slow.hub.tokens['bob']}"}
+        assert slow.ask("inspect_merge", [QUICK, ""], program).startswith("event: complete")
         assert "E_JOB" in slow.ask("job_status", ["1" * 64], {})
         for page in ("/", "/merge", "/activity", "/job", "/diff"):
             assert httpx.get(f"{slow.url}{page}").status_code == 200
@@ -97,9 +99,10 @@ def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slo
     assert kinds == {True: ANONYMOUS_AT_ONCE, False: STORM - ANONYMOUS_AT_ONCE}
 
 
-def test_one_visitor_has_a_share_of_a_lane_and_others_have_theirs(slow: App) -> None:
+@pytest.mark.parametrize("by", ["session", "token"])
+def test_one_visitor_has_a_share_of_a_lane_and_others_have_theirs(slow: App, by: str) -> None:
     slow.delay(6.0)
-    headers = slow.headers("bob")
+    headers = slow.headers("bob") if by == "session" else {"Authorization": f"Bearer {slow.hub.tokens['bob']}"}
     with ThreadPoolExecutor(12) as several:
         mine = [several.submit(slow.ask, "inspect_merge", [SLOW, ""], headers) for _ in range(SIGNED_IN_EACH + 3)]
         theirs = [several.submit(slow.ask, "inspect_merge", [SLOW, ""], {}) for _ in range(ANONYMOUS_EACH + 1)]
