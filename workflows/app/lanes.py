@@ -2,11 +2,11 @@
 
 A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot block the app
 for signed-in ones; within a lane everybody has a share. A program's token gets it the lane of the signed-in, once the
-Hub has said whose it is, which is asked in a third lane. A visitor who finds no room is refused at once, with QuotaError
-and the seconds after which a place is free at the latest. Waiting in gradio's queue would block all pages, which share
-it. The work runs in threads of the lane, and a question that exceeds the lane's wall limit is refused. A thread cannot
-be ended from outside, so it keeps its place. But past the limit it sends the Hub no further request (`ASKED_UNTIL`),
-and the request that it waits for has a time limit of its own.
+Hub has said whose it is, which is asked in a third lane. A visitor who finds no room is refused at once, with
+QuotaError and the seconds after which a place is free at the latest. Waiting in gradio's queue would block all pages,
+which share it. The work runs in threads of the lane, and a question that exceeds the lane's wall limit is refused. A
+thread cannot be ended from outside, so it keeps its place. But past the limit it sends the Hub no further request
+(`ASKED_UNTIL`), and the request that it waits for has a time limit of its own.
 
     lanes = Lanes(on_a_space=True)
     button.click(lanes.asking(handler, refused), …, **ASKING)

@@ -2,7 +2,8 @@
 
 gradio answers a tool's call by calling its own endpoint as a client would, at the address that the request's Host
 header names, with this machine's token of the Hub and the caller's headers. Whoever forges that header would get both.
-So it calls this server at its own address here, and without a token.
+So it calls this server at its own address here, and without a token. The caller's address goes along, as a proxy tells
+it: without it all callers would share the places of one visitor, and a header of theirs would count.
 
 It also writes answers as Python does, and reads the file that an answer names. Here they are JSON, and nothing else.
 """
@@ -22,7 +23,8 @@ from hubmerge.errors import InternalError
 def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     """Let the tools' calls go to `app.state.own_url`, which the server sets once it answers."""
     server: Any = getattr(demo, "mcp_server_obj", None)
-    if not all(hasattr(server, name) for name in ("_get_or_create_client", "postprocess_output_data")):
+    changed = ("_get_or_create_client", "_prepare_tool_call_args", "postprocess_output_data")
+    if not all(hasattr(server, name) for name in changed):
         raise InternalError("this gradio's MCP server works in another way", where="gradio.mcp")
     clients: list[Client] = []
 
@@ -38,5 +40,13 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     def as_json(answers: Sequence[Any], root_url: str) -> list[Any]:
         return [server.types.TextContent(type="text", text=json.dumps(each, ensure_ascii=False)) for each in answers]
 
-    server._get_or_create_client = client
+    prepare = server._prepare_tool_call_args
+
+    def with_address(name: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
+        endpoint, values, headers, function = prepare(name, arguments)
+        told, caller = headers.get("x-forwarded-for"), server.mcp_server.request_context.request.client
+        headers["x-forwarded-for"] = ", ".join(filter(None, (told, caller and caller.host)))
+        return endpoint, values, headers, function
+
+    server._get_or_create_client, server._prepare_tool_call_args = client, with_address
     server.postprocess_output_data = as_json

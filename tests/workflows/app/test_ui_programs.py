@@ -24,6 +24,7 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
 from hubmerge.settings import Settings
+from workflows.app import lanes
 from workflows.app.app import launch_app
 from workflows.app.service import BoardSource, Published, Service, WatcherView
 from workflows.app.watchers_source import WatcherSource
@@ -184,6 +185,20 @@ def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_it
     answer = tool(app, "tools/call", headers, name="my_jobs", arguments={})
     assert "E_LOGIN" in answer["content"][0]["text"]
     assert not tool(app, "tools/call", headers, name="leaderboard", arguments={})["isError"]
+
+
+def test_a_tool_s_caller_has_the_address_that_the_call_comes_from(
+    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(lanes, "address_of", lambda request, **_: asked.append(request.client.host) or "")
+    headers = {"accept": "application/json, text/event-stream"}
+    call = {"name": "search_models", "arguments": {"text": "zoo"}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), headers=headers, timeout=120) as http:
+        for forged in ({}, {"x-forwarded-for": "9.9.9.9"}):
+            assert '"isError":false' in http.post(f"{app.url}/gradio_api/mcp/", json=body, headers=forged).text
+    assert asked == ["127.0.0.2", "127.0.0.2"]
 
 
 def test_a_stranger_s_report_is_never_taken_for_a_file_of_the_server_s(app: SimpleNamespace) -> None:
