@@ -22,12 +22,14 @@ from typing import Any, Self, TypeVar
 
 import gradio as gr
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from gradio.route_utils import FnIndexInferError
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import InternalError, RecipeError
 from hubmerge.settings import Settings
 from workflows.app.api import add_api
 from workflows.app.diff_page import diff_page
@@ -168,6 +170,8 @@ def build_web_app(
             )
         mounted: Any = app.routes[-1]
         mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
+        for misread in (FnIndexInferError, KeyError, TypeError):
+            mounted.app.add_exception_handler(misread, _not_understood)
         answer_mcp_here(demo, app)
         app.add_middleware(AskedScopes)
         hosts = _space_hosts(settings)
@@ -177,6 +181,15 @@ def build_web_app(
         return app
 
     return in_loop(assembled)
+
+
+def _not_understood(request: Request, error: Exception) -> Response:
+    """A call that gradio cannot read, for which it would tell its log a traceback, and the caller nothing."""
+    if "/gradio_api/call/" not in request.url.path:
+        raise error
+    step = "GET /gradio_api/info lists every endpoint with its arguments."
+    told = RecipeError("no endpoint, or other arguments than it has", got=str(error)[:200], next_step=step)
+    return JSONResponse({"detail": str(told)}, status_code=422)
 
 
 def in_loop(make: Callable[[], T]) -> T:

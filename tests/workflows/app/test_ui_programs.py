@@ -259,6 +259,22 @@ def test_plain_http_may_leave_out_what_has_a_default(app: SimpleNamespace) -> No
     assert "E_RECIPE: a value of another type in recipe" in answer()
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "got"),
+    [
+        ("v2/inspect_merge", {"license": "mit"}, "required argument: recipe"),
+        ("v2/inspect_merge", {"recipe": RECIPE, "licence": "mit"}, "`licence` is not a valid"),
+        ("v2/merge", {}, "/merge"),
+        ("merge", {"data": []}, "merge"),
+    ],
+)
+def test_plain_http_is_told_which_name_is_wrong(app: SimpleNamespace, path: str, body: Any, got: str) -> None:
+    answer = httpx.post(f"{app.url}/gradio_api/call/{path}", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("E_RECIPE: no endpoint, or other arguments than it has: got ")
+    assert got in answer.json()["detail"]
+
+
 def test_values_that_other_clients_write_otherwise_are_understood(app: SimpleNamespace) -> None:
     """A whole number as 2.0, no value as null, a switch as text, a model by its page's address."""
     ada = app.client(oauth_token="token-of-ada")
