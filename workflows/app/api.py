@@ -21,7 +21,7 @@ import gradio as gr
 from pydantic import TypeAdapter, ValidationError
 
 from hubmerge.engine.preview import Preview
-from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.errors import HubmergeError, Problem, RecipeError
 from hubmerge.hub.client import RepoSummary
 from hubmerge.output.plan_words import plan_summary
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
@@ -253,8 +253,8 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
     ) -> list[JobView]:
         """Queue a merge for every variant of a sweep and return the jobs. Needs a sign-in or a token.
 
-        Every name is checked before the first is queued. Where there is no room for all, the answer is E_QUOTA; the
-        same request later finds those that were queued and adds the others.
+        Every name is checked before the first is queued. Where a later variant is refused, as by E_QUOTA where there is
+        no room for all, the error names those that were queued; the same request later finds them and adds the others.
 
         Args:
             sweep: as inspect_sweep takes it.
@@ -265,7 +265,19 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         writer = writer_of(service, visitor, "start a sweep")
         checked = checked_sweep(sweep)
         requests = sweep_requests(checked, target=target, private=private, license=license, visitor=writer)
-        return [service.submit(request, writer) for request in requests]
+        jobs: list[JobView] = []
+        for request in requests:
+            try:
+                jobs.append(service.submit(request, writer))
+            except HubmergeError as error:
+                if jobs:
+                    queued, step = ", ".join(job.target for job in jobs), "my_jobs lists them."
+                    more = Problem(
+                        error.code, "the variants before this one have their jobs", got=queued, next_step=step
+                    )
+                    error.problems += (more,)
+                raise
+        return jobs
 
     def start_diff(base: str, agent: str, visitor: Visitor | None) -> Compared:
         """Queue a comparison of two models on the Hub, or find the one that is there; answers as inspect_diff.

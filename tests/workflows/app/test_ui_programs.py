@@ -304,6 +304,16 @@ def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
         ada.predict(RECIPE, "ada/swept", api_name="/start_sweep")
 
 
+def test_a_sweep_that_is_refused_in_its_middle_names_what_was_queued(app: SimpleNamespace) -> None:
+    ada = app.client(oauth_token="token-of-ada")
+    wide = {**SWEEP, "sweep": [{"method": "ties", "parameters": {"density": [0.1, 0.2, 0.3, 0.4]}}]}
+    with pytest.raises(AppError, match="E_QUOTA: you have 5 jobs") as refused:
+        ada.predict(wide, "ada/wide", api_name="/start_sweep")
+    queued = [job["target"] for job in ada.predict(api_name="/my_jobs") if "wide" in job["target"]]
+    assert len(queued) == 3
+    assert all(target in str(refused.value) for target in queued)
+
+
 def test_a_board_without_results_is_empty(app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app.board, "content", Board())
     assert app.client().predict(merges_only=True, api_name="/leaderboard")["rows"] == []
