@@ -367,7 +367,8 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
-            if given == [] or (isinstance(given, str) and not given.strip()):  # the message says so already
+            bare = given.strip() if isinstance(given, str) else given
+            if isinstance(bare, str | list) and not bare:  # the message says so already
                 yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]

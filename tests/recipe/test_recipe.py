@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -362,6 +363,7 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"base": "https://hub/org/a"}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         ({"agents": ["https://hub/org/a"]}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
+        ({"seed": np.int64(3)}, "a number is needed", ""),
         ({"agents": [None]}, "this must be text, or a table", ""),
         ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
         ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, "Give one another weight."),
