@@ -198,6 +198,8 @@ def merge_and_publish(
     if ranks.first(prepared.published):  # by a run that was killed before it could say so, or simply again
         published = find_published(hub, target, prepared.identity)
     if published is not None:
+        if request.license is not None:
+            observer.warning(f"{target.repo} holds this merge already and stays as it is, its license too")
         with suppress(FolderInUseError):  # by the run that has published it, and still reads what it has made
             if work.is_dir():
                 with sole_owner(work):

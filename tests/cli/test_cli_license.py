@@ -125,6 +125,17 @@ def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
+def test_a_run_whose_merge_is_published_says_that_its_license_stays(
+    unlicensed: Path, ada: HfApi, fetched: Fetched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(unlicensed), "--to", "ada/run-stated", "--license"]
+    assert main([*command, "mit"]) == 0
+    assert "its license too" not in capsys.readouterr().err
+    assert main([*command, "apache-2.0"]) == 0
+    assert "ada/run-stated holds this merge already and stays as it is, its license too" in capsys.readouterr().err
+    assert json.loads(fetched("ada/run-stated", "hubmerge.json"))["license"]["id"] == "mit"
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["lf", "crlf"])
 def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
     merged: Path, ada: HfApi, fetched: Fetched, name: str, end: str
