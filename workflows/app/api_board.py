@@ -57,8 +57,8 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
             size: billions of parameters: "1" (up to 1), "4" (1 to 4), "10" (4 to 10) or "more".
             license: as the model's card states it.
             skills: at least so many kept.
-            sort: a column of the page's table, such as "overall", with - in front from the highest down; empty: by
-                rank.
+            sort: a column of the page's table, such as "overall", or score- and a domain, with - in front from the
+                highest down; empty: by rank.
         """
         board = source.board()
         if not suite and not board.suites:
@@ -69,7 +69,9 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
         values = {"suite": found.suite, "q": search, "skills": skills or "", **filters}
         wanted = asked(board, urlencode({name: value for name, value in values.items() if value}))
         if wanted.wrong:
-            raise ResultError("the leaderboard cannot be asked this", got=" ".join(wanted.wrong)[:500])
+            step = f"The columns are {', '.join(wanted.every)}." if sort else ""
+            got = " ".join(wanted.wrong)[:500]
+            raise ResultError("the leaderboard cannot be asked this", got=got, next_step=step)
         rows = matching(found, wanted.query)
         start = max(offset, 0)
         page = rows[start : start + min(max(limit, 0), MAX_LINES)]

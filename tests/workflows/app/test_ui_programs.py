@@ -329,7 +329,7 @@ def test_an_answer_is_of_one_board_also_where_another_takes_its_place_meanwhile(
     assert app.client().predict("trio", sort="overall", api_name="/leaderboard")["total"] == 4
 
 
-def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:
+def test_the_board_is_told_by_pages_and_by_model_and_names_the_columns_to_sort_by(app: SimpleNamespace) -> None:
     anybody = app.client()
     every = anybody.predict(api_name="/leaderboard")
     assert (every["suite"], every["total"], len(every["rows"])) == ("trio", 4, 4)
@@ -346,6 +346,10 @@ def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:
     for wrong in ({"sort": "nothing"}, {"size": "huge"}, {"skills": -1}):
         with pytest.raises(AppError, match="cannot be asked this"):
             anybody.predict(**wrong, api_name="/leaderboard")
+    with pytest.raises(AppError, match=r"The columns are rank, model, .*score-") as refused:
+        anybody.predict(sort="nothing", api_name="/leaderboard")
+    for column in str(refused.value).partition("The columns are ")[2].strip(".").split(", "):
+        assert anybody.predict(sort=column, api_name="/leaderboard")["total"] == 4
     [known] = anybody.predict("org/merge", api_name="/model")
     assert known == anybody.predict("org/merge", "trio", api_name="/evaluation")
     assert (known["suite"], known["overall"]["value"]) == ("trio", pytest.approx(0.61))
