@@ -70,7 +70,7 @@ class Measuring:
             )
         if self._requests is None:
             raise EvaluationError("no merges are evaluated here", got=suite[:80], next_step="Choose no suite.")
-        return get_suite(suite).name
+        return get_suite(suite, self.suites).name
 
     def request(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
         """Ask for a score of a model at its present commit, or at the revision that the name has."""
@@ -81,7 +81,7 @@ class Measuring:
                 got="none",
                 next_step="Whoever runs this site can set HUBMERGE_RESULTS and HF_TOKEN.",
             )
-        chosen = get_suite(suite or next(iter(self.suites), "")).name
+        chosen = get_suite(suite or next(iter(self.suites), ""), self.suites).name
         name = ModelName.parse(model)
         if name.local:
             raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])

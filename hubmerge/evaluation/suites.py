@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -140,14 +140,14 @@ _SUITES = (
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in _SUITES})
 
 
-def get_suite(name: str) -> Suite:
-    """The suite called `name`; EvaluationError names those that exist."""
-    if name not in SUITES:
+def get_suite(name: str, known: Collection[str] = SUITES) -> Suite:
+    """The suite called `name`; EvaluationError names those that are `known`."""
+    if name not in known:
         raise EvaluationError(
             "there is no such suite",
-            expected=", ".join(SUITES),
+            expected=", ".join(known),
             got=ascii(name)[1:-1][:80],
-            next_step=did_you_mean(name, SUITES) or "Choose one of these.",
+            next_step=did_you_mean(name, known) or "Choose one of these.",
         )
     return SUITES[name]
 

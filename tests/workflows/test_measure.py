@@ -250,7 +250,10 @@ def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
     assert "hidden" not in repr(queue)
 
 
-def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it(site: Site) -> None:
+def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it_of_those_that_are_offered(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Measuring, "suites", {"zoo": "", "tool": ""})
     recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     ada = site.visitor("ada")
     chosen = MergeRequest(recipe, "ada/chosen", private=False, suite="tool")
@@ -262,7 +265,10 @@ def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it(site: Site) 
     assert {j.payload["suite"] for j in site.evaluations().values()} == {"tool"}
     usual = site.service.submit(replace(chosen, target="ada/usual", suite=None), ada)
     assert "suite" not in site.store.get(usual.id).payload
-    for wrong, told in (({"private": True}, "would become public"), ({"suite": "nonsense"}, "no such suite")):
+    for wrong, told in (
+        ({"private": True}, "would become public"),
+        ({"suite": "math"}, "expected zoo, tool, got math"),
+    ):
         with pytest.raises(EvaluationError, match=told):
             site.service.submit(replace(chosen, target="ada/wrong", **wrong), ada)
     nothing = MergeService(site.settings, site.store, VAULT)
