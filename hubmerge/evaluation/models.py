@@ -1,7 +1,7 @@
 """The model under evaluation, in lighteval's model classes. Only the evaluating process imports this.
 
 transformers fills tensors that a checkpoint lacks with random numbers and only logs it; here such a checkpoint does not
-load. Decoding is always greedy: a repo's generation_config.json with its penalties is not fetched.
+load. Decoding is always greedy: of what a repo says of it, only the tokens that end an answer count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lighteval.models.transformers.transformers_model import TransformersModel, 
 from lighteval.models.utils import _get_dtype
 from lighteval.tasks.prompt_manager import PromptManager
 from lighteval.tasks.requests import Doc
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from hubmerge.errors import DeviceError, EvaluationError, HubmergeError
 from hubmerge.evaluation.fit import SHARE_OF_CACHE, Weights, fitting_dtype
@@ -49,7 +49,18 @@ class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no 
                 got="; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys[:5])}" for kind, keys in wrong.items()),
                 next_step="Without them the scores would be those of random numbers.",
             )
-        return model.eval()
+        return _greedy(model.eval(), self.tokenizer.eos_token_id)
+
+
+def _greedy(model: Any, end: int | None) -> Any:
+    """The model without the penalties, beams and the like that its config.json may name, and with every token at which
+    it ends an answer; lighteval asks with the tokenizer's alone."""
+    stated = model.generation_config.eos_token_id
+    ends = {end, *(stated if isinstance(stated, list) else [stated])} - {None}
+    model.generation_config = GenerationConfig()
+    generate = model.generate
+    model.generate = lambda **asked: generate(**{**asked, "eos_token_id": sorted(ends)})
+    return model
 
 
 def with_fitting_dtype(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from lighteval.data import GenerativeTaskDataset
 from lighteval.logging.evaluation_tracker import EvaluationTracker
 from lighteval.models.model_output import ModelResponse
 from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
@@ -26,6 +27,7 @@ from hubmerge.evaluation.journal import AnswerJournal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
+from hubmerge.evaluation.suites import RULES
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.isolation.in_child import Reporter
 
@@ -75,6 +77,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             evaluation_tracker=EvaluationTracker(output_dir=str(Path(spec["cache"]) / "tracker")),
             model=model,
         )
+        # lighteval's order is by characters, and it cuts every prompt to the first one's tokens and its longest answer
+        GenerativeTaskDataset._sorting_criteria = lambda _, doc: (doc.num_samples, 0)
         model._cache = None  # keyed by the model's name; the journal is keyed by its commit
         self._spec = spec
         self._reporter = reporter
@@ -117,9 +121,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         manager = self._prompts[task["name"]] = RenderedPrompts(
             self.model, chat=has_template and definition.chat, system=definition.system
         )
-        special = getattr(self.model, "add_special_tokens", True)
         tokens = {
-            id: len(self.model.tokenizer(text, add_special_tokens=special)["input_ids"])
+            id: len(self.model.tokenizer(text, add_special_tokens=not manager.use_chat_template)["input_ids"])
             for id, text in manager.prepare_prompts(docs).items()
         }
         return Asked(definition, docs, manager, tokens)
@@ -129,6 +132,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         definition = asked.definition
         self.model.prompt_manager = asked.manager
         self.model.use_chat_template = asked.manager.use_chat_template
+        # a template writes the special tokens itself; a second BOS before its own is another prompt
+        self.model._add_special_tokens = not asked.manager.use_chat_template
         journal = AnswerJournal(Path(self._spec["generations"]) / f"{_file_name(definition.name)}.jsonl")
         for batch in batches(asked, self.model.max_length, self._spec["batch_size"], self._spec["batch_tokens"]):
             keys = [answer_key(self._identity(definition, doc, asked.manager.prepare_prompt(doc))) for doc in batch]
@@ -163,6 +168,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
     def _identity(self, definition: Task | BuiltinTask, doc: Doc, prompt: str) -> Mapping[str, Any]:
         return {
             "model": self._spec["identity"],
+            "rules": RULES,
             "backend": self._spec["backend"],
             "dtype": self._spec["dtype"],
             "device": self._spec["device"],

@@ -2,8 +2,8 @@
 
 transformers sees this folder and never the repo. The weights are the safetensors shards whose headers were checked,
 under an index written here; keys that name code or a place are taken out, as in a merge (config.py).
-generation_config.json is left out, so that no repo's penalties or sampling change what its score means. No pickle and
-no code is fetched.
+Of generation_config.json only the tokens that end an answer are taken, so that no repo's penalties or sampling change
+what its score means. No pickle and no code is fetched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.folder import CONFIG, check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
+
+GENERATION = "generation_config.json"
+_MAX_GENERATION_BYTES = 1 << 20
 
 
 def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int], None]) -> list[str]:
@@ -59,7 +62,20 @@ def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None
     """
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     files, left_out = tokenizer_files(tokenizer or model, reader(hub))
-    for name, content in {CONFIG: json.dumps(config, indent=1).encode(), **files}.items():
+    for name, content in {CONFIG: json.dumps(config, indent=1).encode(), **files, **_ends(model, hub)}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return [*([told(CONFIG, dropped)] if dropped else []), *left_out]
+
+
+def _ends(model: Model, hub: Hub) -> dict[str, bytes]:
+    """generation_config.json with nothing but the tokens that end an answer, where the model's states any."""
+    info = model.files.get(GENERATION)
+    if info is None or info.size > _MAX_GENERATION_BYTES:
+        return {}
+    try:
+        stated = json.loads(reader(hub)(model, GENERATION))["eos_token_id"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    ends = [token for token in (stated if isinstance(stated, list) else [stated]) if type(token) is int]
+    return {GENERATION: json.dumps({"eos_token_id": ends}).encode()} if ends else {}

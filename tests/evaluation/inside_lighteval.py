@@ -12,6 +12,7 @@ import json
 import math
 import pickle
 import re
+import shutil
 import types
 import zlib
 from pathlib import Path
@@ -19,16 +20,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from datasets import Dataset
 from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.errors import DeviceError, EvaluationError, MemoryLimitError
 from hubmerge.evaluation import lighteval_tasks, models, pipeline
 from hubmerge.evaluation.tasks import registry
+from hubmerge.evaluation.tasks.base import Rows, Task
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 
@@ -269,3 +272,69 @@ def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused() -> No
     with pytest.raises(EvaluationError, match=r"at most 5%.*1 of 19"):
         cut("transformers", 92, 19)
     assert [cut("vllm", n, 20) for n in (102, 101)] == [(0, 0), (1, 1)]  # it cuts the prompt to keep the answer's room
+
+
+PROMPTS = [
+    "mem i=2 a=7 b=3 c=7 f=0 c=9 f=3 ; get c",
+    "math 5 4 + 8 8 =",
+    "mem d=4 " + "x" * 200,  # few tokens, many characters
+    "tool compute the product of 9 9 and 4 6 ;",
+]
+TEMPLATE = "<bos>{% for m in messages %}{{ m.content }}{% endfor %}"
+SHORT = Task(
+    name="short",
+    title="",
+    domain="math",
+    rows=Rows("zoo/held-out"),
+    metric="exact_match",
+    prompt=lambda row: str(row["prompt"]),
+    reference=lambda _: "",
+    score=lambda answer, _: float(not answer),
+    max_new_tokens=5,
+    blank={"prompt": ""},
+)
+
+
+def alone(folder: Path, template: str | None, ends: list[int]) -> list[str]:
+    """What transformers generates for each prompt by itself, without padding."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    answers = []
+    for prompt in PROMPTS:
+        asked = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(asked)["input_ids"] if template else tokenizer(prompt)["input_ids"]
+        plain = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "suppress_tokens": None}
+        made = model.generate(torch.tensor([ids]), max_new_tokens=5, eos_token_id=ends, **plain)
+        answers.append(tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True))
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "ends"),
+    [
+        (None, {}, [2]),
+        (TEMPLATE, {}, [2]),
+        (None, {"eos_token_id": [8, 2]}, [8, 2]),
+        (None, {"repetition_penalty": 9.0, "num_beams": 3, "suppress_tokens": [2]}, [2]),
+    ],
+    ids=["of few tokens and many characters", "after the template's own BOS", "up to any end", "greedily"],
+)
+def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(
+    template: str | None, config: dict[str, Any], ends: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / models.MODEL_FOLDER
+    shutil.copytree(ZOO / "math", folder)
+    (folder / "generation_config.json").unlink()
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stated, "dtype": "float32", **config}))
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
+    Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]).save_to_disk(str(tmp_path / "test"))
+    monkeypatch.chdir(tmp_path)
+    for module in (lighteval_tasks, pipeline):
+        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
+    about = {"identity": "", "dtype": "float32", "seed": 0, "max_model_len": None, "batch_size": 8}
+    about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", tmp_path)]}
+    spec = {**MACHINE, **about, "batch_tokens": None}
+    names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)
+    line = pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
+    assert [sample.answer for sample in line.scored()["short"]] == alone(folder, template, ends)

@@ -66,6 +66,24 @@ def test_only_weights_config_and_tokenizer_are_taken(folder: Path, tmp_path: Pat
     assert any("auto_map" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("stated", "taken"),
+    [(7, [7]), ([7, 9, "8", True, 1.5], [7, 9]), ([], None), ("7", None), ({"a": 1}, None), (None, None)],
+)
+def test_of_generation_config_only_the_tokens_that_end_an_answer_are_taken(
+    folder: Path, tmp_path: Path, stated: Any, taken: list[int] | None
+) -> None:
+    made = folder / "generation_config.json"
+    made.write_text(json.dumps({"eos_token_id": stated, "repetition_penalty": 9.0}))
+    out, _ = staged(folder, tmp_path)
+    assert (out / made.name).exists() == bool(taken)
+    if taken:
+        assert json.loads((out / made.name).read_text()) == {"eos_token_id": taken}
+    made.write_bytes(b"[" * 100_000)
+    out, _ = staged(folder, tmp_path)
+    assert not (out / made.name).exists()
+
+
 def test_shards_come_with_an_index_of_what_their_headers_say(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     for number, name in enumerate("wb", start=1):

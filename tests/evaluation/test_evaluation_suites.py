@@ -89,14 +89,14 @@ def test_the_version_changes_with_everything_that_changes_what_is_asked_and_with
 
 def test_the_versions_of_the_suites_for_the_same_data_are_those_that_published_results_name() -> None:
     assert {name: pinned(name).version for name in SUITES} == {
-        "zoo": "70719f3358d7",
-        "math": "1fdc31cbc99f",
-        "instruction": "9390b5368024",
-        "code": "89f6b3b7bfbb",
-        "tool": "5dbd921f4106",
-        "memory": "4f8c5f81b0e2",
-        "memory_short": "0a9956d088eb",
-        "search": "d92b134e7294",
+        "zoo": "a0ec6d0abb76",
+        "math": "dcacbe5d67b4",
+        "instruction": "69bec95c4189",
+        "code": "b136c0f831c3",
+        "tool": "109bf9267fff",
+        "memory": "29cb6d4ff8c0",
+        "memory_short": "24241ef45b87",
+        "search": "cf105623482a",
     }
 
 
