@@ -81,17 +81,19 @@ def evaluation_rows(
     `names`: of the merge's repo, also one from before it was renamed."""
     results = [r for r in results if r.split == "test"]
     own: dict[str, EvaluationResult] = {}
-    for result in sorted((r for r in results if r.model in names), key=lambda r: (r.created, r.sha, r.suite_version)):
+    # under the same name there may have been another merge before
+    mine = [r for r in results if r.model in names and r.facts.recipe in (None, report.recipe_yaml)]
+    for result in sorted(mine, key=lambda r: (r.created, r.sha, r.suite_version)):
         own[result.suite] = result
     rows: list[dict[str, Any]] = []
-    for _, mine in sorted(own.items()):
-        same = [r for r in results if (r.suite, r.suite_version) == (mine.suite, mine.suite_version)]
+    for _, newest in sorted(own.items()):
+        same = [r for r in results if (r.suite, r.suite_version) == (newest.suite, newest.suite_version)]
         theirs = {
             p.label: next((r for r in same if (r.model, r.sha) == (p.id, p.sha)), None)
             for p in report.parents
             if p.kind == "hub"
         }
-        runs = {"": mine, **{label: r for label, r in theirs.items() if r is not None}}
+        runs = {"": newest, **{label: r for label, r in theirs.items() if r is not None}}
         metrics = {t.task: t.metric for r in runs.values() for t in r.tasks}
         rows += [_row(run, *task, label) for task in metrics.items() for label, run in runs.items()]
     return rows

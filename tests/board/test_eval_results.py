@@ -170,6 +170,19 @@ def test_results_of_others_of_other_commits_and_other_versions_are_left_out() ->
     assert len(rows) == 2
 
 
+def test_a_merge_gets_no_score_of_another_one_that_had_its_name_before() -> None:
+    """Its repo was deleted, and another recipe was merged into one of the same name."""
+    own, *parents = results_of("ada/merged")
+    made = merge_report("ada/merged")
+
+    def rows(recipe: str) -> list[dict[str, Any]]:
+        facts = own.facts.model_copy(update={"recipe": recipe})
+        return evaluation_rows(made, {"ada/merged"}, [own.model_copy(update={"facts": facts}), *parents])
+
+    assert rows(made.recipe_yaml) == evaluation_rows(made, {"ada/merged"}, [own, *parents]) != []
+    assert rows(f"{made.recipe_yaml}seed: 1\n") == []
+
+
 def test_a_base_and_an_agent_of_one_name_have_scores_of_their_own(tmp_path: Path) -> None:
     base = random_base(0)
     tensors = (base, sparse_agent(base, 0.2, 1), sparse_agent(base, 0.2, 2))
