@@ -57,16 +57,22 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
     """Batches of at most `most` prompts and `budget` tokens, but at least one prompt; the longest prompts come first.
 
     A prompt counts as many tokens as the longest of its batch, since it is padded to them, and the longest answer;
-    together never more than the model's `longest`.
+    together never more than the model's `longest`. What the longest prompt leaves of these is room for every answer
+    of its batch, so a prompt that would leave more than a tenth beyond it begins the next one.
     """
+
+    def room(doc: Doc) -> int:
+        return min(doc.generation_size or longest, max(1, longest - asked.tokens[doc.id]))
+
     ordered = sorted(asked.docs, key=lambda d: (-asked.tokens[d.id], int(d.id)))
     start = 0
     while start < len(ordered):
         first = ordered[start]
         each = min(longest, asked.tokens[first.id] + (first.generation_size or longest))
         size = most if budget is None else max(1, min(most, budget // each))
-        yield ordered[start : start + size]
-        start += size
+        batch = [doc for doc in ordered[start : start + size] if 0.9 * room(doc) <= room(first)]
+        yield batch
+        start += len(batch)
 
 
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types

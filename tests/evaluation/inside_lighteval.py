@@ -195,7 +195,7 @@ def asked(lengths: dict[str, int]) -> pipeline.Asked:
     [
         (200, 2, None, [["1", "3"], ["0", "2"], ["4"]]),
         (200, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # 100 tokens of 120; 2 × 60; the rest 2 × 30
-        (60, 32, 120, [["1", "3"], ["0", "2"], ["4"]]),  # no row is longer than the model's 60
+        (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none
     ],
 )
 def test_batches_keep_to_a_number_of_prompts_and_of_tokens(
@@ -203,6 +203,16 @@ def test_batches_keep_to_a_number_of_prompts_and_of_tokens(
 ) -> None:
     prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})
     assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, longest, most, budget)] == batches
+
+
+def test_a_prompt_that_leaves_little_room_takes_none_from_the_answers_of_others() -> None:
+    """Of 100 positions prompts of 95, 94, 91, 90 and 10 tokens leave 5, 6, 9, 10 and 90, and an answer may have 10."""
+    prompts = asked({"0": 10, "1": 95, "2": 94, "3": 91, "4": 90})
+    assert [[doc.id for doc in batch] for batch in pipeline.batches(prompts, 100, 32, None)] == [
+        ["1"],
+        ["2"],
+        ["3", "4", "0"],
+    ]
 
 
 @pytest.fixture
