@@ -34,7 +34,7 @@ class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no 
         self.config.model_parallel = parallel
         model, report = AutoModelForCausalLM.from_pretrained(
             self.config.model_name,
-            dtype=_get_dtype(self.config.dtype) or "auto",
+            dtype=_get_dtype(self.config.dtype),
             max_memory=max_memory,
             device_map=device_map,
             trust_remote_code=False,
@@ -68,10 +68,7 @@ def with_fitting_dtype(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     if spec["device"] != "cuda" or not torch.cuda.is_available():
         return spec
     weights = Weights(**spec["weights"])
-    dtype = fitting_dtype(weights, spec["dtype"], torch.cuda.mem_get_info()[1], hardware("cuda"))
-    # vLLM takes float16 for float32 by itself
-    as_asked = spec["dtype"] == "auto" and dtype == weights.stored and spec["backend"] == "transformers"
-    return spec if as_asked else {**spec, "dtype": dtype}
+    return {**spec, "dtype": fitting_dtype(weights, spec["dtype"], torch.cuda.mem_get_info()[1], hardware("cuda"))}
 
 
 def load_model(spec: Mapping[str, Any]) -> Any:

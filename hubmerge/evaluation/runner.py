@@ -143,13 +143,11 @@ class _Run:
     def dtype(self) -> str:
         """What the evaluating process is asked for; DeviceError where the model does not fit in any.
 
-        `auto` where the model runs as it is stored, and on a GPU, whose memory only that process knows.
+        On a GPU that is what was asked for, since only that process knows its memory.
         """
-        weights = self.weights
         if self.options.device == "cuda":
             return self.options.dtype
-        chosen = fitting_dtype(weights, self.options.dtype, self.memory_bytes, self.what)
-        return "auto" if self.options.dtype == "auto" and chosen == weights.stored else chosen
+        return fitting_dtype(self.weights, self.options.dtype, self.memory_bytes, self.what)
 
 
 def evaluate(
@@ -200,8 +198,7 @@ def _measured(run: _Run) -> EvaluationResult:
     try:
         if (whole := check_evaluable(run.model, run.hub)) is not None:
             run = replace(run, whole=whole, facts=run.facts.model_copy(update={"parameters": whole.elements}))
-        if run.dtype != options.dtype:
-            stored = run.weights.stored
+        if run.dtype not in (options.dtype, stored := run.weights.stored):
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
         require_room(run.disk_bytes, workdir, run.what)
         observer.stage("fetch model")

@@ -95,13 +95,22 @@ def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
     assert [m for m in notes.warnings if "stored in float32, which does not fit here: it runs in bfloat16" in m]
     assert "since float32, in which it is stored, did not fit" in table(narrow)
     wide = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 10_000_000})
-    assert json.loads((workdir / "spec").read_text())["dtype"] == "auto"
+    assert json.loads((workdir / "spec").read_text())["dtype"] == "float32"
     assert wide.environment.stored_dtype is None
     assert wide.suite_version == narrow.suite_version == pin("zoo", hub, limit=4).version
     asked = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000, "dtype": "bfloat16"})
     assert asked.environment.stored_dtype is None  # that is what was asked for, under a version of its own
     assert asked.suite_version != narrow.suite_version
     assert parse_result(narrow.to_json().encode(), where="x") == narrow
+
+
+def test_a_model_runs_in_the_dtype_that_its_config_names_as_it_does_for_anybody_who_loads_it(
+    scripted: Scripted, workdir: Path, tmp_path: Path
+) -> None:
+    model = str(_in_float32(tmp_path / "wide", {"dtype": "bfloat16"}))
+    ran = scripted(IN_ITS_DTYPE, model=model, allow_local=True, options={"device": "cpu"}).environment
+    assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"
+    assert (ran.dtype, ran.stored_dtype) == ("bfloat16", None)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched_and_nothing_is_said_of_it(
