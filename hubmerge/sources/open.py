@@ -274,8 +274,6 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
                     expected=ascii(f"{name[:80]} in {shard}")[1:-1],
                     got="no such tensor",
                 )
-        # a shard's tensors that the index leaves out are not part of the model
-        tensors = {n: t for n, t in tensors.items() if n in weight_map}
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
     card = MappingProxyType(dict(place.card))
