@@ -315,7 +315,8 @@ def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]
     auto = donor.config.get("auto_map")
     if isinstance(auto, dict) and "AutoTokenizer" in auto:
         code.append("auto_map of config.json")
-    if code and not any(makes_tokenizer(f.path) for f in files):
+    # tiktoken.model has tokens alone: how a text is cut says the code, in whose place transformers takes Llama 3's way
+    if code and not any(makes_tokenizer(f.path) and f.path != "tiktoken.model" for f in files):
         yield incompatible(
             "a tokenizer that needs the repo's own code",
             where=str(donor.ref),

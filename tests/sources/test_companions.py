@@ -317,6 +317,10 @@ def test_a_tokenizer_that_only_the_repos_code_can_build_is_refused():
     assert "add a tokenizer.json to a copy of the base" in problem
     [problem] = problems(of("tokenizer_config.json", auto_map={"AutoTokenizer": ["org/x--tok.Tok", None]}))
     assert "auto_map of config.json" in problem
+    [problem] = problems(of("tokenization_x.py", "tiktoken.model", "tokenizer_config.json"))  # as Moonlight has
+    assert "tokenization_x.py" in problem
+    assert problems(of("tokenization_x.py", "tiktoken.model", "tokenizer.json")) == []
+    assert problems(of("tiktoken.model")) == []  # Llama 3's
     assert problems(of("tokenization_x.py", "tokenizer.json")) == []
     assert problems(of("tokenization_x.py", "tokenizer.model")) == []
     assert problems(of("model.txt")) == []  # a model without a tokenizer
