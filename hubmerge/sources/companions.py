@@ -64,6 +64,11 @@ _OTHERS: tuple[tuple[str, Kind], ...] = (
     (r"audio_tokenizer_config\.json|decision(?:_config)?\.json|judge_config\.json|calibration\.json", "settings"),
     *_TEMPLATES,
 )
+# where a processor has several, the others lie in folders of their names; transformers takes the first in place of one
+# that is missing
+_OTHER_TOKENIZERS = tuple(
+    (rf"\w{{1,60}}_tokenizer/(?:{pattern})", kind) for pattern, kind in (*_TOKENIZERS, *_OF_TOKENIZERS)
+)
 MODULES = "modules.json"  # of sentence-transformers: the model is its first module, the others lie in folders
 MODULE_FOLDER = r"\d+_\w+(?:/\w[\w\-]*)?"
 _OF_MODULES: tuple[tuple[str, Kind], ...] = (
@@ -135,7 +140,7 @@ def kind_of(path: str, *, modules: bool = False) -> Kind | None:
     """The kind of a file, by its path; None where it does not go along. `modules`: a modules.json lies beside it."""
     if _LICENSE.fullmatch(path):
         return "license"
-    rules = (*_TOKENIZERS, *_OF_TOKENIZERS, *_OTHERS, *(_OF_MODULES if modules else ()))
+    rules = (*_TOKENIZERS, *_OF_TOKENIZERS, *_OTHERS, *_OTHER_TOKENIZERS, *(_OF_MODULES if modules else ()))
     return _kind_by(rules, path)
 
 
@@ -270,12 +275,13 @@ def _slug(text: str) -> str:
 
 def _links(models: Sequence[Model], donor: int, modules: bool) -> Iterator[Problem]:
     """Problems about links out of a local folder where a file would be copied."""
+    hidden = ("x.jinja", "x.json", TOKENIZER)
     for number, model in enumerate(models):
         for path in model.outside:
             kind = kind_of(path, modules=modules)
             taken = number in (0, donor) or kind in ("license", "weights")
             # a folder that is a link is not entered, so what lies in it is not known
-            hides = number == 0 and any(kind_of(f"{path}/{name}", modules=modules) for name in ("x.jinja", "x.json"))
+            hides = number == 0 and any(kind_of(f"{path}/{name}", modules=modules) for name in hidden)
             if (kind is not None and taken) or hides:
                 yield link_outside(model.ref.id, path).problems[0]
 

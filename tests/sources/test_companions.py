@@ -137,6 +137,7 @@ def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules()
         *("modeling_x.py", "tokenization_x.py", "LICENSE.py", "tokenizer.json.py", "1_Pooling/pooling.py", "run.sh"),
         *("pytorch_model.bin", "training_args.bin", "optimizer.pt", "2_Dense/pytorch_model.bin", "vocab.pkl"),
         *("../tokenizer.json", "/etc/vocab.txt", "x/../tokenizer.json", "onnx/tokenizer.json", "1_Pooling/../x.json"),
+        *("my_tokenizer/tok.py", "my_tokenizer/config.json", "my_tokenizer/x/tokenizer.json", "_tokenizer/vocab.txt"),
         *("custom_generate/generate.py", "requirements.txt", "LICENSE.exe"),
         *(".env", "config.yaml", "params.json", "consolidated.safetensors", "onnx/model.onnx", "tokenizer.json\n"),
         *("additional_chat_templates/../x.jinja", "additional_chat_templates/a/b.jinja", "licenses/../LICENSE"),
@@ -165,6 +166,9 @@ RICH = {
     "additional_chat_templates/tool_use.jinja": b"{{ messages }}",
     "chat_template.jinja": b"{{ messages[0] }}",
     "licenses/older/LICENSE": b"of the base's parent",
+    "qformer_tokenizer/tokenizer.json": b'{"model": "of a processor that has two"}',
+    "qformer_tokenizer/tokenizer_config.json": b'{"padding_side": "left"}',
+    "qformer_tokenizer/vocab.txt": b"a",
 }
 
 
@@ -367,15 +371,23 @@ def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: P
 # --- links in a local folder -------------------------------------------------------------------------------------
 
 
-OF_BASE = ["LICENSE", "spiece.model", "config.json", "model.safetensors", "README.md", "additional_chat_templates"]
+OF_BASE = [
+    "LICENSE",
+    "spiece.model",
+    "config.json",
+    "model.safetensors",
+    "README.md",
+    "additional_chat_templates",
+    "qformer_tokenizer",
+]
 
 
 @pytest.mark.parametrize(("whose", "name"), [*(("base", name) for name in OF_BASE), ("b", "NOTICE")])
 def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path: Path, whose: str, name: str):
     secret = tmp_path / "secret"
-    if name == "additional_chat_templates":
+    if name in OF_BASE[-2:]:
         secret.mkdir()
-        (secret / "x.jinja").write_text("the secret")
+        (secret / "tokenizer.json").write_text("the secret")
     else:
         secret.write_text("the secret")
     folders = [write_model(tmp_path / n, t) for n, t in zip(("base", "a", "b"), (BASE, *AGENTS), strict=True)]
