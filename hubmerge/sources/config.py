@@ -64,10 +64,10 @@ _VERSIONS = "__version__"  # of packages, as sentence-transformers writes them
 _LOOKED_UP = frozenset(("backbone", "default_backbone"))
 _WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrained_backbone"))
 _PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
-# tables and lists of text: labels, tokens, templates, prompts, and the marks by which an answer is taken apart
+# tables and lists of text: labels, tokens, letters, templates, prompts, and what an answer is taken apart by
 _TEXT_KEY = re.compile(
     r"(?=\w{1,100}\Z)(?:id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix"
-    r"|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
+    r"|suffix|stop_strings|character|character_list|pattern|PATTERN|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
     r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema))"
 )
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…

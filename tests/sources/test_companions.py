@@ -371,21 +371,14 @@ def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: P
 # --- links in a local folder -------------------------------------------------------------------------------------
 
 
-OF_BASE = [
-    "LICENSE",
-    "spiece.model",
-    "config.json",
-    "model.safetensors",
-    "README.md",
-    "additional_chat_templates",
-    "qformer_tokenizer",
-]
+FOLDERS = ["additional_chat_templates", "qformer_tokenizer"]
+OF_BASE = ["LICENSE", "spiece.model", "config.json", "model.safetensors", "README.md", *FOLDERS]
 
 
 @pytest.mark.parametrize(("whose", "name"), [*(("base", name) for name in OF_BASE), ("b", "NOTICE")])
 def test_a_link_out_of_a_folder_is_refused_and_its_content_is_nowhere(tmp_path: Path, whose: str, name: str):
     secret = tmp_path / "secret"
-    if name in OF_BASE[-2:]:
+    if name in FOLDERS:
         secret.mkdir()
         (secret / "tokenizer.json").write_text("the secret")
     else:

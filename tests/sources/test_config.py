@@ -143,6 +143,8 @@ def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
         "extra_special_tokens": {"_image": "<a/b>"},
         "chat_template": [{"name": "default", "template": "{% if x %}https://example.org/a{% endif %}"}],
         "stop_strings": ["/end"],
+        "character_list": ["a", "/", "\\"],  # PP-OCR's
+        "post_processor_config": {"PARSE_TASKS": [{"PATTERN": r"(.+?)<loc_(\d+)>"}]},  # Florence-2's
         "lang_to_id": {"<|en|>": 1},
         "prefix": "http:",
         "prompts": {"query": "a/b"},
