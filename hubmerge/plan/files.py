@@ -20,7 +20,7 @@ from typing import Any
 from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import AddedToken
-from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, read_companions
+from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, other_content, read_companions
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
 from hubmerge.sources.vocabulary import TOKENIZER
@@ -66,8 +66,8 @@ def chat_templates(plan: Plan, read: ReadFile) -> list[str]:
     ours = kept.files.get(_CONFIG)
     if ours is None or "chat_template.jinja" in kept.files:
         return []
-    sizes = {agent.ref: info.size for agent in plan.agents if (info := agent.files.get(_CONFIG))}
-    others = [a for a in plan.agents if 0 < sizes.get(a.ref, 0) <= MAX_SETTINGS_BYTES and sizes[a.ref] != ours.size]
+    stated = ((agent, agent.files.get(_CONFIG)) for agent in plan.agents)
+    others = [a for a, info in stated if info and 0 < info.size <= MAX_SETTINGS_BYTES and other_content(ours, info)]
     if not others or ours.size > MAX_SETTINGS_BYTES:
         return []
     with ThreadPoolExecutor(max_workers=8) as pool:

@@ -28,6 +28,7 @@ from hubmerge.text.wording import incompatible, named
 
 if TYPE_CHECKING:
     from hubmerge.hub.client import Hub
+    from hubmerge.hub.names import FileInfo
 
 Kind = Literal["settings", "table", "text", "binary", "weights", "license"]
 ReadFile = Callable[[Model, str], bytes]
@@ -347,7 +348,7 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
             continue
         kept = keeper if is_of_tokenizer(path) else base
         a, b = kept.files.get(path), agent.files.get(path)
-        if a and b and (a.size != b.size or (a.sha256 and b.sha256 and a.sha256 != b.sha256)):
+        if a and b and other_content(a, b):
             differing.setdefault("the base's" if kept.ref == base.ref else f"{kept.ref.id}'s", []).append(path)
         elif a is None and b and not (is_of_tokenizer(path) and path != TOKENIZER):
             brought.append(path)
@@ -359,6 +360,12 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
     if brought:
         verb = "is" if len(brought) == 1 else "are"
         yield f"{agent.ref.id}: {named(brought)}, which the base does not have, {verb} left out"
+
+
+def other_content(a: FileInfo, b: FileInfo) -> bool:
+    """Whether two files differ, as far as is stated; a folder states sizes alone."""
+    ids = {a.sha256, b.sha256} if a.sha256 or b.sha256 else {a.blob, b.blob}
+    return a.size != b.size or (None not in ids and len(ids) > 1)
 
 
 def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:

@@ -84,6 +84,20 @@ def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos: R
     assert "2_Dense/model.safetensors" not in repos.read
 
 
+def test_another_file_of_the_same_size_is_told_by_its_id(repos: Repos):
+    first, second = {"chat_template.jinja": b"{{ 1 }}"}, {"chat_template.jinja": b"{{ 2 }}"}
+    repos.upload(first, first, second)
+    said = "chat_template.jinja differs from the base's; the merge keeps the base's"
+    assert repos.prepare().plan.warnings == (f"{repos.names[2]}: {said}",)
+
+
+def test_another_template_in_settings_of_the_same_size_is_told(repos: Repos):
+    one, two = ({"tokenizer_config.json": b'{"chat_template": "%d"}' % n} for n in (1, 2))
+    repos.upload(one, one, two)
+    [warning] = repos.prepare().plan.warnings
+    assert warning.startswith(f"{repos.names[2]}: the chat template in tokenizer_config.json differs")
+
+
 def test_a_bomb_of_licenses_is_too_big_with_nothing_of_it_fetched(repos: Repos):
     repos.upload({}, {f"LICENSE-{n}": b"x" * 900_000 for n in range(20)}, {})
     with pytest.raises(MemoryLimitError, match="license files that are too large together"):
