@@ -18,7 +18,10 @@ from hubmerge.recipe.model_name import is_path
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
-_ADAPTER_BELOW = "/adapter_config.json"
+_BELOW = (
+    ("adapter", "an adapter", ("/adapter_config.json",)),  # as PEFT saves those of other names than `default`
+    ("model", "a model", ("/model.safetensors", "/model.safetensors.index.json")),
+)
 _FOLDER = re.compile(r"\w[\w.\-]*(?:/\w[\w.\-]*)*", re.ASCII)
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
@@ -60,9 +63,10 @@ class Place:
                 got=", ".join(ascii(f)[1:-1] for f in others[:3]),
                 next_step="Fetch the whole model, its index too, or save it anew with transformers.",
             )
-        if below := self._adapters_below():
-            got = f"an adapter in {below[0]}" if len(below) == 1 else f"adapters in {', '.join(below[:3])}"
-            return self._error(expected, got, self._take(below[0], "adapter"))
+        for kind, one, ends in _BELOW:
+            if below := self._below(ends):
+                got = f"{one} in {below[0]}" if len(below) == 1 else f"{kind}s in {', '.join(below[:3])}"
+                return self._error(expected, got, self._take(below[0], kind))
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
         return self._error(expected, named, step)
 
@@ -74,9 +78,9 @@ class Place:
         steps = {int(match[1]): name for name in names if (match := _CHECKPOINT.fullmatch(name))}
         return steps[max(steps)] if steps else ""
 
-    def _adapters_below(self) -> list[str]:
-        """Folders that PEFT has saved adapters of other names than `default` to."""
-        folders = (f.removesuffix(_ADAPTER_BELOW) for f in self.files if f.endswith(_ADAPTER_BELOW))
+    def _below(self, ends: tuple[str, ...]) -> list[str]:
+        """The folders with a file of one of these names."""
+        folders = {f.rpartition("/")[0] for f in self.files if f.endswith(ends)}
         return sorted(f for f in folders if _FOLDER.fullmatch(f))
 
     def _take(self, part: str, kind: str = "checkpoint") -> str:

@@ -189,6 +189,13 @@ def test_adapters_of_other_names_are_found_in_the_folders_that_peft_saves_them_t
     assert "Fetch it (`hf download org/a --include 'math/*' --local-dir a`), and name ./a/math." in told
 
 
+def test_a_model_in_a_folder_of_the_repo_is_named(tmp_path: Path, other: Path):
+    (tmp_path / "run" / "actor").mkdir(parents=True)
+    other.rename(tmp_path / "run" / "actor" / "huggingface")  # as verl saves it
+    told = refuse_folder(FormatError, tmp_path / "run")
+    assert f"got a model in actor/huggingface. Name the model: {tmp_path}/run/actor/huggingface." in told
+
+
 DORA = {f"base_model.model.{Q}.lora_magnitude_vector": tensor(np.ones(16), "F32")}
 A_ALONE = {n: t for n, t in factors().items() if "lora_A" in n}
 BAD_ADAPTERS: dict[str, tuple[dict[str, T], dict[str, Any]]] = {
