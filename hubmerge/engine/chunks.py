@@ -26,6 +26,8 @@ from hubmerge.statistics.statistics import Counts, Overlaps, Statistics, Tally
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
+_COUNTER = "num_batches_tracked"  # of a BatchNorm, which every training moves
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -93,10 +95,13 @@ class Work:
     def _copied(self, chunk: Chunk, stored: ChunkInputs) -> NDArray[np.generic]:
         for model, raw in zip(self.plan.agents, stored.raws[1:], strict=False):  # `read_chunk` may leave them out
             if not np.array_equal(raw, stored.raws[0]):
+                step = f"Remove {model.ref.id}."
+                if chunk.tensor.name.endswith(_COUNTER):
+                    step = f'No result needs it: put this line into the recipe: ignore: ["*{_COUNTER}"].'
                 raise IncompatibleError(
                     "a tensor of integers differs from the base's and cannot be merged",
                     where=f"{chunk.tensor.name} of {model.ref}",
-                    next_step=f"Remove {model.ref.id}.",
+                    next_step=step,
                 )
         return stored.raws[0].copy()  # it is written after this thread has read the next chunk
 

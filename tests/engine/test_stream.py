@@ -256,6 +256,19 @@ def test_integers_are_copied_and_refused_when_they_differ(tmp_path: Path) -> Non
         run(plan_of(tmp_path, "ram"), tmp_path / "other")
 
 
+def test_counters_that_every_training_moves_are_refused_with_the_line_that_keeps_the_base_s(tmp_path: Path) -> None:
+    base, agents = write_family(tmp_path)
+    for steps, tensors in enumerate((base, *agents)):
+        counter = {"norm.num_batches_tracked": tensor(steps, "I64")}
+        write_model(tmp_path / (f"agent{steps - 1}" if steps else "base"), {**tensors, **counter}, config=CONFIG)
+    with pytest.raises(HubmergeError) as caught:
+        run(plan_of(tmp_path, "ram"), tmp_path / "out")
+    assert 'put this line into the recipe: ignore: ["*num_batches_tracked"]' in str(caught.value)
+    plan = plan_of(tmp_path, "ram", ignore=["*num_batches_tracked"])
+    run(plan, tmp_path / "other")
+    assert tensors_of(tmp_path / "other", plan)["norm.num_batches_tracked"] == 0
+
+
 def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
     base, agents = write_family(tmp_path, dtype="F32")
     half = {n: tensor(f32(t), "F16") for n, t in agents[0].items()}
