@@ -69,6 +69,7 @@ def write_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(content))
     write_shard(folder / "adapter_model.safetensors", tensors)
     for name, data in (files or {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
 

@@ -35,7 +35,7 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
             if weights not in model.files and any(_module_of(p) == folder for p in _module_weights(model)):
                 problems.append(_pickled_module(model, folder))
         for agent in agents:
-            if agent.adapter is None and _other_module(base, agent, weights, read):
+            if _other_module(base, agent, weights, read):
                 problems.append(
                     incompatible(
                         "another module beside the model, which a merge does not reach",

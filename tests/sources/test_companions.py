@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from builders import llama_shapes, random_base, recipe_dict, sparse_agent, write_model
 from plan_helpers import NOWHERE, model, opened
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, SourceNotFoundError
@@ -476,6 +477,17 @@ def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
     assert len(error.problems) == 1
     added = {n: c for n, c in DENSE.items() if not n.startswith("2_")}
     assert "one that the base does not have" in str(refused(tmp_path / "2", added, DENSE))
+
+
+def test_an_adapter_s_repo_that_trained_another_module_is_refused(tmp_path: Path):
+    """sentence-transformers' `add_adapter` leaves the other modules trainable and saves them beside the adapter."""
+    base = write_model(tmp_path / "base", BASE, files=DENSE)
+    factors = pair("model.layers.0.mlp.up_proj", *lora((24, 16)))
+    other = {**DENSE, "2_Dense/model.safetensors": WEIGHTS[:-1] + b"\t"}
+    agents = [write_adapter(tmp_path / f"{n}", factors, files=f, lora_alpha=n) for n, f in ((1, DENSE), (2, other))]
+    with pytest.raises(IncompatibleError, match="another module beside the model") as caught:
+        prepared(base, *agents)
+    assert [p.where for p in caught.value.problems] == [f"2_Dense/model.safetensors in {opened(agents[1]).ref}"]
 
 
 @pytest.mark.parametrize("pickled", ["base", "agent"])
