@@ -81,7 +81,7 @@ _OF_MODULES: tuple[tuple[str, Kind], ...] = (
 )
 _LICENSE = re.compile(
     r"(?:licenses/(?:\w[\w.\-]{0,99}/){0,4})?"  # where a merge puts those of its parents
-    r"(?:LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)(?:[-_][\w\-]{1,40})?(?:\.(?:md|txt|rst))?",
+    r"(?:(?:MODEL_)?LICEN[SC]E|NOTICE|COPYING|USE_POLICY|USAGE_POLICY)(?:[-_][\w\-]{1,40})?(?:\.(?:md|txt|rst))?",
     re.IGNORECASE | re.ASCII,
 )
 
