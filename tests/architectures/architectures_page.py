@@ -45,9 +45,9 @@ Before anything is fetched, with `E_INCOMPATIBLE`:
 At any depth, in every JSON file of the result: `auto_map`, `custom_pipelines`, `custom_generate`, `trust_remote_code`,
 `attribute_map`, `gguf_file`, `init_inputs`, `audio_tokenizer`; keys with `implementation` in them; keys with `_` in
 front but for those that transformers computes with; text under keys that name a file, folder, address or repo; and text
-that reads as `repo--module.Class`, a path or an address. Labels, tokens, templates and prompts are text, whatever they
-read like. `auto_map` beside a class that transformers has is left out, and that class is loaded. A kernel for attention
-is chosen where a model is loaded (`attn_implementation=`).
+that reads as `repo--module.Class`, a path or an address. Labels, tokens, letters, templates and prompts are text,
+whatever they read like. `auto_map` beside a class that transformers has is left out, and that class is loaded. A kernel
+for attention is chosen where a model is loaded (`attn_implementation=`).
 """
 _ROW = re.compile(r"\| `(\w+)` \| `(\w+)` \| (.*) \|")
 
