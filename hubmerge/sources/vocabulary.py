@@ -377,7 +377,7 @@ class _Family:
             if own.entry.shape[0] >= self.rows:
                 borrowed = tuple(BorrowedTensor.of(self.agents[k].tensors[name], k + 1) for k in among)
                 tensors[name] = UnitedTensor.of(own, borrowed, first, means, rows)
-        sizes = {self.rows, *(t.entry.shape[0] for t in tables.values())}
+        sizes = (self.rows, *(t.entry.shape[0] for t in tables.values()))  # no set: a config may state anything
         fits = model.config.get("vocab_size", self.rows) in sizes
         config = with_vocab_size(model.config, rows) if fits else model.config
         return replace(model, tensors=MappingProxyType(tensors), config=config)

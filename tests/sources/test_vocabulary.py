@@ -345,6 +345,12 @@ def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tok
     assert (table and table.ids) == tokens
 
 
+def test_a_vocabulary_size_that_is_no_number_is_refused(tmp_path: Path, base: Path):
+    agents = [agent(tmp_path / name, n, 1, {f"<{name}>": 40}, vocab_size=[41]) for n, name in enumerate("ab", start=1)]
+    with pytest.raises(IncompatibleError, match="another vocab_size"):
+        plan_of(base, *agents)
+
+
 # --- the tokenizer that the recipe names ---
 
 
