@@ -12,6 +12,7 @@ from typing import Any
 _PART = r"\w(?:[\w.\-]{0,94}\w)?"  # an owner, or a name
 _HUB_ID = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{40}")
+_LICENSE_NAME = re.compile(r"[a-z0-9\-.]{1,96}")  # as the Hub allows it
 
 
 def is_hub_id(text: str) -> bool:
@@ -37,9 +38,13 @@ def stated_bases(card: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stated_license(card: Mapping[str, Any]) -> str | None:
-    """The license that a card states; of a list, which the Hub allows, all that it names, joined by "and"."""
-    stated = card.get("license")
+    """The license that a card states; of a list, which the Hub allows, all that it names, joined by "and".
+
+    "other (NAME)" where the card names a text of its own."""
+    stated, own = card.get("license"), card.get("license_name")
     names = stated if isinstance(stated, list) else [stated]
+    if isinstance(own, str) and _LICENSE_NAME.fullmatch(own):
+        names = [f"other ({own})" if name == "other" else name for name in names]
     return " and ".join(name for name in names if isinstance(name, str)) or None
 
 

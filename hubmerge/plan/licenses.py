@@ -61,6 +61,8 @@ NO_DERIVATIVES = frozenset(("cc-by-nd-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0"
 # Ids of the Hub that name no text: "cc" may be any Creative Commons license, those without derivatives included.
 UNDECIDED = frozenset(("unknown", "other", "cc"))
 
+_OWN = re.compile(r"other \(([a-z0-9\-.]+)\)")  # a card's license_name, as hub/names.py puts it
+
 # (covered, covering) within families.
 _SUCCESSORS = (
     ("cdla-permissive-2.0", "cdla-permissive-1.0"),  # 1.0 demands more of who passes data on
@@ -214,7 +216,9 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
     because = f"chosen by the user ({'; '.join(decision.unclear) or decision.reason})"
     if name == "other":
         # it claims nothing by itself: the parents' terms stay in its name
-        terms = (*decision.binding, *(["unstated-terms"] if decision.unclear or not decision.binding else []))
+        own = [found[1] for note in decision.unclear if (found := _OWN.search(note))]
+        unstated = len(own) < len(decision.unclear) or not (own or decision.binding)
+        terms = (*decision.binding, *own, *(["unstated-terms"] if unstated else []))
         return LicenseDecision("other", because, name=_joined(terms), binding=decision.binding)
     if name not in _COVERS:
         raise RecipeError(
@@ -245,6 +249,8 @@ def _complaint(name: str) -> str:
         return "an input states no license"
     if name in UNDECIDED:
         return f"an input states {name!r}, which names no license text"
+    if _OWN.search(name):
+        return f"an input states {name}, a license text of its own"
     # TRL writes the word "license" into the cards of the models that it trains
     return f"an input states {_shown(name)}, which is no license id of the Hub"
 

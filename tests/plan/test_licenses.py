@@ -126,6 +126,19 @@ def test_choosing_other_keeps_the_known_terms_in_its_name() -> None:
     assert choose(strictest(["mit"]), "other").name == "mit"
 
 
+def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it() -> None:
+    """As Qwen2.5-3B's card does, and that of a merge whose parents' licenses do not include each other."""
+    stated = stated_license({"license": "other", "license_name": "qwen-research"})
+    decision = strictest(["apache-2.0", stated, stated])
+    assert decision.needs_choice
+    assert "other (qwen-research)" in decision.reason
+    assert choose(decision, "other").name == "apache-2.0-and-qwen-research"
+    assert choose(strictest([stated, None]), "other").name == "qwen-research-and-unstated-terms"
+    for name in ("mit) and (x", "<b>", "", 3, None):
+        assert stated_license({"license": "other", "license_name": name}) == "other"
+    assert stated_license({"license": "mit", "license_name": "x"}) == "mit"
+
+
 def test_a_choice_keeps_the_reason_for_which_it_was_asked() -> None:
     chosen = choose(strictest(["license", "mit"]), "mit")
     assert "chosen by the user" in chosen.reason
