@@ -367,8 +367,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
-            bare = given.strip() if isinstance(given, str) else given
-            if isinstance(bare, str | list) and not bare:  # the message says so already
+            if isinstance(given, str | list) and (not given or str(given).isspace()):  # the message says so already
                 yield replace(plain, next_step=_NEEDED.get(str(path[-1]), ""))
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]

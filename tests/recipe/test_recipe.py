@@ -364,6 +364,8 @@ NOTHING = "every agent has the weight 0, so that nothing would be merged"
         ({"agents": ["https://hub/org/a"]}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
         ({"agents": [{"model": "org/a", "weight": True}]}, "a number is needed", ""),
         ({"seed": np.int64(3)}, "a number is needed", ""),
+        ({"agents": [{"model": "org/a", "weight": np.float32(0.5)}]}, "a number is needed", ""),
+        ({"agents": np.array(["org/a", "org/b"])}, "agents must be a list of models", ""),
         ({"agents": [None]}, "this must be text, or a table", ""),
         ({"agents": [f"org/a{n}" for n in range(MAX_AGENTS + 1)]}, "there are more than 32 agents", ""),
         ({"agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"]}, NOTHING, "Give one another weight."),
