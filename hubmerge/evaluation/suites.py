@@ -182,6 +182,8 @@ def pin(
                 got="none",
                 next_step="Choose on another suite.",
             )
+    elif split != "test":
+        raise EvaluationError("there is no such split", where=chosen.name, expected="test or dev", got=str(split)[:80])
     pins = own_pins() if pins is None else pins
     datasets = {
         repo: _dataset(repo, pins.get(repo), hub) for repo in dict.fromkeys(task.rows.repo for _, task in tasks)

@@ -171,6 +171,8 @@ def test_the_dev_split_keeps_only_tasks_that_have_rows_to_choose_by() -> None:
     assert [t.split for t in pinned("zoo", split="dev").tasks] == ["validation"] * 3
     with pytest.raises(EvaluationError, match="no rows to choose by"):
         pinned("instruction", split="dev")
+    with pytest.raises(EvaluationError, match="there is no such split in zoo: expected test or dev, got train"):
+        pinned("zoo", split="train")
     assert all(task.rows.dev_split != task.rows.split for task in registry().values())
 
 
