@@ -401,6 +401,7 @@ def quiet_client() -> None:
 
 
 def tell_retries(tell: Callable[[str], None]) -> None:
-    """Pass the client's retries to `tell` instead of its own lines on stderr."""
-    logger = logging.getLogger(_CLIENT_LOGGER)
-    logger.handlers, logger.propagate = [_Told(tell)], False
+    """Pass the client's retries, and the long pauses here, to `tell` instead of lines on stderr."""
+    client, own = map(logging.getLogger, (_CLIENT_LOGGER, __name__))
+    client.handlers = own.handlers = [_Told(tell)]
+    client.propagate = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -34,7 +35,7 @@ from hubmerge.errors import (
 from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import Patience, TransientHubError
+from hubmerge.hub.errors import Patience, TransientHubError, tell_retries
 from hubmerge.hub.names import FileInfo
 
 STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
@@ -281,6 +282,21 @@ def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_say_so(
     [pause] = clock.pauses
     assert 290 <= pause <= 291
     assert "asks for a pause of 290 s" in caplog.text
+
+
+def test_a_program_is_told_of_such_a_wait_as_of_the_client_s_retries_and_of_nothing_beside(
+    server: ScriptedHub, hub: Hub, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("", "hubmerge.hub.errors", "huggingface_hub.utils._http"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("huggingface_hub.utils._http"), "propagate", True)
+    told: list[str] = []
+    tell_retries(told.append)
+    answers: list[Answer | None] = [error(429, RateLimit='"resolvers";r=0;t=290'), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.breakable().repo_state("org/model")
+    assert ["asks for a pause of 290 s" in line for line in told] == [True]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_nobody(
