@@ -134,7 +134,7 @@ class Hub(HubWriting):
                 f"you are not signed in at {self.endpoint}",
                 expected="a token that may write",
                 got="none",
-                next_step="Sign in: in the app, with `hf auth login`, or with HF_TOKEN.",
+                next_step="Sign in: in the app, with HF_TOKEN, or at huggingface.co with `hf auth login`.",
             )
 
         def ask() -> Identity:

@@ -522,7 +522,7 @@ def test_no_page_speaks_of_options_commands_or_variables() -> None:
             "Read the parents' terms and state a license, in the form or with --license (mit, other, …).",
             "Read the parents' terms and choose a license.",
         ),
-        ("Sign in: in the app, with `hf auth login`, or with HF_TOKEN.", "Sign in."),
+        ("Sign in: in the app, with HF_TOKEN, or at huggingface.co with `hf auth login`.", "Sign in."),
         ("Remove it. Otherwise: `hubmerge init BASE` writes one.", "Choose a base and agents."),
         ("Choose another name. Or raise --disk-budget.", "Choose another name."),
         ("Raise --disk-budget.", ""),
