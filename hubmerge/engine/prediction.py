@@ -2,10 +2,10 @@
 
 Memory is a promise: a constant of the method, the number of agents and the threads, because a stream holds a few
 chunks and nothing else. Only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
-Hub to read from, torch and a device add to it.
+Hub to read from, torch, a device and an agent whose sensitivity is computed add to it.
 
 Time is the elements that are read, at a rate that is measured on this machine in a few milliseconds, and the products
-of matrices of whole tensors. Fetching and publishing depend on the network and are left out.
+of matrices of whole tensors. Fetching and publishing depend on the network and are left out, as sensitivities are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hubmerge.engine.rules import is_whole, operations_of
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.machine import resources as this_machine
 from hubmerge.machine.resources import device_there
-from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
+from hubmerge.plan.disk import DISK_MARGIN_BYTES, computed_sensitivities, output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
 
@@ -42,6 +42,7 @@ _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies
 # what `import torch` adds; by the state of the page cache a quarter more or less, as libraries are mapped at once
 _TORCH, _TORCH_FOR_CUDA = 230 * _MB, 620 * _MB
 _DEVICE = 440 * _MB  # the driver's context on the host, pinned buffers
+_NETWORK = 380 * _MB  # torch, transformers and what reads calibration data
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 
 DEVICE_OPERATIONS = 3e13  # additions and multiplications a second in products of float32; 5e13 on an H200
@@ -94,6 +95,8 @@ def predict(
     if on_device or options.ranks.size > 1:
         needed += _TORCH_FOR_CUDA if on_device or machine.torch_for_cuda else _TORCH
     needed += _DEVICE * on_device
+    if sizes := [size for p in plans for size in computed_sensitivities(p).values()]:
+        needed += _NETWORK + 2 * max(sizes)  # an agent's weights in float32, and the sums of their squared gradients
     if machine.to_build and options.backend != "eager":
         seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)

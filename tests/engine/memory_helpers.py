@@ -109,10 +109,10 @@ def inspected(path: Path) -> dict[str, Any]:
 
 
 def planned(method: str, agents: int, base: str, **more: object) -> Plan:
-    """Of a synthetic base; what rows of calibration data there are weighs nothing."""
+    """Of a synthetic base, with the sensitivities of its agents in files."""
     parent = "&" if "?" in base else "?"
-    names = [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]
-    calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
-    content = {"base": base, "agents": names, "method": method, "calibration": calibration}
+    file = {"sensitivity": "./s.safetensors"} if method in ("fisher", "sar") else {}
+    named = [{"model": f"{base}{parent}agent={k + 1}&density=0.1", **file} for k in range(agents)]
+    content = {"base": base, "agents": named, "method": method}
     recipe = Recipe.model_validate({**content, **more})
     return prepare(recipe, NOWHERE, Request(allow_local=True, calibrate="not")).plan

@@ -56,6 +56,15 @@ def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_t
     assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
 
 
+@pytest.mark.parametrize("method", ["fisher", "sar"])
+def test_an_agent_whose_sensitivity_is_computed_is_in_memory_and_one_with_a_file_is_not(method: str) -> None:
+    named = planned(method)
+    agents = tuple(a.model_copy(update={"sensitivity": None}) for a in named.recipe.agents)
+    computed = replace(named, recipe=named.recipe.model_copy(update={"agents": agents}))
+    more = predict(computed, Machine(2)).memory_bytes - predict(named, Machine(2)).memory_bytes
+    assert more >= 2 * 4 * computed.elements + prediction._TORCH
+
+
 def test_a_merge_on_a_device_also_takes_torch_and_what_the_driver_keeps_on_the_host() -> None:
     plan, machine = planned("ram"), Machine(16, device=True)
     alone = prediction._TORCH_FOR_CUDA + prediction._DEVICE
