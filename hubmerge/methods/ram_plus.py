@@ -6,8 +6,8 @@ Deviations: none in the formula of `preset: paper`; unique_t = 0 gives ρt = ∞
 Output of 16 bits is rounded stochastically by default, since nearest rounding can swallow (λt − 1)·δt, which is
 often less than half a unit in the last place.
 `preset: reference` is the rule of the authors' released code: λt = 1 + 0.2·min(1, ρt), saved in float32.
-`scope: tensor` takes ρt from each tensor; with alpha 0.2 it is mergekit's `ramplus_tl`. The inputs are read once then
-instead of twice.
+`scope: tensor` takes ρt from each tensor; with alpha 0.2 it is mergekit's `ramplus_tl`. A tensor is counted just before
+it is merged then, and no pass over the whole model comes first.
 """
 
 from __future__ import annotations

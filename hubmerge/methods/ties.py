@@ -5,8 +5,8 @@ Trim: |δk| at least the magnitude of rank max(1, ⌊density·n⌋), over the wh
 (as in mergekit). Elect: the sign of Σ trimmed wk δk; 0 counts as +. Merge: of the agreeing, Σ wk δk / Σ wk, times λ;
 `disjoint: sum` leaves out the division, one of the original code's choices and mergekit's `normalize: false`.
 Deviations: elements that tie with the threshold are all kept, since which of them a sort drops is no property of
-the model; the original resolves a sum of exactly 0 by the majority of the whole model. With `trim_scope: tensor` the
-inputs are read once instead of twice.
+the model; the original resolves a sum of exactly 0 by the majority of the whole model. With `trim_scope: tensor` a
+tensor is ranked just before it is merged, and no pass over the whole model comes first.
 """
 
 from __future__ import annotations
