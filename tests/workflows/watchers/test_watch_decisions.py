@@ -147,6 +147,11 @@ def test_who_joins_in_which_order_or_what_is_waited_for(
         assert agents_of(decision) == joined
 
 
+def test_of_the_best_one_is_told_that_only_signed_scores_count() -> None:
+    decision = decide(rule_of(**BEST), BASE, [A, B, C], (), 3, Scores(values=SCORED))
+    assert [skip.text for skip in decision.skips] == ["it has no signed score of the suite zoo"]
+
+
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
 def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[str, Any], told: str) -> None:
     decision = decide(rule_of(), facts("base", bases=(), **state), [A, B], (), 3, Scores())

@@ -326,7 +326,7 @@ def _join(rule: AgentRule, accepted: Sequence[Facts], scores: Scores) -> tuple[l
     skips = [_skip(f, "no_score", "its evaluation is on its way") for f in pending]
     scored = [facts for facts in accepted if facts.pin in scores.values]
     skips += [
-        _skip(f, "no_score", f"it has no score of the suite {rule.suite}")
+        _skip(f, "no_score", f"it has no signed score of the suite {rule.suite}")
         for f in accepted
         if f not in scored and f not in pending
     ]
