@@ -144,7 +144,7 @@ class Hub(HubWriting):
             role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
             return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)), role != "read")
 
-        return self._ask("the token", ask)
+        return self._ask(self.endpoint, ask)
 
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""

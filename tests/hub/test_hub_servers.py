@@ -333,6 +333,8 @@ def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
         Hub("http://127.0.0.1:9", patience=Patience(sleep=clock)).repo_state("org/model")
     assert caught.value.retryable
     assert len(clock.pauses) == 4
+    with pytest.raises(TransientHubError, match=r"cannot be reached in http://127\.0\.0\.1:9: got"):
+        Hub("http://127.0.0.1:9", "hf_token", patience=Patience(sleep=clock)).whoami()
 
 
 ASKS: dict[str, Callable[[Hub], object]] = {
