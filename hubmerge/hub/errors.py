@@ -251,13 +251,14 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
 def is_outage(error: BaseException | None) -> bool:
     """Whether an error of a library that asks the Hub by itself was caused by an outage, by the chain of its causes."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub import is_offline_mode
+    from huggingface_hub.errors import HfHubHTTPError
 
+    if is_offline_mode():  # no waiting ends what it forbids
+        return False
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that no waiting ends
-            return False
         if isinstance(error, HfHubHTTPError):
             status = error.response.status_code if error.response is not None else 0
             return status in _PASSING_STATUS or status >= 500  # gateways have numbers of their own

@@ -178,6 +178,18 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_the_dataset(monkeypatch, 
         load_pairs(spec("org/data"), Hub(datasets.config.HF_ENDPOINT))
 
 
+def test_offline_a_dataset_that_is_not_here_is_nothing_to_try_later(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    away = ConnectionError("Couldn't reach 'org/data' on the Hub (OfflineModeIsEnabled)")  # as the library says it
+    monkeypatch.setattr(datasets, "load_dataset_builder", Mock(side_effect=away))
+    with pytest.raises(SourceNotFoundError, match="OfflineModeIsEnabled") as caught:
+        load_pairs(spec("org/data"), Hub(datasets.config.HF_ENDPOINT))
+    assert not caught.value.retryable
+
+
 def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):
     api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
 
