@@ -136,7 +136,7 @@ def of_run(command: argparse.ArgumentParser) -> None:
 def of_sensitivity(command: argparse.ArgumentParser) -> None:
     """What is not given takes CalibrationSpec's default."""
     command.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
-    command.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
+    command.add_argument("--data", required=True, help="a JSONL file (./… or ….jsonl), or a dataset on the Hub")
     command.add_argument("--prompt", required=True, metavar="COLUMN", help="the column of the questions")
     command.add_argument("--answer", required=True, metavar="COLUMN", help="the column of the answers")
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
