@@ -15,14 +15,13 @@ from pathlib import Path
 
 from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model
-from hubmerge.sources.companions import reader, tokenizer_files
+from hubmerge.sources.companions import MAX_SETTINGS_BYTES, reader, tokenizer_files
 from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.folder import CONFIG, check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
 
 GENERATION = "generation_config.json"
-_MAX_GENERATION_BYTES = 1 << 20
 
 
 def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int], None]) -> list[str]:
@@ -71,7 +70,7 @@ def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None
 def _ends(model: Model, hub: Hub) -> dict[str, bytes]:
     """generation_config.json with nothing but the tokens that end an answer, where the model's states any."""
     info = model.files.get(GENERATION)
-    if info is None or info.size > _MAX_GENERATION_BYTES:
+    if info is None or info.size > MAX_SETTINGS_BYTES:
         return {}
     try:
         stated = json.loads(reader(hub)(model, GENERATION))["eos_token_id"]
