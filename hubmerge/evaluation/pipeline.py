@@ -70,9 +70,11 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
         first = ordered[start]
         each = min(longest, asked.tokens[first.id] + (first.generation_size or longest))
         size = most if budget is None else max(1, min(most, budget // each))
-        batch = [doc for doc in ordered[start : start + size] if 0.9 * room(doc) <= room(first)]
-        yield batch
-        start += len(batch)
+        end = start + 1
+        while end < min(start + size, len(ordered)) and 0.9 * room(ordered[end]) <= room(first):
+            end += 1
+        yield ordered[start:end]
+        start = end
 
 
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types

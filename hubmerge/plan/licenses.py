@@ -61,7 +61,8 @@ NO_DERIVATIVES = frozenset(("cc-by-nd-4.0", "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0"
 # Ids of the Hub that name no text: "cc" may be any Creative Commons license, those without derivatives included.
 UNDECIDED = frozenset(("unknown", "other", "cc"))
 
-_OWN = re.compile(r"other \(([a-z0-9\-.]+)\)")  # a card's license_name, as hub/names.py puts it
+_UNSTATED = "unstated-terms"
+_OWN = re.compile(r"other \(([a-z0-9\-.]{1,96})\)")  # a card's license_name, as hub/names.py puts it
 
 # (covered, covering) within families.
 _SUCCESSORS = (
@@ -150,6 +151,7 @@ class LicenseDecision:
     needs_choice: bool = False
     binding: tuple[str, ...] = ()  # the known inputs that no other input covers, in table order
     unclear: tuple[str, ...] = ()  # what is wrong with the other inputs
+    terms: tuple[str, ...] = ()  # the names of all that binds, for a user who chooses "other"
 
     def as_dict(self) -> dict[str, str]:
         """The form of a report's `license`."""
@@ -174,6 +176,7 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     """
     known: list[str] = []
     unclear: list[str] = []
+    terms: set[str] = set()
     for stated in licenses:
         names = stated_names(stated)
         if forbidding := NO_DERIVATIVES.intersection(names):
@@ -184,7 +187,9 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
                 next_step="Remove the model that carries it.",
             )
         known += [name for name in names if name in _COVERS]
-        unclear += [_complaint(name) for name in names if name not in _COVERS][:1]
+        strange = [name for name in names if name not in _COVERS]
+        unclear += map(_complaint, strange[:1])
+        terms |= {own[1] if (own := _OWN.fullmatch(name)) else _UNSTATED for name in strange}
     distinct = [name for name in KNOWN if name in known]
     binding = tuple(n for n in distinct if not any(n != other and covers(other, n) for other in distinct))
     if unclear or not binding:
@@ -192,7 +197,8 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
         reason = f"{'; '.join(notes)}: choose a license that the parents allow"
         if binding:
             reason += f", at least as strict as {_and(binding)}"
-        return LicenseDecision("unknown", reason, needs_choice=True, binding=binding, unclear=notes)
+        named = (*binding, *sorted(terms, key=lambda term: (term == _UNSTATED, term)))
+        return LicenseDecision("unknown", reason, needs_choice=True, binding=binding, unclear=notes, terms=named)
     if len(binding) > 1:
         reason = f"{_and(binding)} each bind the merge and neither includes the other; read them before publishing"
         return LicenseDecision("other", reason, name=_joined(binding), binding=binding)
@@ -216,9 +222,7 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
     because = f"chosen by the user ({'; '.join(decision.unclear) or decision.reason})"
     if name == "other":
         # it claims nothing by itself: the parents' terms stay in its name
-        own = [found[1] for note in decision.unclear if (found := _OWN.search(note))]
-        unstated = len(own) < len(decision.unclear) or not (own or decision.binding)
-        terms = (*decision.binding, *own, *(["unstated-terms"] if unstated else []))
+        terms = decision.terms or decision.binding or (_UNSTATED,)
         return LicenseDecision("other", because, name=_joined(terms), binding=decision.binding)
     if name not in _COVERS:
         raise RecipeError(
@@ -249,7 +253,7 @@ def _complaint(name: str) -> str:
         return "an input states no license"
     if name in UNDECIDED:
         return f"an input states {name!r}, which names no license text"
-    if _OWN.search(name):
+    if _OWN.fullmatch(name):
         return f"an input states {name}, a license text of its own"
     # TRL writes the word "license" into the cards of the models that it trains
     return f"an input states {_shown(name)}, which is no license id of the Hub"

@@ -213,6 +213,9 @@ def test_a_prompt_that_leaves_little_room_takes_none_from_the_answers_of_others(
         ["2"],
         ["3", "4", "0"],
     ]
+    for doc, size in zip(prompts.docs, (1, 5, 50, 5, 1), strict=True):  # each is asked once, whatever each may answer
+        doc.generation_size = size
+    assert sorted(d.id for batch in pipeline.batches(prompts, 200, 32, None) for d in batch) == list("01234")
 
 
 @pytest.fixture

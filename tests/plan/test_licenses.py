@@ -137,6 +137,9 @@ def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it
     for name in ("mit) and (x", "<b>", "", 3, None):
         assert stated_license({"license": "other", "license_name": name}) == "other"
     assert stated_license({"license": "mit", "license_name": "x"}) == "mit"
+    hostile = strictest(["\x1b[2J other (mit)"])  # a license is a stranger's text
+    assert "\x1b" not in hostile.reason
+    assert choose(hostile, "other").name == "unstated-terms"
 
 
 def test_a_choice_keeps_the_reason_for_which_it_was_asked() -> None:
