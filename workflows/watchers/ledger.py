@@ -120,13 +120,15 @@ class Ledger:
             return job
 
     def refuse(self, rule: str, planned: PlannedMerge, code: str, text: str) -> None:
-        """Note why a set cannot be merged; it is not tried again today.
-
-        Its agents are read again: the next look leaves out by name the one that is closed since it was read.
-        """
+        """Note why a set cannot be merged; it is not tried again today."""
         with self._store.writing() as change:
             self._record(change.connection, rule, planned, code=code, text=text)
-            read = and_(MODELS.c.rule == rule, MODELS.c.model.in_(_models(planned)))
+
+    def forget(self, rule: str, planned: PlannedMerge) -> None:
+        """Have the agents of a set read again: the next look leaves out by name the one that is closed or unreadable
+        since it was read."""
+        read = and_(MODELS.c.rule == rule, MODELS.c.model.in_(_models(planned)))
+        with self._store.writing() as change:
             change.connection.execute(delete(MODELS).where(read))
 
     def skip(self, rule: str, skips: Sequence[Skip]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from hubmerge.errors import HubmergeError, InternalError, QuotaError
+from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
@@ -195,6 +195,8 @@ class Watchers:
         except HubmergeError as error:
             if not error.retryable and not dry_run:
                 self._ledger.refuse(rule.name, planned, error.code, str(error))
+            if not dry_run and (not error.retryable or isinstance(error, HubUnavailableError)):
+                self._ledger.forget(rule.name, planned)
             return Turn(rule.name, decision, error=error)
         if job is not None:
             log.info("rule %s: job %s merges %s to %s", rule.name, job.id[:12], planned.subject, planned.target)

@@ -194,9 +194,10 @@ def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
     for code in ("E_SOURCE", "E_HUB"):
         lost = decided([A, B, facts("c", code=code, weights="", bases=())], history)
         assert (lost.merge, reasons(lost)["c"]) == (None, code)
-    # but one that the owner excludes is another set
-    excluded = decided([A, B, C], history, agents={"authors": ["zoo"], "exclude": ["zoo/c"]})
-    assert agents_of(excluded) == ["a", "b"]
+    # but one that the owner excludes is another set, also under a new name
+    for third in (C, facts("z", weights=C.weights)):
+        excluded = decided([A, B, third], history, agents={"authors": ["zoo"], "exclude": [third.id]})
+        assert agents_of(excluded) == ["a", "b"]
 
 
 def test_once_the_agent_that_broke_a_merge_is_gone_the_others_are_merged() -> None:

@@ -220,6 +220,19 @@ def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
     assert skipped(turn) == {bad: "E_HUB"}
 
 
+def test_one_that_was_read_and_cannot_be_opened_since_holds_a_rule_up_for_a_while_only(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base(agents=1)
+    bad = agents.agent(base)
+    bot = bot_for(rule_for(base, min_agents=3))
+    assert one(bot.watchers.poll()).job is None
+    others = [agents.agent(base) for _ in range(2)]
+    refuse(monkeypatch, "read_range", bad, HubUnavailableError("the Hub answered with an error", where=bad))
+    assert [bot.watchers.poll()[0].error is not None for _ in range(5)] == [True] * 4 + [False]
+    assert {agent.partition("@")[0] for agent in jobs(bot)[0].payload["recipe"]["agents"]} > set(others)
+
+
 def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
-from hubmerge.hub.client import Candidate
+from hubmerge.hub.client import Candidate, Hub
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 4  # counts what a reading takes in, and its form: models that an older program read are read again
+_READ = 5  # counts what a reading takes in, and its form: models that an older program read are read again
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -87,6 +87,7 @@ class AgentsWatcher(Watcher):
         base = read_facts(hub, rule.base.id, rule.base.revision)
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, base, context)}
+        excluded = cache(lambda: self._excluded(rule, hub, listed))
         authors = {author.lower() for author in rule.agents.authors}
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
@@ -104,7 +105,7 @@ class AgentsWatcher(Watcher):
                     step = "a watcher reads on next time, and narrower authors or tags leave fewer"
                     return Decision(waiting=f"{new}; {step}")
                 budget -= 1
-                facts = self._read(rule, context, name, found, base, opened)
+                facts = self._read(rule, context, name, found, base, opened, excluded)
             named = _as_named(rule, name, facts)
             if {name, facts.id} & context.own or any(merge.is_in(named, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
@@ -130,6 +131,7 @@ class AgentsWatcher(Watcher):
         found: Candidate | None,
         base: Facts,
         opened: Callable[[], Model],
+        excluded: Callable[[], set[str]],
     ) -> Facts:
         """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
         a base that cannot be opened ends the look."""
@@ -138,7 +140,10 @@ class AgentsWatcher(Watcher):
             facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
         except HubmergeError as error:
             return self._unreadable(place, found, error)
-        if refusal(rule, base, _as_named(rule, name, facts)) is None:
+        fits = refusal(rule, base, _as_named(rule, name, facts)) is None
+        if fits and facts.id in excluded():
+            facts = facts.model_copy(update={"code": "excluded", "text": "the rule excludes it by an earlier name"})
+        elif fits:
             model, ignore = opened(), rule.recipe.ignored
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
@@ -148,6 +153,16 @@ class AgentsWatcher(Watcher):
         if found is not None:  # whatever else a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
+
+    def _excluded(self, rule: AgentRule, hub: Hub, listed: Mapping[str, Candidate]) -> set[str]:
+        """The present ids of repos that the rule excludes and no search shows: they may have been renamed."""
+        found = set()
+        for name in rule.agents.exclude:
+            try:
+                found.add(name if name in listed else hub.repo_state(name).id)
+            except HubmergeError as error:
+                self._unreadable((rule.name, name), None, error)
+        return found
 
     def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
         if isinstance(error, HubUnavailableError):  # else it is gone, or closed to the owner
@@ -347,15 +362,18 @@ def _known(
     if rule.join.fixed:
         return None
     # one that could not be read is as good as gone: the search shows what was deleted or hidden for a while
-    mine, present = planned.members, {facts.id for facts in candidates if facts.weights or not facts.code}
+    mine = planned.members
+    present = {mark for f in candidates if f.weights or not f.code for mark in (f.id, f.weights)}  # or renamed
     for past in history:
         theirs = past.members
         if not past.merged or past.failed or theirs["recipe"] != mine["recipe"]:
             continue
         by_weights = "weights" in theirs  # an older program wrote down commits alone
         (base, *now), (their_base, *then) = (_contents(members, by_weights) for members in (mine, theirs))
-        gone = [pin for pin, held in zip(theirs["agents"], then, strict=True) if held not in now]
-        if base == their_base and set(now) <= set(then) and all(p.partition("@")[0] not in present for p in gone):
+        lost = [
+            (pin.partition("@")[0], held) for pin, held in zip(theirs["agents"], then, strict=True) if held not in now
+        ]
+        if base == their_base and set(now) <= set(then) and all(present.isdisjoint(agent) for agent in lost):
             return "nothing_new", "some agents are gone or not listed, and there is no new one"
     return None
 
