@@ -12,6 +12,7 @@ import json
 import logging
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.cli.options import whole
@@ -48,21 +49,23 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
-    vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
-    scores = recorded_scores(settings)
-    bot = Bot(settings, vault, lambda: RuleSet(rules), scores=scores, intervals=Intervals(poll_s=arguments.every))
-    if arguments.once or arguments.dry_run:
+    with ExitStack() as stack:
+        if arguments.dry_run and not settings.data_dir.exists():  # nor is there anything of the rule to know
+            nothing = stack.enter_context(TemporaryDirectory(prefix="hubmerge-"))
+            settings = settings.model_copy(update={"data_dir": Path(nothing)})
+        vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
+        scores = recorded_scores(settings)
+        bot = Bot(settings, vault, lambda: RuleSet(rules), scores=scores, intervals=Intervals(poll_s=arguments.every))
+        stack.callback(bot.store.close)
+        if not (arguments.once or arguments.dry_run):
+            return _watch(bot, rules, settings, with_worker=not arguments.no_worker)
         terminal.stage("watch")
-        try:
-            turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
-        finally:
-            bot.store.close()
-            terminal.close()
-        for turn in turns:
-            told = _document(turn, arguments.dry_run)
-            print(json.dumps(told) if arguments.json else _text(told))  # noqa: T201 - the command's output
-        return int(any(turn.error is not None for turn in turns))
-    return _watch(bot, rules, settings, with_worker=not arguments.no_worker)
+        stack.callback(terminal.close)
+        turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
+    for turn in turns:
+        told = _document(turn, arguments.dry_run)
+        print(json.dumps(told) if arguments.json else _text(told))  # noqa: T201 - the command's output
+    return int(any(turn.error is not None for turn in turns))
 
 
 def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_worker: bool) -> int:
@@ -72,7 +75,6 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
     set_up_logging()
     stop = told_to_stop()
     with ExitStack() as stack:
-        stack.callback(bot.store.close)
         with suppress(HubUnavailableError):  # which is waited for
             for rule in rules:
                 bot.account.require(rule.owner)

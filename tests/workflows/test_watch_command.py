@@ -52,8 +52,8 @@ def test_a_dry_run_prints_the_decision_and_once_queues_it(
     assert r"got \x1b[2J" in told  # which would clear the terminal
     assert all(name in told for name in names)
     assert f"left out {closed}@" in told
+    assert not (tmp_path / "data").exists()
     store = Store(tmp_path / "data")
-    assert store.list_jobs() == ()
     assert main(["watch", path, "--once", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     [job] = store.list_jobs()
