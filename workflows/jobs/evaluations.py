@@ -3,7 +3,8 @@
 A job's id is over the model, its commit, the suite, its version and the split. So every request for the same score,
 from whichever scheduler, finds the same job, and a new version of the suite makes a new one. Every finding about a
 model is recorded, failures too, and is not measured again. If a job failed without a record, the machine or the Hub was
-in trouble; the job is due again hours later, and its owner may start it earlier.
+in trouble; the job is due again hours later, and its owner may start it earlier. Where the model is gone, it is due
+again after as long as the job has failed for that, so that what was deleted is asked for more and more seldom.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
+from hubmerge.errors import SourceNotFoundError
 from workflows.jobs.account import Account
-from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, iso
+from workflows.jobs.jobs import EVALUATION, Job, NewJob, State
 from workflows.jobs.schema import JOBS
 from workflows.jobs.scores import RecordedScores, ScoreKey
 from workflows.jobs.store import Store
@@ -70,10 +72,10 @@ class EvaluationRequests:
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
-        query = select(JOBS.c.id, JOBS.c.state, JOBS.c.finished).where(JOBS.c.kind == EVALUATION)
         with self._store.reading() as connection:
-            rows = connection.execute(query).all()
-        asked = {row.id for row in rows if not self._failed_long_ago(row.state, row.finished)}
+            asked = set(connection.execute(select(JOBS.c.id).where(JOBS.c.kind == EVALUATION)).scalars())
+        failed = self._store.list_jobs(states=[State.FAILED], kinds=[EVALUATION], limit=None)
+        asked -= {job.id for job in failed if self._failed_long_ago(job)}
         left = [key for key in keys if evaluation_id(key) not in asked]
         scored = self.scores.known_scores() if left else frozenset()
         return [key for key in left if key not in scored]
@@ -89,14 +91,18 @@ class EvaluationRequests:
 
         def again(job: Job) -> bool:
             wanted_anew = job.state is State.CANCELLED and bool(asked_by)
-            return wanted_anew or self._failed_long_ago(job.state, job.finished)
+            return wanted_anew or self._failed_long_ago(job, asked=bool(asked_by))
 
         # where merges alone fill every place, a rule would wait for its candidates without end
         limit = ASKED_EACH if asked_by else self._store.jobs_per_user + (priority == OF_CANDIDATE)
         with self._store.writing() as change:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 
-    def _failed_long_ago(self, state: str, finished: str | None) -> bool:
+    def _failed_long_ago(self, job: Job, *, asked: bool = False) -> bool:
         """Whether a job failed, and is due again; what a clock that was ahead wrote lies after now."""
-        now = self._store.clock.now()
-        return state == State.FAILED and not iso(now - AGAIN_AFTER) <= str(finished) <= iso(now)
+        if job.state is not State.FAILED or job.finished is None or job.error is None:
+            return False
+        now, ended = self._store.clock.now(), datetime.fromisoformat(job.finished)
+        gone = job.error.code == SourceNotFoundError.code and not asked  # whoever asks has seen the model
+        wait = max(AGAIN_AFTER, ended - datetime.fromisoformat(job.created)) if gone else AGAIN_AFTER
+        return not now - wait <= ended <= now
