@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def steps(spec: JobSpec, emit: Emit) -> None:
 
     Each step takes `step_s`.
     """
+    tempfile.mkdtemp()  # which nobody removes
     journal = spec.workdir / "journal"
     done = journal.read_text().splitlines() if journal.exists() else []
     with Path(spec.payload["trace"]).open("a") as trace:

@@ -4,7 +4,8 @@
 
 Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on from it, and
 is removed when the job is done or cancelled. Folders of failed jobs stay for some days, so that another submission can
-go on from them, and take at most a tenth of the disk together.
+go on from them, and take at most a tenth of the disk together. Temporary files of an attempt lie in `tmp` and go with it,
+also where it was killed.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Worker:
         self._pipelines = dict(pipelines)
         self._timing = timing or Timing()
         self._data_dir = settings.data_dir.resolve()
+        self._temporary = self._data_dir / "tmp"
         self.owner = f"{socket.gethostname()[:64]}_{os.getpid()}_{uuid.uuid4().hex[:12]}"
         self._since = store.clock.steady()
         self._next_sweep = 0.0
@@ -133,9 +135,12 @@ class Worker:
         child = (sys.executable, "-m", "workflows.jobs.child")
         command = (*child, "--pipeline", self._pipelines[job.kind], "--guard-seconds", str(guard_s))
         # os.environ is read here and nowhere else in the package, to take the Space's secrets out of it.
-        environment = child_environment(os.environ, self._settings.endpoint)
+        temporary = self._temporary / f"{job.id[:16]}-{job.attempt}"  # a short path: sockets may lie there
+        environment = child_environment(os.environ, self._settings.endpoint) | {"TMPDIR": str(temporary)}
         try:
             make_folder(spec.workdir)
+            self._clear(job)  # what a worker left that was killed
+            make_folder(temporary)
             log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
             process = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
         except DiskError as error:
@@ -143,7 +148,16 @@ class Worker:
         except OSError as error:  # no memory for a process
             failure = InternalError("the job's process could not be started", got=str(error))
             return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))
-        return Supervision(self._store, job, process, self._timing).run(shutdown)
+        try:
+            return Supervision(self._store, job, process, self._timing).run(shutdown)
+        finally:
+            self._clear(job)
+
+    def _clear(self, job: Job) -> None:
+        """Remove the temporary files of a job's attempts so far; another worker may have begun the next one."""
+        for path in self._temporary.glob(f"{job.id[:16]}-*"):
+            if int(path.name.rpartition("-")[2]) <= job.attempt:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _sweep(self) -> None:
         """Remove the folders that no job goes on from, such as those of a worker that died while tidying.
@@ -180,6 +194,8 @@ class Worker:
             elif (job := self._store.find(job_id)) is None or job.state.is_terminal:  # not tried again meanwhile
                 # away in one step: an attempt that begins while it is emptied makes a folder of its own
                 shutil.rmtree(path.rename(path.with_suffix(".gone")))
+                if job is not None:
+                    self._clear(job)
         except OSError as error:
             log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
         finally:

@@ -92,7 +92,7 @@ def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Sto
     assert job.stage == "stream"
     assert (job.progress["done"], job.progress["total"], job.progress["unit"]) == (10, 10, "shards")
     assert [event.type for event in live.events(job.id)] == ["submitted", "claimed", "stage", "done"]
-    assert list((tmp_path / "jobs").iterdir()) == []
+    assert [*(tmp_path / "jobs").iterdir(), *(tmp_path / "tmp").iterdir()] == []
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,7 @@ def test_a_killed_worker_takes_its_child_along_and_a_free_one_goes_on_when_its_l
             until(lambda: not is_alive(steps.pid()))
             job = until(lambda: (job := live.get(steps.id)).attempt == 2 and job)
             late = live.clock.steady() - lease_end
+            assert len(list((tmp_path / "tmp").iterdir())) == 1  # of the attempt that was killed none is left
             assert steps.finish().fence == 2
     assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
     assert late < 15.0  # at the next tick, however busy the machine is; a worker that asks seldom takes longer
