@@ -138,8 +138,7 @@ def _linear(reading: Reading) -> _Meaning:
 
 
 def _task_arithmetic(reading: Reading) -> _Meaning:
-    weights = reading.weights()
-    return _Meaning("task_arithmetic", weights, _factor(reading, weights))
+    return _Meaning("task_arithmetic", reading.weights(), _factor(reading))
 
 
 def _ties(reading: Reading) -> _Meaning:
@@ -158,9 +157,8 @@ def _ties(reading: Reading) -> _Meaning:
 
 
 def _dare_linear(reading: Reading) -> _Meaning:
-    weights = reading.weights()
     shared, own, kept, notes = _drop(reading)
-    return _Meaning("dare_linear", weights, {**shared, **_factor(reading, weights, kept)}, notes, own)
+    return _Meaning("dare_linear", reading.weights(), {**shared, **_factor(reading, kept)}, notes, own)
 
 
 def _dare_ties(reading: Reading) -> _Meaning:
@@ -189,14 +187,10 @@ def _ramplus_tl(reading: Reading) -> _Meaning:
     return _Meaning("ram_plus", reading.unweighted(), parameters)
 
 
-def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict[str, Any]:
-    """λ of a sum of weighted updates, divided by the sum of the weights where mergekit does so."""
-    lam = mapped(reading.number("lambda", 1.0), lambda factor: factor * kept)
-    if not reading.flag("normalize", False):
-        return {"lambda": written(lam)}
-    if (total := _total(weights)) is None:
-        return {"lambda": written(lam), "normalize": True}
-    return {"lambda": written(mapped(lam, lambda factor: factor / total) if abs(total) >= 1e-8 else lam)}
+def _factor(reading: Reading, kept: float = 1.0) -> dict[str, Any]:
+    """λ of a sum of weighted updates, and whether their weights divide it."""
+    lam = written(mapped(reading.number("lambda", 1.0), lambda factor: factor * kept))
+    return {"lambda": lam, **({"normalize": True} if reading.flag("normalize", False) else {})}
 
 
 def _densities(reading: Reading, what_0_does: str) -> list[Setting]:

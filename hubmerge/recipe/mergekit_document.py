@@ -329,6 +329,7 @@ class Document:
     def _name(self, text: Any, *path: object, base: str | None = None) -> str | None:
         if text is None and path == ("base_model",):
             return None
+        text = _as_text(text)
         if not isinstance(text, str):
             self.refuse("a model is written as text, org/name or org/name@revision", *path, got=text)
             return None
@@ -363,7 +364,8 @@ class Document:
 
     def tokenizer_of(self, base: Input) -> str | None:
         """The recipe's `tokenizer`; None: all tokens that the models have."""
-        source = str(self._source).strip().removeprefix("model:") if isinstance(self._source, str) else self._source
+        source = _as_text(self._source)
+        source = source.strip().removeprefix("model:") if isinstance(source, str) else source
         if source in (None, "union"):
             return None
         if source in ("base", base.name):
@@ -402,3 +404,16 @@ class Document:
             f"Precision: mergekit converts every input to `dtype: {dtype}` and computes in it; hubmerge computes in "
             "float32 on the inputs as they are and rounds once.",
         )
+
+
+def _as_text(model: Any) -> Any:
+    """`model@revision+adapter` of the tables in which mergekit writes a model out; anything else as it is."""
+
+    def joined(table: Any, sign: str, *keys: str) -> Any:
+        given = {key: one for key, one in table.items() if one is not None} if isinstance(table, Mapping) else {}
+        fits = keys[0] in given and given.keys() <= set(keys) and all(isinstance(one, str) for one in given.values())
+        return sign.join(given[key] for key in keys if key in given) if fits else table
+
+    if not isinstance(model, Mapping):
+        return model
+    return joined({key: joined(one, "@", "path", "revision") for key, one in model.items()}, "+", "model", "lora")

@@ -13,6 +13,7 @@ from typing import Any
 
 from hubmerge.methods.varying import MAX_RULES, Setting, SettingRule, evened, parse
 from hubmerge.recipe.mergekit_document import Document, Input, Path, Tables
+from hubmerge.recipe.recipe import number_step
 
 _TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
 _FALSE = (False, 0, "false", "no", "off")
@@ -150,6 +151,6 @@ class Reading(Document):
 
     def _number(self, value: Any, *path: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= float_info.max:
-            self.refuse("a number is needed", *path, got=value)
+            self.refuse("a number is needed", *path, got=value, next_step=number_step(value))
             return 1.0
         return float(value)

@@ -390,8 +390,13 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
         return "Write org/name, or org/name@revision."
     if path[-1:] == ("dtype",) and given.lower() in SHORT_DTYPES:
         return f"Did you mean {SHORT_DTYPES[given.lower()]}?"
-    if "number is needed" in message:
-        with suppress(ValueError):
+    return number_step(given) if "number is needed" in message else ""
+
+
+def number_step(given: Any) -> str:
+    """The next step for what is no number, where it reads like one."""
+    with suppress(ValueError):
+        if isinstance(given, str):
             number = float(given.strip().removesuffix("%"))
             return f"Write {number / 100:g}." if "%" in given else "Write it without quotes."
     return ""

@@ -51,7 +51,13 @@ MEANINGS = {
     ),
     "dare_linear, not rescaled": (
         document("dare_linear", ALIKE, FLOAT32 + "parameters: {rescale: false, normalize: true, lambda: 0.5}\n"),
-        ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125}),
+        ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125, "normalize": True}),
+    ),
+    "task_arithmetic, small weights, normalized": (  # λ / Σ wk is none that a recipe takes
+        document(
+            "task_arithmetic", models("weight: 0.05", "weight: 0.04"), FLOAT32 + "parameters: {normalize: true}\n"
+        ),
+        ("task_arithmetic", (0.05, 0.04), {"lambda": 1.0, "normalize": True}),
     ),
     "dare_ties": (
         document("dare_ties", ALIKE, FLOAT32 + "parameters: {lambda: 0.9}\n"),
@@ -163,13 +169,6 @@ def test_densities_of_each_model_are_its_own():
     assert [agent["parameters"] for agent in agents_of(drawn)] == [{"p": [0.0, 0.5]}, {"p": 0.7}]
 
 
-def test_weights_that_vary_are_normalized_tensor_by_tensor():
-    recipe = recipe_from_yaml(
-        document("task_arithmetic", models("weight: [0, 1]", "weight: 1"), "parameters: {normalize: true}\n")
-    )
-    assert (recipe.parameters["normalize"], recipe.parameters["lambda"]) == (True, 1.0)
-
-
 def test_linear_without_a_base_counts_from_the_first_model_and_says_so():
     recipe = recipe_from_yaml("merge_method: linear\n" + models("weight: 0.6", "weight: [0.2, 0.4]"))
     assert (str(recipe.base), recipe.parameters) == ("org/a", {"base_weight": 0.6})
@@ -181,6 +180,18 @@ def test_an_adapter_on_the_base_is_an_agent():
     recipe = recipe_from_yaml(document("ram").replace("org/a", "org/base@v1+org/lora@v2"))
     assert [str(agent.model) for agent in recipe.agents] == ["org/lora@v2", "org/b@main"]
     assert any(note.startswith("LoRA: org/lora@v2 is applied to org/base@v1") for note in recipe.notes)
+
+
+def test_a_model_may_be_a_table_as_mergekit_writes_it_out():
+    base = "{model: {path: org/base, revision: v1}, lora: null, override_architecture: null}"
+    adapted = "{model: org/base@v1, lora: {path: org/lora}}"
+    listed = f"models: [{{model: {base}}}, {{model: {adapted}}}, {{model: org/b}}]\n"
+    read = recipe_from_yaml(f"merge_method: ram\nbase_model: {base}\n{listed}tokenizer_source: {base}\n")
+    assert (str(read.base), [str(a.model) for a in read.agents], read.tokenizer) == (
+        "org/base@v1",
+        ["org/lora", "org/b"],
+        "base",
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +238,7 @@ def test_the_output_is_stored_as_the_document_says(dtypes: str, stored: str | No
 @pytest.mark.parametrize("flag", ["true", "1", "yes", "on", "True"])
 def test_flags_are_read_as_mergekit_reads_them(flag: str):
     text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
-    assert recipe_from_yaml(text).parameters["lambda"] == pytest.approx(1.25)
+    assert recipe_from_yaml(text).parameters["normalize"] is True
 
 
 DRAWN = document("dare_linear", ALIKE)
@@ -326,6 +337,7 @@ def second_half(more: str) -> str:
         (RAM.replace("org/a", "org/a@b@c"), "model 1 → model", "revision"),
         (RAM.replace("org/a", "./folder@main"), "model 1 → model", "revision"),
         (RAM.replace("org/a", "{path: org/a}"), "model 1 → model", "as text"),
+        (RAM.replace("org/a", "{model: org/a, override_architecture: Llama}"), "model 1 → model", "as text"),
         (RAM.replace("model: org/a", "model: org/a, layer_range: [0, 2]"), "layer_range", "a key that a"),
         (RAM.replace("org/a", "org/a b"), "agent 1 → model", "no Hub id"),
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
@@ -381,6 +393,7 @@ def test_everything_without_a_counterpart_is_told_at_once():
         (TIES + "tokeniser: {source: base}\n", "Did you mean tokenizer?"),
         (TIES + "name: my-merge\n", "Remove it; mergekit ignores it."),
         (document("ram", more="dtype: bf16\n"), "Did you mean bfloat16?"),
+        (document("ram", more="parameters: {epsilon: '1e-3'}\n"), "Write it without quotes."),
         (HEAD + "slices: [{sources: [{model: org/a}]}]\n", "List models that are merged as a whole under `models`."),
     ],
 )
