@@ -157,39 +157,36 @@ class Recipe(_Frozen):
         return get_method(info.data["method"]).parse_settings(value)
 
     @model_validator(mode="after")
-    def _agents_parameters_fit_the_method(self) -> Recipe:
+    def _parameters_and_tokenizer_are_of_its_agents(self) -> Recipe:
+        problems = [*self._fit_own_parameters(), *self._fit_tokenizer()]
+        if problems:
+            raise MisnamedError(problems)
+        return self
+
+    def _fit_own_parameters(self) -> Iterator[Problem]:
         method = get_method(self.method)
         parameters, agents = method.typical(self.parameters), []
         for number, agent in enumerate(self.agents):
+            own = agent.parameters
             try:
-                own = method.parse_settings(agent.parameters, of_agent=True)
+                own = method.parse_settings(own, of_agent=True)
                 method.check_own(parameters, own)
             except ValueError as error:
                 at = f"agent {number + 1} → parameters"
                 found = error.problems if isinstance(error, MisnamedError) else (Problem("", str(error)),)
-                raise MisnamedError(
-                    [
-                        replace(one, code=RecipeError.code, where=f"{at} → {one.where}" if one.where else at)
-                        for one in found
-                    ]
-                ) from None
+                for one in found:
+                    yield replace(one, code=RecipeError.code, where=f"{at} → {one.where}" if one.where else at)
             agents.append(agent.model_copy(update={"parameters": own}) if own != agent.parameters else agent)
         object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
-        return self
 
-    @model_validator(mode="after")
-    def _tokenizer_is_of_a_model(self) -> Recipe:
+    def _fit_tokenizer(self) -> Iterator[Problem]:
         if self.tokenizer == "union":  # the default
             object.__setattr__(self, "tokenizer", None)
         elif self.tokenizer_of == 0:  # by its name, which a pin changes
             object.__setattr__(self, "tokenizer", "base")
         elif self.tokenizer is not None and self.tokenizer_of is None:
-            known = ["base", "union", *(str(agent.model) for agent in self.agents)]
-            problem = Problem(
-                RecipeError.code, "no model of this recipe", "tokenizer", ", ".join(known)[:400], self.tokenizer[:120]
-            )
-            raise MisnamedError([problem])
-        return self
+            known = ", ".join(["base", "union", *(str(agent.model) for agent in self.agents)])
+            yield Problem(RecipeError.code, "no model of this recipe", "tokenizer", known[:400], self.tokenizer[:120])
 
     @property
     def tokenizer_of(self) -> int | None:

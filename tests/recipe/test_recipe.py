@@ -445,6 +445,15 @@ def test_what_cannot_differ_or_is_no_number_is_refused(content: dict[str, Any], 
     assert said in str(caught.value)
 
 
+def test_own_parameters_of_every_agent_and_the_tokenizer_are_told_at_once():
+    wrong = varying(own={"density": 2}) | {"tokenizer": "org/z"}
+    wrong["agents"] = [*wrong["agents"], {"model": "org/c", "parameters": {"lambda": 1, "density": [0.5, 1]}}]
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(wrong)
+    places = [problem.where.removeprefix("the recipe → ") for problem in caught.value.problems]
+    assert places == ["agent 1 → parameters → density", f"agent {len(wrong['agents'])} → parameters", "tokenizer"]
+
+
 def test_the_identity_covers_what_differs_and_is_what_it_was_where_nothing_does():
     refs = [ModelRef("hub", f"org/{n}", f"{i:040x}") for i, n in enumerate(("base", "a", "b"))]
 
