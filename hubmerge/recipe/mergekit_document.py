@@ -34,6 +34,7 @@ _EVERY_PARAMETER = frozenset(key for table in (_SHARED, _PER_MODEL) for keys in 
 
 _INPUTS = ("models", "slices", "modules")
 _KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
+_IGNORED = "Remove it; mergekit ignores it."
 _CHAT_TEMPLATE = "Remove it: the result keeps its tokenizer's template; set another one in the published repo."
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -104,9 +105,8 @@ class Document:
                     self.refuse("`chat_template` of mergekit is not supported", key, next_step=_CHAT_TEMPLATE)
             elif key not in _KEYS:
                 step = "Write it under `parameters`." if key in _EVERY_PARAMETER else did_you_mean(key, _KEYS)
-                step = step or "Remove it; mergekit ignores it."
                 what, known = "a key that mergekit does not know", ", ".join(_KEYS)
-                self.refuse(what, str(key)[:80], expected=known, next_step=step)
+                self.refuse(what, str(key)[:80], expected=known, next_step=step or _IGNORED)
         dtypes = [self._dtype("dtype", (*_DTYPES, "float64")), self._dtype("out_dtype", _DTYPES)]
         self.output_dtype = dtypes[1] or dtypes[0]
         if self.output_dtype == "float64" and dtypes[1] is None:
@@ -140,7 +140,7 @@ class Document:
                 known = (*_SHARED[method], *_PER_MODEL[method])
                 step = "Write it at the top of the document." if key in _KEYS else did_you_mean(key, known)
                 at = (*path, "parameters", str(key)[:80])
-                self.refuse("an unknown parameter", *at, expected=", ".join(known), next_step=step)
+                self.refuse("an unknown parameter", *at, expected=", ".join(known), next_step=step or _IGNORED)
             elif not read:
                 self._without_effect.append(" → ".join(map(str, (*path, "parameters", key))))
 
@@ -157,7 +157,8 @@ class Document:
             return
         for key in table:
             if key != "source" and table[key] is not None:
-                self.refuse(f"`tokenizer.{key}` of mergekit is not supported", "tokenizer", str(key)[:80])
+                at = ("tokenizer", str(key)[:80])
+                self.refuse(f"`tokenizer.{key}` of mergekit is not supported", *at, next_step="Remove it.")
         if (source := table.get("source", "union")) is not None:
             self._source, self._source_path = source, ("tokenizer", "source")
 
@@ -228,7 +229,7 @@ class Document:
     def _check_keys(self, what: str, table: Mapping[str, Any], path: Path, known: tuple[str, ...]) -> None:
         for key in table:
             if key not in known:
-                step = "Write it under `parameters`." if key in _EVERY_PARAMETER else ""
+                step = "Write it under `parameters`." if key in _EVERY_PARAMETER else _IGNORED
                 self.refuse(f"a key that a {what} does not have", *path, str(key)[:80], next_step=step)
 
     def _level(self, table: Mapping[str, Any], path: Path) -> Tables:
@@ -251,7 +252,8 @@ class Document:
                 continue
             self._check_keys("slice", table, here, ("sources", "parameters", "base_model", "residual_weight"))
             if table.get("residual_weight") is not None:
-                self.refuse("`residual_weight` of mergekit is not supported", *here, "residual_weight")
+                at = (*here, "residual_weight")
+                self.refuse("`residual_weight` of mergekit is not supported", *at, next_step=_IGNORED)
             if table.get("base_model") is not None:
                 own_base = self._name(table["base_model"], *here, "base_model")
                 if base_name is None and number == 0 and self.document.get("base_model") is None:
