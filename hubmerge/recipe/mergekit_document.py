@@ -17,20 +17,21 @@ from hubmerge.recipe.recipe import SHORT_DTYPES
 from hubmerge.text.wording import did_you_mean
 from hubmerge.text.wording import place as place_in
 
-_OF_TASK_VECTORS = ("task_arithmetic", "ties", "dare_linear", "dare_ties")
+_SPARSE = ("ties", "dare_linear", "dare_ties")
 # what the methods read: once per document, and per model that is not the base (linear: the base too)
 _SHARED: Mapping[str, tuple[str, ...]] = {
     "linear": ("normalize",),
-    **dict.fromkeys(_OF_TASK_VECTORS, ("normalize", "lambda", "rescale", "int8_mask")),
+    "task_arithmetic": ("normalize", "lambda"),
+    **dict.fromkeys(_SPARSE, ("normalize", "lambda", "rescale")),
     "ram": ("epsilon",),
     "ramplus_tl": ("r", "alpha", "epsilon"),
 }
 _PER_MODEL: Mapping[str, tuple[str, ...]] = {
-    "linear": ("weight",),
-    **dict.fromkeys(_OF_TASK_VECTORS, ("weight", "density")),
-    **dict.fromkeys(("ram", "ramplus_tl"), ()),
+    **dict.fromkeys(("linear", "task_arithmetic"), ("weight",)),
+    **dict.fromkeys(_SPARSE, ("weight", "density")),
 }
 _EVERY_PARAMETER = frozenset(key for table in (_SHARED, _PER_MODEL) for keys in table.values() for key in keys)
+_EVERY_PARAMETER |= {"int8_mask"}  # which changes no number
 
 _INPUTS = ("models", "slices", "modules")
 _KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
@@ -137,7 +138,7 @@ class Document:
                 key in _PER_MODEL.get(method, ()) and (not base or method == "linear")
             )
             if key not in _EVERY_PARAMETER and method in _SHARED:
-                known = (*_SHARED[method], *_PER_MODEL[method])
+                known = (*_SHARED[method], *_PER_MODEL.get(method, ()))
                 step = "Write it at the top of the document." if key in _KEYS else did_you_mean(key, known)
                 at = (*path, "parameters", str(key)[:80])
                 self.refuse("an unknown parameter", *at, expected=", ".join(known), next_step=step or _IGNORED)

@@ -259,6 +259,10 @@ DRAWN = document("dare_linear", ALIKE)
         (document("ram", WEIGHED), ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `mod"]),
         (document("ram") + "parameters: {lambda: 2}\n", ["Without effect, here as in mergekit: `parameters → lambda`"]),
         (
+            document("task_arithmetic", ALIKE) + "parameters: {int8_mask: true}\n",
+            ["Without effect, here as in mergekit: `parameters → int8_mask`, `models → 0 → parameters → density`, `mo"],
+        ),
+        (
             document("ties", models("weight: 1, normalize: false", "weight: 1", base="weight: 9")),
             ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `models → 1 → parameters → nor"],
         ),
