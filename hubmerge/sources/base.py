@@ -61,6 +61,7 @@ class StoredTensor:
 
     shard: str
     entry: TensorEntry
+    copy: StoredTensor | None = field(default=None, kw_only=True)  # the same values once more, as a reader checks
 
     @property
     def kept_dtype(self) -> str:

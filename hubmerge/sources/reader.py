@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.errors import IncompatibleError
 from hubmerge.hub.client import Hub
 from hubmerge.numerics.dtypes import STORAGE, Float32, decode
 from hubmerge.sources import buffers
@@ -150,9 +151,11 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         An array of its own: computed if the tensor is, otherwise a copy.
         """
         if isinstance(tensor, DerivedTensor):
-            return tensor.read(self, model, start, count)
-        values = np.empty(count, dtype=_storage(tensor.entry.dtype))
-        self._fill(model, tensor, start, values)
+            values = tensor.read(self, model, start, count)
+        else:
+            values = np.empty(count, dtype=_storage(tensor.entry.dtype))
+            self._fill(model, tensor, start, values)
+        self._check_copy(model, tensor, start, values)
         return values
 
     def rows(self, tensors: Sequence[StoredTensor], start: int, count: int) -> tuple[NDArray[np.generic], ...]:
@@ -172,7 +175,27 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         rows = tuple(buffer[:needed].view(storage).reshape(len(tensors), width)[:, :count])
         for model, (tensor, row) in enumerate(zip(tensors, rows, strict=True)):
             self._fill(model, tensor, start, row)
+            self._check_copy(model, tensor, start, row)
         return rows
+
+    def _check_copy(self, model: int, tensor: StoredTensor, start: int, values: NDArray[np.generic]) -> None:
+        """IncompatibleError where these elements are others in the tensor's copy; transformers loads both then."""
+        if tensor.copy is None:
+            return
+        dtypes = tensor.entry.dtype, tensor.copy.entry.dtype
+        both = values, self.raw(model, tensor.copy, start, values.size)
+        if dtypes[0] == dtypes[1] and np.array_equal(*both):
+            return
+        if not np.array_equal(*(decode(v, d) for v, d in zip(both, dtypes, strict=True)), equal_nan=True):
+            ref, head, own = self.models[model].ref, tensor.copy.entry.name, tensor.entry.name
+            raise IncompatibleError(
+                "an output head that differs from the embedding that it is tied to",
+                where=f"{head} of {ref}",
+                expected=f"the values of {own}",
+                got="others, which transformers loads beside the embedding",
+                next_step="If it was trained with one table, take the head out of a copy of it; otherwise write "
+                "tie_word_embeddings: false into config.json of copies of all models, with the head in each.",
+            )
 
     def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:
         """Read `out.size` elements from `start` into `out`, which is contiguous."""
@@ -250,3 +273,5 @@ def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTe
                     yield from sources_of(owner, part)
     else:
         yield model, tensor
+        if tensor.copy is not None:
+            yield from sources_of(model, tensor.copy)

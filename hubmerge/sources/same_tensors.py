@@ -2,7 +2,7 @@
 
 **Tied heads** are one tensor, merged and counted once, however many models happen to store it twice. Where config.json
 ties the head to the embedding, a checkpoint may store the head as a copy or leave it out; both load to the same model.
-So models are compared by a view of their tensors without this difference:
+So models are compared by a view of their tensors without this difference (the reader refuses a copy of other values):
 
     base tied                head left out of every view; an agent with a head of its own cannot be merged
     base untied, agent tied  the agent's embedding is what it uses as a head, and stands in for it
@@ -54,7 +54,7 @@ def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: 
     says = _says_tied(base, inside=head not in base.tensors)
     base_tied = head not in base.tensors if says is None else says and _of_one_shape((base, *agents), head, embedding)
     if base_tied:
-        return _without_head(base, agents, head, embedding)
+        return _without_head(base, agents, head, embedding, ignored)
     if head not in base.tensors or ignored(head):
         return stored  # an agent's head is a tensor too many, which the comparison tells, or the base's
     views, warnings = [], []
@@ -70,7 +70,7 @@ def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: 
     return Views(base, tuple(views), (), tuple(warnings))
 
 
-def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str) -> Views:
+def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str, ignored: Ignored) -> Views:
     problems = []
     warnings = []
     for model in (base, *agents):
@@ -91,7 +91,13 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
         warnings.append(f"{model.ref.id}: the stored {head} is tied to {embedding}; it is merged once, as the latter")
 
     def view(model: Model) -> Model:
-        return replace(model, tensors=MappingProxyType({n: t for n, t in model.tensors.items() if n != head}))
+        tensors = dict(model.tensors)
+        copy, own = tensors.pop(head, None), tensors.get(embedding)
+        if copy is not None and own is not None:
+            tensors[embedding] = replace(own, copy=copy)
+        elif copy is not None and not ignored(embedding):
+            tensors[embedding] = copy
+        return replace(model, tensors=MappingProxyType(tensors))
 
     return Views(view(base), tuple(map(view, agents)), tuple(problems), tuple(warnings))
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import T, llama_config, random_base, sparse_agent, write_model
+from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
 from plan_helpers import CONFIG, NOWHERE, SHAPES, assert_laid_out, model, names_of, plan, plan_of, problems
 
+import hubmerge
+from hubmerge.errors import IncompatibleError
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -121,3 +123,28 @@ def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: P
     with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
         raw = reader.raw(2, head.inputs[2], 0, head.elements)
     assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
+
+
+@pytest.mark.parametrize("differing", [0, 1, 2], ids=["base", "first agent", "second agent"])
+def test_a_head_whose_values_differ_from_the_tied_embedding_is_refused_before_a_shard_is_done(
+    tmp_path: Path, differing: int
+):
+    """transformers 5 loads both then, and ties copies of equal values alone."""
+    folders = []
+    base = random_base(0)
+    for k, tensors in enumerate((base, sparse_agent(base, 0.1, 1), sparse_agent(base, 0.1, 2))):
+        head = f32(tensors[EMBEDDING])
+        head[-1, -1] += float(k == differing)
+        stored = {**tensors, HEAD: tensor(head)}
+        folders.append(write_model(tmp_path / str(k), stored, config=llama_config(stored, tie_word_embeddings=True)))
+    recipe = {"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"}
+    with pytest.raises(IncompatibleError, match=rf"{HEAD} of .*/{differing}@.*: expected the values of {EMBEDDING}"):
+        hubmerge.merge(recipe, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_a_tied_head_that_is_stored_in_place_of_the_embedding_stands_for_it():
+    """safetensors' save_model keeps the one of two names that is first in the alphabet."""
+    alone = ({**{n: s for n, s in SHAPES.items() if n != EMBEDDING}, HEAD: SHAPES[EMBEDDING]}, TIED)
+    made = plan(*models(PLAIN, alone, PLAIN))
+    assert [i.entry.name for t in made.tensors() if t.name == EMBEDDING for i in t.inputs] == [EMBEDDING, HEAD, EMBEDDING]
