@@ -77,6 +77,7 @@ from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
+from hubmerge.sources.config import quantized
 from hubmerge.sources.open import open_model
 from hubmerge.sources.staged import stage_model
 
@@ -226,13 +227,13 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
     """EvaluationError for a model that cannot be evaluated as it is stored; of an adapter its plan on its base."""
     whole = None if model.adapter is None else on_its_base(model, hub)
     weights = model if whole is None else whole.base
-    quantized = isinstance(weights.config.get("quantization_config"), dict)
-    if quantized or weights.kind != "weights":
+    found = quantized(weights.config)
+    if found or weights.kind != "weights":
         raise EvaluationError(
             "quantized weights are not evaluated",
             where=str(weights.ref),
             expected="weights in float32, float16 or bfloat16",
-            got="a quantization_config in config.json" if quantized else weights.kind,
+            got=f"{found[0]} in config.json" if found else weights.kind,
             next_step="Evaluate the model before quantization.",
         )
     if not any(map(makes_tokenizer, (*model.files, *weights.files))):

@@ -17,6 +17,7 @@ from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import WITH_PEFT
 from hubmerge.sources.base import Model
+from hubmerge.sources.config import quantized
 from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
 from hubmerge.sources.same_tensors import is_embedding
@@ -184,14 +185,14 @@ def _with_line(why: str, ignoring: str | None, otherwise: str) -> str:
 
 
 def _quantized(model: Model) -> list[Problem]:
-    if not model.config.get("quantization_config"):
+    if not (found := quantized(model.config)):
         return []
     return [
         incompatible(
             "quantized weights, which stand for others than they store",
             where=f"config.json of {model.ref}",
-            expected="no quantization_config",
-            got=shown(model.config["quantization_config"]),
+            expected=f"no {found[0]}",
+            got=shown(found[1]),
             next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
         )
     ]

@@ -35,6 +35,7 @@ from hubmerge.isolation.in_child import filled_the_disk, first_line
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
+from hubmerge.sources.config import quantized
 from hubmerge.sources.dataset_rows import load_split
 from hubmerge.sources.staged import stage_settings
 
@@ -242,11 +243,11 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
 
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     """config.json and the tokenizer; SensitivityError for what cannot be differentiated or has no tokenizer."""
-    if model.config.get("quantization_config"):
+    if found := quantized(model.config):
         raise SensitivityError(
             "quantized weights, which have no gradients",
             where=str(model.ref),
-            expected="no quantization_config",
+            expected=f"no {found[0]}",
             next_step="Use the model before quantization.",
         )
     if not any(map(makes_tokenizer, model.files)):

@@ -44,8 +44,8 @@ _CODE = frozenset(
         *("configuration_files", "transformers_weights", "gguf_file", "init_inputs", "audio_tokenizer"),
     )
 )
-# the output stores plain numbers, whatever the base did
-_QUANTIZATION = frozenset(("quantization_config", "compression_config"))
+# the output stores plain numbers, whatever the base did; compressed-tensors' older key, and MLX's
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")
 # bookkeeping of other tools, whose loss nobody needs to hear of
 _BOOKKEEPING = frozenset(
     (
@@ -98,7 +98,7 @@ def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
     whose weights lie elsewhere than where they were read."""
     problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
     for model in (base, *agents):
-        problems += [*_other_weights(model), *_quantized_within(model)]
+        problems += _other_weights(model)
     return problems
 
 
@@ -143,16 +143,10 @@ def _elsewhere(model: Model, key: str, what: str, expected: str) -> Problem:
     return incompatible(what, where=where, expected=expected, got=got, next_step=step)
 
 
-def _quantized_within(model: Model) -> Iterator[Problem]:
-    for path, table in _tables(model.config):
-        if path and isinstance(table.get("quantization_config"), dict) and table["quantization_config"]:
-            yield incompatible(
-                "quantized weights, which stand for others than they store",
-                where=f"{path} in config.json of {model.ref}",
-                expected="no quantization_config",
-                got=shown(table["quantization_config"]),
-                next_step="Use the model before quantization.",
-            )
+def quantized(config: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Where a config.json or a table in it says that the weights stand for others, and what it says there."""
+    stated = ((path, key, table.get(key)) for path, table in _tables(config) for key in _QUANTIZATION)
+    return next(((f"{path}.{key}" if path else key, value) for path, key, value in stated if value), None)
 
 
 def _looked_up(model: Model) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ FP8 = ("F8_E4M3", "F8_E5M2")
 _BLOCK = (128, 128)
 _SCALES = ("_scale_inv", "_scale")
 _ACTIVATIONS = ("input_scale", "activation_scale")  # in place of a weight's last name
+_CONFIGS = ("quantization_config", "compression_config")
 _METHODS = ("fp8", "fbgemm_fp8")  # of quantization_config, with nothing but fp8 in it
 
 
@@ -67,8 +68,9 @@ def with_scales(model: Model) -> View:
     if not any(isinstance(t, ScaledTensor) for t in tensors.values()):
         return View(model, tuple(problems))
     config = dict(model.config)
-    if _is_plain_fp8(config.get("quantization_config")):
-        del config["quantization_config"]
+    for key in _CONFIGS:
+        if _is_plain_fp8(config.get(key)):
+            del config[key]
     warnings = []
     if unused:
         warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
@@ -98,6 +100,8 @@ def _stated_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _is_plain_fp8(table: Any) -> bool:
     if not isinstance(table, dict):
+        return False
+    if table.get("transform_config"):  # W is rotated, and activations are where it is applied
         return False
     method = table.get("quant_method")
     return method in _METHODS or (method == "compressed-tensors" and table.get("format") == "float-quantized")

@@ -115,7 +115,7 @@ def test_a_tokenizer_config_that_is_no_json_is_refused(folder: Path, tmp_path: P
     ("name", "content", "reason"),
     [
         ("tokenizer.json", None, "no tokenizer"),
-        ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized .* got a quantization_config"),
+        ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized .* got quantization_config"),
     ],
 )
 def test_a_model_that_cannot_be_evaluated_as_it_is_stored_gets_a_failed_result_and_no_process(

@@ -321,6 +321,8 @@ DESCRIBED: list[tuple[dict[str, Any], str | None]] = [
     ({"transformers_weights": "b.safetensors"}, OTHER_WEIGHTS),
     ({"transformers_weights": "model.safetensors"}, None),
     ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, QUANTIZED),
+    ({"compression_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}, QUANTIZED),
+    ({"quantization": {"group_size": 64, "bits": 4}}, QUANTIZED),  # as MLX writes it
     ({"backbone": "resnet101", "use_timm_backbone": True, "backbone_config": None}, LOOKED_UP),
     ({"vision_config": {"default_backbone": "gpt2", "backbone_config": None}}, LOOKED_UP),
     ({"backbone": "resnet101", "backbone_config": {"model_type": "resnet"}}, None),

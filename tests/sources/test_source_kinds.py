@@ -55,9 +55,11 @@ def test_every_fp8_value_is_decoded_exactly(dtype: str, oracle: str):
     assert np.array_equal(np.signbit(fp8_values(bits, dtype)), np.signbit(expected))
 
 
-def fp8_agent(folder: Path, extra: Mapping[str, T], config: Any = None) -> Path:
+def fp8_agent(
+    folder: Path, extra: Mapping[str, T], config: Any = None, key: str = "quantization_config"
+) -> Path:
     tensors = {**BASE, f"{Q}.weight": tensor(f32(BASE[f"{Q}.weight"]), "F8_E4M3"), **extra}
-    return write_model(folder, tensors, config=llama_config(BASE, quantization_config=config))
+    return write_model(folder, tensors, config=llama_config(BASE, **{key: config}))
 
 
 SCALE = tensor(0.5, "F32")
@@ -90,17 +92,24 @@ PLAIN_FP8 = [
 ]
 
 
-@pytest.mark.parametrize("config", PLAIN_FP8, ids=lambda c: c["quant_method"])
-def test_configs_of_plain_fp8_are_accepted(tmp_path: Path, base: Path, other: Path, config: Any):
+@pytest.mark.parametrize(
+    ("key", "config"), [*(("quantization_config", c) for c in PLAIN_FP8), ("compression_config", PLAIN_FP8[-1])]
+)
+def test_configs_of_plain_fp8_are_accepted(tmp_path: Path, base: Path, other: Path, key: str, config: Any):
     shape = (2, 4) if "weight_block_size" in config else (16, 1)
-    agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": tensor(np.ones(shape), "F32")}, config)
+    agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": tensor(np.ones(shape), "F32")}, config, key)
     plan = plan_of(base, agent, other)
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
     assert not [t.name for t in plan.tensors() if "scale" in t.name]
     assert plan_summary(plan)["kinds"] == ["weights", "fp8 weights", "weights"]
 
 
-@pytest.mark.parametrize("config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, {"x": 1}, "fp8"])
+ROTATED = {**PLAIN_FP8[-1], "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}
+
+
+@pytest.mark.parametrize(
+    "config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, ROTATED, {"x": 1}, "fp8"]
+)
 def test_a_quantization_beside_fp8_is_refused(tmp_path: Path, base: Path, other: Path, config: Any):
     agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": SCALE}, config)
     assert "quantized weights" in refused(base, agent, other)[0]
