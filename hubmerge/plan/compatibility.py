@@ -50,13 +50,7 @@ def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Probl
     tensors = {n: t for n, t in base.tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
-        shown_tensors = [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]
-        # as float64 scales of a loss are, which no result needs
-        few = len(unsupported) <= NAMED_AT_MOST and len(unsupported) < len(tensors)
-        ignoring = f"ignore: {json.dumps(unsupported)}" if few else None
-        problems.append(
-            _dtype_problem(base, shown_tensors, _with_line("To keep the base's", ignoring, "Convert them to float32."))
-        )
+        problems.append(_dtype_problem(base, unsupported, "Convert them to float32."))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
             incompatible(
@@ -170,13 +164,9 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
         what = "another vocabulary size or shape" if vocabulary else "other shapes"
         problems.append(unfit(what, expected="the base's shapes", got=named(shapes)))
-    dtypes = [
-        f"{n} ({tensors[n].entry.dtype})"
-        for n in common
-        if not _dtypes_meet(base_tensors[n].entry.dtype, tensors[n].entry.dtype)
-    ]
+    dtypes = [n for n in common if not _dtypes_meet(base_tensors[n].entry.dtype, tensors[n].entry.dtype)]
     if dtypes:
-        problems.append(_dtype_problem(agent, dtypes))
+        problems.append(_dtype_problem(agent, dtypes, remove))
     return problems
 
 
@@ -213,13 +203,16 @@ def _unmerged(base: Model, agent: Model) -> list[Problem]:
     ]
 
 
-def _dtype_problem(model: Model, tensors: Sequence[str], next_step: str = "") -> Problem:
+def _dtype_problem(model: Model, names: Sequence[str], otherwise: str) -> Problem:
+    # as float64 scales of a loss are, which no result needs, or positions that were cast with the weights
+    few = len(names) <= NAMED_AT_MOST and len(names) < len(model.tensors)
+    ignoring = f"ignore: {json.dumps(names)}" if few else None
     return incompatible(
         "tensors of a dtype that cannot be merged",
         where=str(model.ref),
         expected=f"{', '.join(FLOAT_DTYPES)}, fp8 with its scales, or integers as in the base",
-        got=named(tensors),
-        next_step=next_step,
+        got=named([f"{n} ({model.tensors[n].entry.dtype})" for n in names]),
+        next_step=_with_line("To keep the base's", ignoring, otherwise),
     )
 
 

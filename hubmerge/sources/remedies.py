@@ -16,7 +16,7 @@ from hubmerge.errors import FormatError
 from hubmerge.hub.names import FileInfo, stated_bases
 from hubmerge.recipe.model_name import is_path
 
-_PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
+_PICKLED = re.compile(r"(?:pytorch_model[^/]*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
 _BELOW = (
     ("adapter", "an adapter", ("/adapter_config.json",)),  # as PEFT saves those of other names than `default`
@@ -48,12 +48,8 @@ class Place:
         """The refusal: which files are there instead of safetensors of the `expected` name, and what to do."""
         if latest := self._latest_checkpoint():
             return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
-        found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)
-        named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
-        if any(f.endswith(".gguf") for f in found):
-            origin = origin_of(self.card) or "the model that it was made from"
-            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
-        if any(_PICKLED.fullmatch(f) for f in found):
+        if pickled := sorted(f for f in self.files if _PICKLED.fullmatch(f)):
+            named = ", ".join(ascii(f)[1:-1] for f in pickled[:3])
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert(config))
         if others := sorted(f for f in self.files if "/" not in f and f.endswith(".safetensors")):
             return FormatError(
@@ -67,6 +63,11 @@ class Place:
             if below := self._below(ends):
                 got = f"{one} in {below[0]}" if len(below) == 1 else f"{kind}s in {', '.join(below[:3])}"
                 return self._error(expected, got, self._take(below[0], kind))
+        found = sorted(f for f in self.files if PurePosixPath(f).suffix in _OTHER)
+        named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
+        if any(f.endswith(".gguf") for f in found):
+            origin = origin_of(self.card) or "the model that it was made from"
+            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
         return self._error(expected, named, step)
 

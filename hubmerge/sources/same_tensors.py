@@ -20,7 +20,8 @@ that stores no head must be tied, and an agent ties as its base does.
     module.           data-parallel training
     _orig_mod.        torch.compile
 
-A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does.
+A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does. So are
+names that older versions of transformers and torch gave: LayerNorm.gamma and beta, weight_g and weight_v.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ _WITH_HEAD = re.compile("LM|ForConditionalGeneration|BertForPreTraining")  # in 
 _IN_A_LAYER = re.compile(r"\.\d+\.", re.ASCII)
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
+# old ends of names, and what transformers takes them for
+_AGES = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+    ".weight_g": ".parametrizations.weight.original0",
+    ".weight_v": ".parametrizations.weight.original1",
+}
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
@@ -186,14 +194,23 @@ def renaming(
     explains the difference."""
     if fits(names):
         return None
-    found = []
+    aged = {name: name if name in base else _of_another_age(name) for name in names}
+    candidates = [("names of tensors are those of another version of transformers or torch than the base's", aged)]
     for prefix in PREFIXES:
         off = {name: name.removeprefix(prefix) for name in names}
         on = {name: name if name in base else prefix + name for name in names}
         for words, mapping in ((f"taken off {_those(names, prefix)}", off), ("put before its tensors' names", on)):
-            if len(set(mapping.values())) == len(mapping) and fits(mapping.values()):
-                found.append((f"the prefix {prefix!r} is {words} to match the base", mapping))
+            candidates.append((f"the prefix {prefix!r} is {words} to match the base", mapping))
+    found = [(w, m) for w, m in candidates if len(set(m.values())) == len(m) and fits(m.values())]
     return found[0] if len(found) == 1 else None
+
+
+def _of_another_age(name: str) -> str:
+    for pair in _AGES.items():
+        for one, other in (pair, pair[::-1]):
+            if name.endswith(one):
+                return name.removesuffix(one) + other
+    return name
 
 
 def _those(names: Collection[str], prefix: str) -> str:

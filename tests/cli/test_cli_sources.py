@@ -118,7 +118,8 @@ def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path
     ):
         card = {"README.md": f"---\nbase_model: {stated}\n---".encode()}
         folder = write_model(tmp_path / named[:5], AGENT, files=card)
-        (folder / "model.safetensors").replace(folder / "agent-Q4_K_M.gguf")
+        (folder / "Q4").mkdir(exist_ok=True)  # as unsloth sorts them
+        (folder / "model.safetensors").replace(folder / "Q4" / "agent-Q4_K_M.gguf")
         problem = refusal(str(folder))
         assert "GGUF, quantized for inference" in problem.got
         assert problem.next_step.startswith(f"Name {named}")

@@ -362,14 +362,17 @@ def test_headers_that_took_a_while_are_told_to_the_last(tmp_path: Path, monkeypa
     assert (told[0][0], told[-1]) == (0, (6, 6))
 
 
-def test_tensors_of_float64_are_refused_with_the_line_that_keeps_them(tmp_path: Path):
-    """As OneFormer stores a scale of its loss."""
-    base = {**random_base(0), "criterion.logit_scale": tensor(1.5, "F64")}
-    agents = [{**sparse_agent(random_base(0), 0.1, k), "criterion.logit_scale": tensor(1.5 + k, "F64")} for k in (1, 2)]
+@pytest.mark.parametrize(("dtype", "agents_dtype", "shown"), [("F64", "F64", "F64"), ("I64", "BF16", "BF16")])
+def test_a_tensor_of_a_dtype_that_cannot_be_merged_is_refused_with_the_line_that_keeps_the_base_s(
+    tmp_path: Path, dtype: str, agents_dtype: str, shown: str
+):
+    """As OneFormer stores a scale of its loss, and trainers cast positions with the weights."""
+    base = {**random_base(0), "criterion.x": tensor(1, dtype)}
+    agents = [{**sparse_agent(random_base(0), 0.1, k), "criterion.x": tensor(1 + k, agents_dtype)} for k in (1, 2)]
     folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate((base, *agents))]
     told = refused(*folders)[0]
-    assert "criterion.logit_scale (F64)" in told
-    assert 'ignore: ["criterion.logit_scale"]' in told
-    made = plan_of(*folders, ignore=["criterion.logit_scale"])
-    [kept] = [t for t in made.tensors() if t.name == "criterion.logit_scale"]
-    assert (kept.action, kept.dtype) == ("copy", "F64")
+    assert f"criterion.x ({shown})" in told
+    assert 'ignore: ["criterion.x"]' in told
+    made = plan_of(*folders, ignore=["criterion.x"])
+    [kept] = [t for t in made.tensors() if t.name == "criterion.x"]
+    assert (kept.action, kept.dtype) == ("copy", dtype)

@@ -147,4 +147,8 @@ def test_a_tied_head_that_is_stored_in_place_of_the_embedding_stands_for_it():
     """safetensors' save_model keeps the one of two names that is first in the alphabet."""
     alone = ({**{n: s for n, s in SHAPES.items() if n != EMBEDDING}, HEAD: SHAPES[EMBEDDING]}, TIED)
     made = plan(*models(PLAIN, alone, PLAIN))
-    assert [i.entry.name for t in made.tensors() if t.name == EMBEDDING for i in t.inputs] == [EMBEDDING, HEAD, EMBEDDING]
+    assert [i.entry.name for t in made.tensors() if t.name == EMBEDDING for i in t.inputs] == [
+        EMBEDDING,
+        HEAD,
+        EMBEDDING,
+    ]

@@ -55,9 +55,7 @@ def test_every_fp8_value_is_decoded_exactly(dtype: str, oracle: str):
     assert np.array_equal(np.signbit(fp8_values(bits, dtype)), np.signbit(expected))
 
 
-def fp8_agent(
-    folder: Path, extra: Mapping[str, T], config: Any = None, key: str = "quantization_config"
-) -> Path:
+def fp8_agent(folder: Path, extra: Mapping[str, T], config: Any = None, key: str = "quantization_config") -> Path:
     tensors = {**BASE, f"{Q}.weight": tensor(f32(BASE[f"{Q}.weight"]), "F8_E4M3"), **extra}
     return write_model(folder, tensors, config=llama_config(BASE, **{key: config}))
 
@@ -415,6 +413,22 @@ def test_a_bare_model_gets_its_prefix(tmp_path: Path):
     plan = plan_of(base, bare, other)
     assert any("the prefix 'model.' is put before its tensors' names" in w for w in plan.warnings)
     assert [t.inputs[1].entry.name for t in plan.tensors()] == [t.name.removeprefix("model.") for t in plan.tensors()]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_names_that_older_versions_gave_are_the_base_s_and_the_other_way_round(tmp_path: Path, turned: bool):
+    """As transformers takes them; bert-base-uncased stores gamma and beta."""
+    weight_norm = [f"c.parametrizations.weight.original{n}" for n in (0, 1)]
+    names = [
+        ("a.LayerNorm.gamma", "a.LayerNorm.beta", "c.weight_g", "c.weight_v"),
+        ("a.LayerNorm.weight", "a.LayerNorm.bias", *weight_norm),
+    ][:: -1 if turned else 1]
+    given = [{**BASE, **dict.fromkeys(stored, tensor(np.ones(4)))} for stored in (*names, names[0])]
+    agents = [sparse_agent(tensors, 0.3, k) for k, tensors in enumerate(given[1:])]
+    plan = plan_of(*(write_model(tmp_path / str(k), tensors) for k, tensors in enumerate((given[0], *agents))))
+    read = {t.name: t.inputs[1].entry.name for t in plan.tensors() if t.name not in BASE}
+    assert read == dict(zip(*names, strict=True))
+    assert any("of another version of transformers or torch" in w for w in plan.warnings)
 
 
 def test_a_head_beside_a_prefixed_body_keeps_its_name(tmp_path: Path):
