@@ -35,7 +35,7 @@ Before anything is fetched, with `E_INCOMPATIBLE`:
 | config.json of the base | why |
 |---|---|
 | `auto_map` for a model type or class that transformers does not have | its code is not carried over |
-| `quantization_config`, `compression_config`, `quantization`, also of a part | numbers stand for others; fp8 with its scales is read |
+| `quantization_config`, `compression_config`, `quantization`, also of a part | but for fp8, numbers stand for others |
 | `configuration_files`, `transformers_weights` | they point to other files than those that were read |
 | `backbone` without a `backbone_config` | transformers would look it up on the Hub |
 | tensors of float64 | they are not merged; `ignore` keeps the base's |
