@@ -80,11 +80,27 @@ def test_a_merge_that_is_under_way_openly_does_not_stand_for_a_private_one(
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     openly = MergeRequest(RECIPE, "ada/under-way", private=False)
     job = service.submit(openly, ada)
-    with pytest.raises(TargetExistsError, match="expected a private result, got a public result"):
+    with pytest.raises(TargetExistsError, match="expected a private result.*, got a public result"):
         service.submit(replace(openly, private=True), ada)
     service.cancel(job.id, ada)
     again = service.submit(replace(openly, private=True), ada)
     assert (again.id, again.private, store.get(job.id).payload["private"]) == (job.id, True, True)
+
+
+def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub: LocalHubProcess, store: Store) -> None:
+    service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
+    usual = MergeRequest(RECIPE, "ada/licensed", private=False)
+    job = service.submit(usual, ada)
+    assert service.submit(replace(usual, license="apache-2.0"), ada).id == job.id  # what the parents' come to
+    for done in (False, True):
+        if done:
+            store.finish(job.id, store.claim("worker").fence, {"repo": "ada/licensed"})
+            api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+            api.create_repo("ada/licensed")
+            manifest = json.dumps({"identity": job.id}).encode()
+            api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id="ada/licensed")
+        with pytest.raises(TargetExistsError, match=r"expected .* license gpl-3.0, got .* license apache-2.0"):
+            service.submit(replace(usual, license="gpl-3.0"), ada)
 
 
 def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(

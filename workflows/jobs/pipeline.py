@@ -33,7 +33,8 @@ def merge_payload(prepared: Prepared, target: Target, license: str | None) -> di
         "target": target.repo,
         "private": target.private,
         "expose": target.expose,
-        "license": license,
+        "license": license,  # as it was chosen, or None
+        "licensed": prepared.license["id"],  # what that comes to
         "warnings": list(prepared.plan.warnings),
     }
 

@@ -79,14 +79,16 @@ class Store:
                     where=f"job {new.id[:12]}",
                     next_step="Choose another target.",
                 )
-            wanted = _visibility(new.payload)
-            if job is not None and not job.state.is_terminal and _visibility(job.payload) != wanted:
+            wanted = _result(new.payload)
+            # a job of an older version does not say its license
+            stands = _result({"licensed": new.payload.get("licensed"), **job.payload}) if job is not None else wanted
+            if job is not None and job.state not in ended and stands != wanted:
                 raise TargetExistsError(
-                    "the same merge is under way, and its result will not be as you ask now",
+                    "the same merge has a job, whose result is not as you ask now",
                     where=f"job {new.id[:12]}",
                     expected=wanted,
-                    got=_visibility(job.payload),
-                    next_step="Cancel that job first, or choose another target.",
+                    got=stands,
+                    next_step=f"Choose another target{'' if job.state.is_terminal else ', or cancel that job first'}.",
                 )
             job = change.submit(new, token, self.jobs_per_user, again=lambda job: job.state in ended)
             if token is not None and job.user == new.user and not job.state.is_terminal:
@@ -295,8 +297,10 @@ class Store:
             return change.requeue(job_id, 0.0, max_attempts=job.max_attempts + 1)
 
 
-def _visibility(payload: Mapping[str, Any]) -> str:
-    return "a private result" if payload.get("private") else "a public result"
+def _result(payload: Mapping[str, Any]) -> str:
+    """What is chosen of a result beside its weights."""
+    licensed = f", license {payload['licensed']}" if payload.get("licensed") else ""
+    return f"a {'private' if payload.get('private') else 'public'} result{licensed}"
 
 
 def _may_have_company(boot: str, steady: float) -> ColumnElement[bool]:
