@@ -25,6 +25,7 @@ NOTHING_CUT = """() => [...document.querySelectorAll(".hm-table:not(.hm-wide)")]
 # gradio's script turns its pages, which takes a busy machine its time; then colours fade into each other
 TURNED = '(scheme) => !window.gradio_config || document.body.classList.contains("dark") === (scheme === "dark")'
 FADED_MS = 100
+DARK_INK = "rgb(30, 41, 59)"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,21 @@ def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(
         assert page.evaluate(NOTHING_CUT)
     assert page.evaluate("document.scrollingElement.scrollWidth <= window.innerWidth")
     assert {urlsplit(url).netloc for url in asked if url.startswith("http")} == {urlsplit(site).netloc}
+
+
+def test_what_a_colour_alone_says_is_seen_on_paper_and_in_the_visitor_s_own_colours(site: str, open_page: Any) -> None:
+    page = open_page("about:blank", "ada")
+    opened(page, f"{site}/{ADDRESSES['merge-filled']}")()
+    page.emulate_media(forced_colors="active")
+    chosen, other = [page.locator("#pick input").nth(k).screenshot() for k in (0, 1)]
+    assert chosen != other
+    page.emulate_media(forced_colors="none", media="print", color_scheme="dark")
+    page.wait_for_function(TURNED, arg="dark")
+    style = "(e) => [getComputedStyle(e).printColorAdjust, getComputedStyle(e).color]"
+    assert page.locator("#pick input").first.evaluate(style)[0] == "exact"
+    assert page.locator("#pick label span").first.evaluate(style)[1] == DARK_INK
+    opened(page, f"{site}/{ADDRESSES['model']}")()
+    assert {dot.evaluate(style)[0] for dot in page.locator(".hm-track, .hm-dot").all()} == {"exact"}
 
 
 def test_a_picture_of_a_page_is_kept_in_light_and_dark_with_an_index(chromium: Any, tmp_path: Path) -> None:
