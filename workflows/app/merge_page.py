@@ -226,7 +226,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     show.click(as_yaml, form.recipe_inputs, [text, said], **PRIVATE)
     kept, filled = form.kept, [*form.filled, *form.folds]
     loading = load.click(_from_yaml, [text], [said, *filled], **PRIVATE)
-    loading.then(None, kept, None, js=script.KEEP, **PRIVATE)
+    loading.then(None, kept, None, js=script.KEEP, **PRIVATE).then(None, None, None, js=script.SHOW_SAID, **scripted)
     for kind, button in zip(TEXTS, copies, strict=True):
         made = button.click(partial(copy, kind), whole, [copied, uncopied], **AT_ONCE)
         made.then(None, [copied], [copied], js=script.COPIED, **scripted)

@@ -41,8 +41,17 @@ COUNT = """() => { document.querySelector("#count-variants")?.click(); }"""
 # The bar's own button knows how, within the Hub's frame, too.
 SIGN_IN = """() => { document.querySelector("#sign-in")?.click(); }"""
 
+# What a button is answered with is brought into sight, since on a phone it stands below the form.
+SHOW_SAID = """() => setTimeout(() => {
+  const said = document.querySelector("#said"), {top, bottom} = said?.getBoundingClientRect() ?? {};
+  if (top < 0 || bottom > innerHeight) said.scrollIntoView({block: "center"});
+}, 100)"""
+
 # To the job's page: its id, and what else its address says.
-GO = """(asked) => { if (asked) window.location.assign("job?id=" + asked); }"""
+GO = f"""(asked) => {{
+  if (asked) window.location.assign("job?id=" + asked);
+  else ({SHOW_SAID})();
+}}"""
 
 # What was kept, where the page opens with the address that it was kept for, or with none, and then takes that one.
 # The form takes no keys and clicks before it is filled, which would replace what they chose.

@@ -14,6 +14,8 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.panels import in_the_form
 from workflows.app.service import LogLine
 
+IN_SIGHT = """() => { const {top, bottom} = document.querySelector("#said").getBoundingClientRect();
+  return top >= 0 && bottom <= document.querySelector(".hm-bar-start").getBoundingClientRect().top; }"""
 pytestmark = pytest.mark.browser
 JOB = "1" * 64
 RUNNING = {
@@ -129,8 +131,10 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
     assert own == [None, ("org/tools", "answer")]
 
 
-def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=ram", "ada")
+def test_a_name_that_no_repo_can_have_is_not_called_missing_and_that_is_in_sight_on_a_phone(
+    pages: Pages, open_page: Any
+) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=ram", "ada", 390)
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#verdict", "These models fit")  # which proposes a name for an empty field
     field = page.locator(TARGET_NAME).first
@@ -139,16 +143,18 @@ def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_p
         field.blur()
         page.locator("#start:not([disabled])").click()  # what was refused can be tried again
         shown(page, "#said", what)
+        page.wait_for_function(IN_SIGHT)
 
 
 def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge")
+    page = open_page(f"{pages.url}/merge", width=390)
     page.get_by_text("Load a recipe").click()
     page.locator("#yaml textarea").fill(
         "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
     )
     page.locator("#load-yaml").click()
     shown(page, "#said", "Loaded")
+    page.wait_for_function(IN_SIGHT)
     shown(page, "#agents", "zoo/mem-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
     assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
