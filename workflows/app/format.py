@@ -16,7 +16,11 @@ from urllib.parse import quote, urlsplit
 from markupsafe import Markup, escape
 
 from hubmerge.hub.names import is_hub_id
+from hubmerge.text.markdown import size
 
+bytes_text = size  # pages and cards say the same of one amount
+# characters that turn the direction of what follows, so that a license could read as another
+_TURNING = {number: f"\\u{number:04x}" for number in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 VOID = ("base", "br", "hr", "img", "input", "link", "meta")
 
 
@@ -31,7 +35,8 @@ def el(tag: str, *children: object, cls: str = "", **attributes: str) -> Markup:
 
 def join(*children: object) -> Markup:
     """Children side by side; None is left out, anything else but Markup is escaped."""
-    return Markup("").join(escape(child) for child in children if child is not None)
+    told = (child.translate(_TURNING) if type(child) is str else child for child in children if child is not None)
+    return Markup("").join(map(escape, told))
 
 
 def link(href: str, text: object, cls: str = "") -> Markup:
@@ -72,20 +77,6 @@ def evaluate_href(model: str = "") -> str:
 def diff_href(base: str, agent: str) -> str:
     """The address of a comparison; a name may have its revision."""
     return f"diff?base={quote(base, safe='/@')}&agent={quote(agent, safe='/@')}"
-
-
-def bytes_text(number: float) -> str:
-    """1234567 → "1.23 MB" (decimal units, as the Hub shows them)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(number) < 1000:
-            return _three(number, unit)
-        number /= 1000
-    return _three(number, "TB")
-
-
-def _three(number: float, unit: str) -> str:
-    digits = 0 if number == int(number) and number < 1000 else 2 if number < 10 else 1 if number < 100 else 0
-    return f"{number:.{digits}f} {unit}".rstrip()
 
 
 def percent_text(share: float) -> str:

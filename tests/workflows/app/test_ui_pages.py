@@ -231,7 +231,7 @@ def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> Non
     shown(page, "#job", "2 jobs are ahead of it")
     pages.service.put([job_view(JOB, **RUNNING)])
     shown(page, "#job .hm-amount", "31.6%")
-    shown(page, "#job", "312 MB of 988 MB · 41 MB/s · about 16 s left")  # 676 / 41 = 16.49
+    shown(page, "#job", "312 MB of 988 MB · 41.0 MB/s · about 16 s left")  # 676 / 41 = 16.49
     shown(page, "#job [aria-current=step]", "Merge")
     shown(page, "#statistics", "21.4%")
     result = {"repo": "ada/three-in-one", "commit": "c" * 40}
@@ -261,7 +261,7 @@ def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
     page = open_page("about:blank")
     page.clock.install()
     page.goto(f"{pages.url}/job?id={JOB}", wait_until="domcontentloaded")
-    shown(page, "#job", "41 MB/s")
+    shown(page, "#job", "41.0 MB/s")
     with page.expect_request("**/run/predict*"):
         page.clock.fast_forward(2_500)
     pages.service.put([job_view(JOB, state="cancelled", queue_position=None)])

@@ -58,6 +58,7 @@ def stages(panel: object) -> dict[str, str]:
 
 def test_text_and_attributes_are_escaped() -> None:
     assert el("p", HOSTILE).startswith("<p>&lt;img src=x onerror=&#34;")
+    assert el("p", "\u202e0.2-ehcapa") == "<p>\\u202e0.2-ehcapa</p>"  # which would read as another license
     assert el("p", "x", title='"><script>') == '<p title="&#34;&gt;&lt;script&gt;">x</p>'
 
 
@@ -67,8 +68,8 @@ def test_a_link_leads_only_to_this_site_or_the_web(href: str) -> None:
 
 
 def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
-    sizes = ["0 B", "999 B", "1 kB", "65.7 kB", "15.0 GB"]
-    assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 14_960_000_000)] == sizes
+    sizes = ["0 B", "999 B", "1.00 kB", "65.7 kB", "1.00 MB", "15.0 GB"]
+    assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 999_600, 14_960_000_000)] == sizes
     assert [short_count(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 B", "494 M"]
     assert [duration_text(s) for s in (0.4, 65, 3725)] == ["0 s", "1 min 5 s", "1 h 2 min"]
     assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == ["0.0%", "< 0.1%", "12.3%", "> 99.9%", "100.0%"]
@@ -151,7 +152,7 @@ def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> 
     marked = stages(stage_track(view))
     assert [name for name in marked if marked[name] == "current"] == ["verify"]
     assert marked["download"] == "ahead"
-    assert "25 GB of 100 GB · 5 GB/s · about 15 s left" in job_panel(view, HUB)[0]
+    assert "25.0 GB of 100 GB · 5.00 GB/s · about 15 s left" in job_panel(view, HUB)[0]
     assert "Check 25.0%" in job_list([view])
 
 
