@@ -18,7 +18,7 @@ from workflows.app.service import MergeRequest, Service, Visitor
 MOST_CHARACTERS = 400  # of a model's name and revision
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
-_BETWEEN = re.compile(r"[\s,;]+")
+_BETWEEN = re.compile(r"(?:[\s,;\u200b\ufeff]|(?<!\S)(?:[-*•]|\d+[.)])(?!\S))+")  # also what items of a list begin with
 _REF = re.compile(r"refs/(?:pr|convert|heads|tags)/[^/]+")
 
 
@@ -31,12 +31,12 @@ def names_in(typed: Iterable[str], endpoint: str) -> list[str]:
 
 
 def _names(text: str, endpoint: str) -> list[str]:
-    parts = [part.strip("\"'<>[]()`") for part in _BETWEEN.split(text)]
+    parts = [part.strip("\"'<>[]()`“”‘’") for part in _BETWEEN.split(text)]
     names = [_name(part, endpoint) for part in parts if part]
     known = [is_hub_id(name.partition("@")[0]) for name in names]
     # words are no list of models, but one that the Hub cannot have does not take the others of a list with it
     listed = any(fits and "/" in name for fits, name in zip(known, names, strict=True))
-    return names if len(names) == 1 or all(known) or listed else [text]
+    return names if len(names) == 1 or (names and all(known)) or listed else [text] if text else []
 
 
 def _name(text: str, endpoint: str) -> str:

@@ -49,6 +49,8 @@ def inspected(
         ("org/a org/b@v1,org/c; org/d\norg/a", ["org/a", "org/b@v1", "org/c", "org/d"]),
         ("'org/a', \"org/b\"", ["org/a", "org/b"]),
         ("https://hf.co/org/a https://hf.co/org/b", ["org/a", "org/b"]),
+        ("- org/a\n- “org/b”\n", ["org/a", "org/b"]),
+        ("1. org/a\n2. org/b\u200b", ["org/a", "org/b"]),
         ("", []),
         # what names no model stays, and is refused by name
         ("https://elsewhere.example/org/name", ["https://elsewhere.example/org/name"]),
@@ -56,6 +58,7 @@ def inspected(
         ("https://[broken/org/name", ["https://[broken/org/name"]),
         ("./folder", ["./folder"]),
         ("not a model!", ["not a model!"]),
+        ("-", ["-"]),
         # and takes no model of a list with it
         ("https://huggingface.co/datasets/org/rows org/a", ["https://huggingface.co/datasets/org/rows", "org/a"]),
     ],
