@@ -5,7 +5,8 @@
 
 A hook on each parameter gives its gradient away and sets it to None, so one gradient is alive at a time. A parameter
 that is used more than once, such as an embedding tied to the head, gets one gradient, which autograd sums over all uses
-before the hook sees it.
+before the hook sees it. A buffer that the checkpoint stores, such as the bias by which a router chooses experts, is not
+learned by gradients: its sensitivity is 0.
 
 transformers renames tensors when it loads them and, for some architectures, fuses several into one parameter (the
 experts of a mixture) or takes one apart. All of these move elements and change none, so squared gradients go back the
@@ -64,13 +65,14 @@ class Network:
         for."""
         self._module = module
         self._model = model
-        self.shapes: dict[str, tuple[int, ...]] = {}  # by the first name of each floating parameter
+        self.shapes: dict[str, tuple[int, ...]] = {}  # by the first name of each floating parameter and stored buffer
         self._owner: dict[str, str] = {}  # every name of one → its first name
         first: dict[int, str] = {}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if parameter.is_floating_point():
-                self._owner[name] = first.setdefault(id(parameter), name)
-                self.shapes.setdefault(self._owner[name], tuple(parameter.shape))
+        self._tensors = module.state_dict(keep_vars=True)
+        for name, tensor in self._tensors.items():
+            if tensor.is_floating_point():
+                self._owner[name] = first.setdefault(id(tensor), name)
+                self.shapes.setdefault(self._owner[name], tuple(tensor.shape))
         # parameters that are stored together, each group with: a checkpoint's name → the name after the reversal
         self._groups: list[tuple[list[str], dict[str, str]]] = []
         self._map_names()
@@ -95,9 +97,8 @@ class Network:
 
     def verify(self, folder: Path) -> None:
         """Compare the loaded weights, sent back, with the shards in `folder`; SensitivityError where they differ."""
-        parameters = dict(self._module.named_parameters())
         wrong = []
-        for stored, tensor in self.reverted(lambda name: parameters[name].detach()):
+        for stored, tensor in self.reverted(lambda name: self._tensors[name].detach()):
             with safe_open(folder / self._model.tensors[stored].shard, framework="pt") as shard:
                 expected = shard.get_tensor(stored).to(tensor.dtype)
             # NaN in a checkpoint shows as a difference here, which is as good a reason to stop

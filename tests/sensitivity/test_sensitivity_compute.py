@@ -21,7 +21,15 @@ from plan_helpers import opened
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import GPT2Config, GPT2Model, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GPT2Config,
+    GPT2Model,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from hubmerge.errors import (
     CancelledError,
@@ -137,6 +145,21 @@ def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
         assert torch.equal(found[f"{prefix}.w1.weight"], both[:24])
         assert torch.equal(found[f"{prefix}.w3.weight"], both[24:])
         assert torch.equal(found[f"{prefix}.w2.weight"], expected[f"{fused}.down_proj"][number])
+
+
+def test_a_stored_buffer_that_no_gradient_reaches_has_a_sensitivity_of_zero(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4}
+    network = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **counts, num_experts_per_tok=2, max_position_embeddings=64))
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    network.get_buffer(bias).normal_()
+    folder = save(network, tmp_path / "model")
+    found = computed(folder, tmp_path / "s.safetensors")
+    assert found.keys() == load_file(folder / "model.safetensors").keys()
+    assert not found[bias].any()
+    router = "model.layers.1.mlp.gate.weight"
+    assert torch.equal(found[router], naive_fisher(*load(folder), PAIRS)[router])
 
 
 def test_a_checkpoint_of_the_bare_model_keeps_its_own_names(tmp_path):
