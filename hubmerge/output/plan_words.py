@@ -138,7 +138,8 @@ def _told(key: str, summary: Mapping[str, Any]) -> str:
             kept = summary.get("resident_bytes", 0)
             return f"about {size(value)}" + (f", {size(kept)} of it for adapters" if kept else "")
         case "predicted_seconds":
-            return f"about {_about(value)}, without downloads"
+            weighs = "sensitivity" in get_method(summary.get("method", "linear")).extras
+            return f"about {_about(value)}, without downloads" + (" and sensitivities" if weighs else "")
         case "identities":
             return ", ".join(identity[:16] for identity in value)
         case "identity":

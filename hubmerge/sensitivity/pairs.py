@@ -258,18 +258,28 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
 def tokenized_in(folder: Path, where: str, pairs: Sequence[Pair], max_tokens: int) -> tuple[TokenizedPair, ...]:
     """The pairs as the tokenizer in `folder` makes them, as long as the config there has positions for.
 
-    `where` names the model. FormatError for a config or tokenizer that transformers does not know, and what `tokenize`
-    raises.
+    `where` names the model. FormatError for a config or tokenizer that transformers does not know or a model without a
+    likelihood of answers, and what `tokenize` raises.
     """
     from transformers import AutoConfig, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
         unknown = "a model that transformers does not know"
-        said = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        said = config.get_text_config()
         unknown = "a tokenizer that transformers cannot read"
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a stranger's files: any error of the libraries means the same
         raise FormatError(unknown, where=where, got=first_line(error)) from error
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise FormatError(
+            "a model that has no likelihood of an answer after a prompt",
+            where=where,
+            expected="an architecture of AutoModelForCausalLM",
+            got=config.model_type,
+            next_step="Choose a method that needs no sensitivities.",
+        )
     sizes = [getattr(said, name, None) for name in ("max_position_embeddings", "vocab_size")]
     context, vocabulary = (size if isinstance(size, int) and size > 0 else None for size in sizes)
     return tokenize(tokenizer, pairs, max_tokens, context, vocabulary)

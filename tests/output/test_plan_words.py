@@ -81,6 +81,8 @@ def test_figures_by_hand():
         "Time to merge": "about 4 min 20 s, without downloads",
         "Passes over the weights": "2",
     }
+    weighing = dict(cost_of({**summary, "method": "sar"}).rows)
+    assert weighing["Time to merge"] == "about 4 min 20 s, without downloads and sensitivities"
 
 
 def test_the_page_says_what_the_terminal_says(made: Plan):

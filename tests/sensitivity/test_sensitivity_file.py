@@ -224,10 +224,11 @@ def test_tensors_that_the_config_does_not_tell_of_are_refused(tmp_path, left_out
         ({"num_attention_heads": 0}, {}, "a model that transformers does not know"),
         ({"num_hidden_layers": "two"}, {}, "a model that transformers does not know"),
         (TWO_TEXTS, {}, "a model that transformers does not know"),
+        ({"model_type": "t5"}, {}, "a model that has no likelihood of an answer after a prompt"),
         ({}, {"tokenizer.json": b"{}"}, "a tokenizer that transformers cannot read"),
         ({}, tokenizer_files(90), "a token that the model does not have in row 6: expected numbers below 40, got 80"),
     ],
-    ids=["padding", "heads", "types", "two texts", "tokenizer", "vocabulary"],
+    ids=["padding", "heads", "types", "two texts", "encoder", "tokenizer", "vocabulary"],
 )
 def test_what_the_libraries_choke_on_is_refused_by_its_kind(tmp_path, config, files, reason):
     folder = write_model(tmp_path / "model", base(), config=llama_config(base(), **config), files=files)
