@@ -137,9 +137,9 @@ def _dare_linear(e: Element) -> F:
 def _fisher(e: Element) -> F:
     information = [F(s * F(w)) for s, w in zip(e.sensitivities, e.weights, strict=True)]
     lam = F(e.parameters.get("lambda", 1.0))
-    if _sum(information) == 0:
+    if (total := _sum(information)) == 0:
         return lam * _linear(e)
-    return lam * (_sum([F(d * f) for d, f in zip(e.deltas, information, strict=True)]) / _sum(information))
+    return lam * _sum([F(d * F(f / total)) for d, f in zip(e.deltas, information, strict=True)])
 
 
 def _sar(e: Element) -> F:

@@ -928,15 +928,15 @@ KERNEL(ties) { ELECTED(IN(k)); }
 KERNEL(dare_ties) { ELECTED(where(IN(agents + k) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)); }
 
 KERNEL(fisher) {
-    floats weighted = IN(0) * 0.0f, information = weighted, plain = weighted;
+    floats information = IN(0) * 0.0f, plain = information;
     EACH_AGENT {
-        floats f = IN(agents + k) * OF(k, 0);
-        weighted += IN(k) * f;
-        information += f;
+        information += IN(agents + k) * OF(k, 0);
         plain += IN(k) * OF(k, 0);
     }
     ints known = information > ZERO;
-    return constants[0] * where(known, weighted / where(known, information, ONE), plain / constants[1]);
+    floats divisor = where(known, information, ONE), mean = information * 0.0f;
+    EACH_AGENT mean += IN(k) * (IN(agents + k) * OF(k, 0) / divisor);
+    return constants[0] * where(known, mean, plain / constants[1]);
 }
 
 KERNEL(sar) {

@@ -41,13 +41,15 @@ class Fisher(Method):
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
         lam, weights, zero, one = constants
         agents = len(per_agent)
-        weighted = inputs[0] * zero
         information = inputs[0] * zero
         plain = inputs[0] * zero
         for k in range(agents):
-            f = inputs[agents + k] * per_agent[k][0]
-            weighted = weighted + inputs[k] * f
-            information = information + f
+            information = information + inputs[agents + k] * per_agent[k][0]
             plain = plain + inputs[k] * per_agent[k][0]
         known = information > zero
-        return lam * where(known, weighted / where(known, information, one), plain / weights)
+        divisor = where(known, information, one)
+        mean = information * zero  # NaN where float32 has no such sum
+        for k in range(agents):
+            # shares of 1, since a tiny F times δ would be none in float32
+            mean = mean + inputs[k] * (inputs[agents + k] * per_agent[k][0] / divisor)
+        return lam * where(known, mean, plain / weights)

@@ -71,6 +71,8 @@ A, B = [1.0, 1.0, 1.0, 1.0], [2.0, -2.0, -2.0, -2.0]
     ("method", "parameters", "deltas", "sensitivities", "expected"),
     [
         ("fisher", {}, ([1, 1, 4], [2, 2, 2]), ([3, 0, 0], [1, 5, 0]), [1.25, 2, 3]),
+        # sensitivities whose products with an update are smaller than any float32
+        ("fisher", {}, ([2**-12], [2**-10]), ([2**-140], [2**-140]), [5 * 2**-13]),
         # agreement: the sum; A more sensitive; B more sensitive; a tie goes to the later agent
         ("sar", {}, (A, B), ([0, 2, 1, 1], [0, 1, 2, 1]), [3, 1, -2, -2]),
         # of three agents those of the elected sign are summed
