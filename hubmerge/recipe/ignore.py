@@ -18,6 +18,11 @@ _WRAPPER = "base_model.model."
 Ignored = Callable[[str], bool]
 
 
+def nothing(name: str) -> bool:
+    """Ignores no tensor."""
+    return False
+
+
 def checked_patterns(patterns: Sequence[object]) -> tuple[str, ...]:
     """The patterns of a recipe, checked; ValueError where one could match nothing, or would take long to match."""
     if len(patterns) > MAX_PATTERNS:
@@ -38,6 +43,6 @@ def ignored_by(patterns: Iterable[str]) -> Ignored:
     """A function that tells whether the tensor of a name is ignored."""
     translated = [fnmatch.translate(pattern) for pattern in patterns]
     if not translated:
-        return lambda name: False
+        return nothing
     match = re.compile("|".join(translated)).match
     return lambda name: bool(match(name) or (name.startswith(_WRAPPER) and match(name.removeprefix(_WRAPPER))))

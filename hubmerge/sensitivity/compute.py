@@ -39,6 +39,7 @@ from hubmerge.machine.disk_errors import written
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, shown_bytes
 from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.ignore import Ignored, nothing
 from hubmerge.sensitivity.file import (
     SensitivityFile,
     SensitivityMetadata,
@@ -75,12 +76,13 @@ def compute_sensitivity(
     resume: bool = True,
     checkpoint_every: int = CHECKPOINT_EVERY,
     at_peak: Callable[[], None] = lambda: None,
+    ignored: Ignored = nothing,
 ) -> SensitivityFile:
     """The diagonal Fisher of `model` on `pairs`, written to `out`.
 
     `spec` says where the pairs came from, and how long they may be.
     `device` is "cpu" or "cuda"; MemoryLimitError where its memory does not hold the weights in `dtype`.
-    `at_peak` is called when the run takes most of the disk.
+    `at_peak` is called when the run takes most of the disk. Stored tensors that are `ignored` need no parameter.
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
 
@@ -109,7 +111,7 @@ def compute_sensitivity(
         staged = work / "model"
         stage_model(model, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
         progress("load model", 0, 0, "")
-        network = Network.load(staged, model, dtype=dtype, device=device)
+        network = Network.load(staged, model, dtype=dtype, device=device, ignored=ignored)
         sums = SquareSums(work, network.shapes, metadata.digest())
         network.give_gradients(sums.add)
         done = sums.restore()

@@ -26,6 +26,7 @@ from hubmerge.errors import NonFiniteError, Problem, SensitivityError, SourceNot
 from hubmerge.hub.names import FileInfo
 from hubmerge.machine.disk_errors import written
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, Float32
+from hubmerge.recipe.ignore import Ignored, nothing
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import Header, TensorEntry, header_length, parse_header, serialize_header
@@ -121,8 +122,8 @@ def read_header(path: Path) -> Header:
         return parse_header(file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name)
 
 
-def check_sensitivity(file: SensitivityFile, model: Model) -> None:
-    """Raise SensitivityError with every reason why `file` is no sensitivity of `model`.
+def check_sensitivity(file: SensitivityFile, model: Model, ignored: Ignored = nothing) -> None:
+    """Raise SensitivityError with every reason why `file` is no sensitivity of `model`; it may lack what is `ignored`.
 
     Reads all values once, to refuse NaN, infinite and negative ones.
     """
@@ -136,7 +137,7 @@ def check_sensitivity(file: SensitivityFile, model: Model) -> None:
     if said.model_sha != model.ref.sha and not (said.model_weights and said.model_weights == weights_digest(model)):
         add("it belongs to another model", str(model.ref), f"{said.model_id}@{said.model_sha[:12]}")
     wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
-    if missing := [n for n in wanted if n not in file.tensors]:
+    if missing := [n for n in wanted if n not in file.tensors and not ignored(n)]:
         add("it lacks tensors", named(missing), "nothing")
     if extra := [n for n in file.tensors if n not in wanted]:
         add("it has tensors that the model does not store", "none", named(extra))

@@ -33,6 +33,7 @@ from hubmerge.errors import FormatError, MemoryLimitError, NonFiniteError, Sensi
 from hubmerge.isolation.in_child import first_line, ran_out_of_memory
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.plan.disk import shown_bytes
+from hubmerge.recipe.ignore import Ignored, nothing
 from hubmerge.sources.base import Model
 from hubmerge.text.wording import named
 
@@ -60,11 +61,12 @@ def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
 class Network:
     """A loaded model whose parameters know the names under which the checkpoint stores them."""
 
-    def __init__(self, module: Any, model: Model) -> None:
+    def __init__(self, module: Any, model: Model, ignored: Ignored = nothing) -> None:
         """`module` in memory is `model` in files; SensitivityError lists every stored tensor that no parameter stands
-        for."""
+        for, unless it is `ignored`."""
         self._module = module
         self._model = model
+        self._ignored = ignored
         self.shapes: dict[str, tuple[int, ...]] = {}  # by the first name of each floating parameter and stored buffer
         self._owner: dict[str, str] = {}  # every name of one → its first name
         first: dict[int, str] = {}
@@ -78,9 +80,9 @@ class Network:
         self._map_names()
 
     @classmethod
-    def load(cls, folder: Path, model: Model, *, dtype: str, device: str) -> Self:
+    def load(cls, folder: Path, model: Model, *, dtype: str, device: str, ignored: Ignored) -> Self:
         """The staged model on a device; raises FormatError, MemoryLimitError, SensitivityError."""
-        network = cls(_loaded(folder, str(model.ref), dtype=dtype, device=device), model)
+        network = cls(_loaded(folder, str(model.ref), dtype=dtype, device=device), model, ignored)
         network.verify(folder)
         return network
 
@@ -165,8 +167,8 @@ class Network:
                         break
             if stored:
                 self._groups.append((members, stored))
-        unmapped = [f"{n} ({entry.dtype})" for n, entry in floats.items() if n not in wanted]
-        unmapped += [n for n in wanted if n not in found]
+        absent = [n for n in floats if n not in found and not self._ignored(n)]
+        unmapped = [n if n in wanted else f"{n} ({floats[n].dtype})" for n in absent]
         unmapped += [f"{n} {list(wanted[n])} → {list(s)}" for n, s in found.items() if s != wanted[n]]
         if unmapped:
             raise SensitivityError(
@@ -174,7 +176,7 @@ class Network:
                 where=str(self._model.ref),
                 expected=f"a floating parameter of {type(self._module).__name__} for each",
                 got=named(unmapped),
-                next_step="This architecture's sensitivity cannot be computed from this checkpoint.",
+                next_step="If the merge needs none of them, let `ignore` of a recipe with calibration data name them.",
             )
 
 

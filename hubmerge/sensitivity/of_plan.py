@@ -24,6 +24,7 @@ from hubmerge.errors import DiskError, HeaderError, SensitivityError, SourceNotF
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import computed_sensitivities, computing_need, shown_bytes
 from hubmerge.plan.plan import Plan
+from hubmerge.recipe.ignore import ignored_by
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.rows import Calibration, named_file
 from hubmerge.sources.base import Model
@@ -59,11 +60,11 @@ def sensitivities_of(
         for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
             if agent.sensitivity is not None:
                 files[k] = named_file(plan, k, allow_local)
-                check_sensitivity(files[k], model)
+                check_sensitivity(files[k], model, ignored_by(plan.recipe.ignore))
             else:
                 folder.mkdir(parents=True, exist_ok=True)
                 out = folder / _kept_name(plan, k)
-                if (found := _made_before(kept, out, model)) is None:
+                if (found := _made_before(kept, out, model, plan.recipe.ignore)) is None:
                     to_make[k] = out
                     continue
                 files[k] = found
@@ -76,13 +77,13 @@ def sensitivities_of(
     return tuple(file.as_model() for file in same_files(ranks, plan, folder, listed))
 
 
-def _made_before(kept: Path | None, out: Path, model: Model) -> SensitivityFile | None:
+def _made_before(kept: Path | None, out: Path, model: Model, ignore: Sequence[str]) -> SensitivityFile | None:
     """The file that an earlier run made, in its place or kept; a damaged one goes, and is made again."""
     if not (out.exists() or _taken(kept, out)):
         return None
     try:
         file = read_sensitivity(out)
-        check_sensitivity(file, model)
+        check_sensitivity(file, model, ignored_by(ignore))
     except (HeaderError, SensitivityError):
         for folder in (out.parent, *([kept] if kept else [])):
             (folder / out.name).unlink(missing_ok=True)
@@ -119,7 +120,8 @@ def _computed(
 
     spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
     assert spec is not None, "the plan refuses agents without a file or data"
-    compute = partial(compute_sensitivity, plan.agents[k], plan.calibration[k].read, out, spec=spec, hub=hub)
+    pairs, ignored = plan.calibration[k].read, ignored_by(plan.recipe.ignore)
+    compute = partial(compute_sensitivity, plan.agents[k], pairs, out, spec=spec, hub=hub, ignored=ignored)
     try:
         return compute(progress=observer.progress, at_peak=at_peak)
     except TargetExistsError:  # an unfinished one, by another number of threads, say, which nobody can go on with

@@ -185,11 +185,16 @@ def named_file(plan: Plan, agent: int, allow_local: bool) -> SensitivityFile:
 
 
 def _refuse_derived(plan: Plan) -> None:
-    """Gradients are taken of a whole model in transformers, by the names and shapes that its own files have."""
+    """Gradients are taken of a whole model in transformers, by the names and shapes that its own files have. Of what
+    `ignore` keeps they are not asked, if only the agent's own is there."""
     derived = [
         str(agent.ref)
         for k, agent in enumerate(plan.agents, 1)
-        if any(isinstance(tensor.inputs[k], DerivedTensor) for tensor in plan.tensors())
+        if any(
+            isinstance(tensor.inputs[k], DerivedTensor)
+            and (tensor.action == "merge" or tensor.name not in agent.tensors)
+            for tensor in plan.tensors()
+        )
     ]
     if derived:
         title = get_method(plan.recipe.method).title
@@ -197,7 +202,7 @@ def _refuse_derived(plan: Plan) -> None:
             f"{title} weighs by gradients, and no file holds these weights as they are merged",
             where=", ".join(derived),
             expected="whole models that have every token of the result",
-            got="an adapter, fp8 weights, a smaller vocabulary, or parts of the base that `ignore` keeps",
+            got="an adapter, fp8 weights, a smaller vocabulary, or no part that `ignore` keeps of the base",
             next_step="Write the model out whole (for an adapter, peft's merge_and_unload) or choose another method.",
         )
 

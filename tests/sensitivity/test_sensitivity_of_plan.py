@@ -19,6 +19,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from plan_helpers import NOWHERE
+from safetensors.torch import load_file, save_file
 from sensitivity_helpers import ZOO, write_rows, zoo_recipe
 from source_helpers import zoo_adapter
 from transformers import AutoTokenizer
@@ -168,6 +169,24 @@ def test_weights_that_no_file_holds_are_refused_when_the_merge_is_prepared(data:
         [problem] = caught.value.problems
         assert problem.where.startswith(adapter)
         assert "tool" not in problem.where
+
+
+def test_what_ignore_names_needs_no_sensitivity(data: Path, tmp_path: Path) -> None:
+    valued = Path(shutil.copytree(ZOO / "math", tmp_path / "valued"))
+    tensors = load_file(valued / "model.safetensors")
+    save_file({**tensors, "v_head.summary.weight": torch.ones(1, 8)}, valued / "model.safetensors", {"format": "pt"})
+    kept = "model.norm.weight"
+    assert kept in tensors
+
+    def values(**changes: Any) -> dict[str, torch.Tensor]:
+        plan = prepared(data, **changes).plan
+        first, _ = of_plan.sensitivities_of(plan, NOWHERE, tmp_path / "s", Unobserved(), True, None)
+        return load_file(first.ref.path / next(iter(first.files)))
+
+    plain = values()
+    found = values(agents=[str(valued), str(ZOO / "tool")], ignore=["v_head.*", kept])
+    assert found.keys() == plain.keys()
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
 def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_nothing(
