@@ -6,9 +6,9 @@ rows nor on rows that were not chosen. A row that stands twice in the data count
 
 The texts are used as they stand. Nothing is put between prompt and answer and no chat template is applied, so a
 column for an agent that was trained with one holds the rendered prompt. Prompt and answer are tokenized apart, so that
-the boundary between them is exact. The prompt gets what the tokenizer puts in front (a BOS, where it has one), the
-answer nothing. An EOS is appended when the tokenizer has one and the answer does not end with it: stopping is part of
-the answer. The likelihood is that of the answer and the EOS; prompt tokens are no part of it.
+the boundary between them is exact. The prompt gets what the tokenizer puts in front (a BOS, unless the prompt begins
+with one), the answer nothing. An EOS is appended when the tokenizer has one and the answer does not end with it:
+stopping is part of the answer. The likelihood is that of the answer and the EOS; prompt tokens are no part of it.
 
 `data` is a JSONL file when it starts with `.`, `/` or `~`, has more than one `/`, or ends in `.jsonl`; otherwise
 the id of a dataset on the Hub, which the datasets library reads. What a text means does not depend on which files
@@ -331,9 +331,12 @@ def tokenize(
 
 
 def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    ids = list(tokenizer(text).input_ids)
-    end = tokenizer.eos_token_id
+    ids, written = list(tokenizer(text).input_ids), list(tokenizer(text, add_special_tokens=False).input_ids)
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     # some tokenizers close every text with an EOS, which would stand between prompt and answer
-    if end is not None and ids[-1:] == [end] and tokenizer(text, add_special_tokens=False).input_ids[-1:] != [end]:
+    if ids[-1:] == [end] and ids[-1 - len(written) : -1] == written and ids[1:] != written:
         ids.pop()
+    # a prompt that a chat template rendered has its own BOS; a second one is another prompt
+    if ids == [begin, *written] and written[:1] == [begin]:
+        return written
     return ids

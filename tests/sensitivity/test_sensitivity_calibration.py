@@ -251,11 +251,11 @@ class Words:
     """One token per word; 1 is <bos>, 2 is <eos>."""
 
     def __init__(self, *, bos: bool = False, closes: bool = False, eos: int | None = 2) -> None:
-        self.eos_token_id = eos
+        self.eos_token_id, self.bos_token_id = eos, 1 if bos else None
         self._front, self._back = [1] * bos, [2] * closes
 
     def __call__(self, text: str, add_special_tokens: bool = True):
-        ids = [2 if word == "<eos>" else int(word) for word in text.split()]
+        ids = [{"<bos>": 1, "<eos>": 2}.get(word) or int(word) for word in text.split()]
         return SimpleNamespace(input_ids=self._front + ids + self._back if add_special_tokens else ids)
 
 
@@ -272,8 +272,11 @@ def one(tokenizer, prompt: str, answer: str, max_tokens: int = 32, context: int 
         pytest.param(Words(), "5 6", "7 <eos>", ((5, 6, 7, 2), 2), id="an answer that ends with it gets no second"),
         pytest.param(Words(bos=True), "5 6", "7", ((1, 5, 6, 7, 2), 2), id="a BOS stands before the prompt alone"),
         pytest.param(Words(bos=True), "", "7", ((1, 7, 2), 2), id="a BOS is a prompt"),
+        pytest.param(Words(bos=True), "<bos> 5", "7", ((1, 5, 7, 2), 2), id="a BOS of the prompt gets no second"),
         pytest.param(Words(closes=True), "5 6", "7", ((5, 6, 7, 2), 2), id="an EOS after the prompt is taken away"),
         pytest.param(Words(), "5 <eos>", "7", ((5, 2, 7, 2), 2), id="an EOS of the prompt stays"),
+        pytest.param(Words(closes=True), "5 <eos>", "7", ((5, 2, 7, 2), 2), id="an EOS of the prompt gets no second"),
+        pytest.param(Words(bos=True, eos=1), "", "7", ((1, 7, 1), 2), id="a BOS is a prompt, also where it is the EOS"),
     ],
 )
 def test_the_answer_begins_and_ends_where_it_should(tokenizer, prompt, answer, expected):
