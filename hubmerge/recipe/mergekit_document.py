@@ -49,7 +49,8 @@ _WITHOUT_BASE = (
 
 _TOKENIZER = (
     "Tokenizer: rows of the vocabulary that no token has stay; with a tokenizer source mergekit cuts or pads the rows "
-    "to that tokenizer's vocabulary."
+    "to that tokenizer's vocabulary. Tokens that an agent has in the base's spare rows are merged there, like any row "
+    "of the base; mergekit gives each its agent's row, and names them in a union."
 )
 
 Path = tuple[object, ...]
