@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hubmerge.errors import RecipeError
 from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
@@ -65,16 +65,21 @@ def _text(file: IO[str], where: str) -> str:
         ) from None
 
 
-def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
-    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
+def plain_content(text: str, where: str) -> Any:
+    """The plain data of a recipe or a sweep; see plain_yaml.py for what YAML may be here."""
     if len(text) > MAX_RECIPE_BYTES:
         raise RecipeError(
             "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
         )
     try:
-        content = load_plain_yaml(text)
+        return load_plain_yaml(text)
     except ValueError as error:
         raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
+
+
+def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
+    """A recipe from YAML text, hubmerge's own or mergekit's."""
+    content = plain_content(text, where)
     if is_mergekit(content):
         recipe, notes = from_mergekit(content, where)
         return recipe.with_notes(notes)

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
-from hubmerge.recipe.file import Document, located, read_document
-from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
-from hubmerge.text.plain_yaml import load_plain_yaml
+from hubmerge.recipe.file import Document, located, plain_content, read_document
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.text.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
@@ -63,7 +62,10 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
     problems: list[Problem] = []
     expanded = 0
     for number, entry in enumerate(entries):
-        for choice, name in _expanded(entry, place(where, "sweep", number)):
+        if found := _entry_problems(entry, place(where, "sweep", number)):
+            problems.extend(found)
+            continue
+        for choice, name in _expanded(entry):
             expanded += 1
             if expanded > MAX_VARIANTS:
                 raise RecipeError("too many variants", where=where, expected=f"at most {MAX_VARIANTS}")
@@ -87,37 +89,43 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
 def load_sweep(path: Path) -> Sweep:
     """The sweep in a file; its relative paths begin there."""
     document = read_document(path)
-    if (sweep := sweep_in(document)) is None:
+    content = plain_content(document.text, document.where)
+    if not is_sweep(content):
         raise RecipeError(
             "this is no sweep",
             where=document.where,
             expected="a list under `sweep`",
             next_step="A recipe of one merge is for `hubmerge merge` and `hubmerge run`.",
         )
-    return sweep
+    return _located(content, document)
 
 
 def sweep_in(document: Document) -> Sweep | None:
-    """The sweep in a document; None where it is none."""
-    if len(document.text) > MAX_RECIPE_BYTES:
-        return None  # the reader of recipes refuses it
+    """The sweep in a document; None where it is none, or nothing that the reader of recipes takes."""
     try:
-        content = load_plain_yaml(document.text)
-    except ValueError:
+        content = plain_content(document.text, document.where)
+    except RecipeError:
         return None
-    if not is_sweep(content):
-        return None
+    return _located(content, document) if is_sweep(content) else None
+
+
+def _located(content: Any, document: Document) -> Sweep:
     variants = sweep_from_dict(content, document.where).variants
     return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
 
 
-def _expanded(entry: Any, where: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """One combination after the other: a short text can have more of them than memory holds."""
+def _entry_problems(entry: Any, where: str) -> list[Problem]:
     if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
-        raise RecipeError("an entry of a sweep has method, parameters and rounding", where=where, got=repr(entry)[:120])
+        what = "an entry of a sweep has method, parameters and rounding"
+        return [Problem(RecipeError.code, what, where, got=repr(entry)[:120])]
+    if not isinstance(parameters := entry.get("parameters", {}), Mapping):
+        return [Problem(RecipeError.code, "parameters are a table", where, got=repr(parameters)[:120])]
+    return []
+
+
+def _expanded(entry: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """One combination after the other: a short text can have more of them than memory holds."""
     parameters = entry.get("parameters", {})
-    if not isinstance(parameters, Mapping):
-        raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
     roundings = _choices(entry["rounding"]) if "rounding" in entry else [None]
     for method, *values, rounding in itertools.product(
         _choices(entry["method"]), *map(_choices, parameters.values()), roundings
