@@ -261,7 +261,8 @@ class Document:
                 if base_name is None and number == 0 and self.document.get("base_model") is None:
                     base_name = own_base
                 elif own_base != base_name:
-                    self.refuse("a slice with a base of its own", *here, "base_model", got=own_base)
+                    step = "Name one `base_model` at the top of the document."
+                    self.refuse("a slice with a base of its own", *here, "base_model", got=own_base, next_step=step)
             found = [self._range(source, (*here, "sources", k)) for k, source in enumerate(sources)]
             ranges = [one for one in found if one is not None]
             if len(ranges) < len(found):
