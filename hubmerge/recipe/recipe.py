@@ -393,7 +393,7 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
 def number_step(given: Any) -> str:
     """The next step for what is no number, where it reads like one."""
     with suppress(ValueError):
-        if isinstance(given, str):
+        if isinstance(given, str) and "_" not in given and "n" not in given.lower():  # 1_000, nan, inf
             number = float(given.strip().removesuffix("%"))
             return f"Write {number / 100:g}." if "%" in given else "Write it without quotes."
     return ""

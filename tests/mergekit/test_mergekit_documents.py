@@ -401,6 +401,8 @@ def test_everything_without_a_counterpart_is_told_at_once():
         (TIES + "tokenizer: {pad_to_multiple_of: 8}\n", "Remove it."),
         (document("ram", more="dtype: bf16\n"), "Did you mean bfloat16?"),
         (document("ram", more="parameters: {epsilon: '1e-3'}\n"), "Write it without quotes."),
+        (document("ram", more="parameters: {epsilon: 1_000}\n"), ""),
+        (document("ram", more="parameters: {epsilon: nan}\n"), ""),
         (HEAD + "slices: [{sources: [{model: org/a}]}]\n", "List models that are merged as a whole under `models`."),
     ],
 )
