@@ -182,19 +182,18 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         """IncompatibleError where these elements are others in the tensor's copy; transformers loads both then."""
         if tensor.copy is None:
             return
-        dtypes = tensor.entry.dtype, tensor.copy.entry.dtype
-        both = values, self.raw(model, tensor.copy, start, values.size)
-        if dtypes[0] == dtypes[1] and np.array_equal(*both):
+        own, other = tensor.entry.dtype, tensor.copy.entry.dtype
+        again = self.raw(model, tensor.copy, start, values.size)
+        if own == other and np.array_equal(values, again):
             return
-        if not np.array_equal(*(decode(v, d) for v, d in zip(both, dtypes, strict=True)), equal_nan=True):
-            ref, head, own = self.models[model].ref, tensor.copy.entry.name, tensor.entry.name
+        if not np.array_equal(decode(values, own), decode(again, other), equal_nan=True):
             raise IncompatibleError(
-                "an output head that differs from the embedding that it is tied to",
-                where=f"{head} of {ref}",
-                expected=f"the values of {own}",
-                got="others, which transformers loads beside the embedding",
-                next_step="If it was trained with one table, take the head out of a copy of it; otherwise write "
-                "tie_word_embeddings: false into config.json of copies of all models, with the head in each.",
+                "a tensor that differs from the one that it is tied to",
+                where=f"{tensor.copy.entry.name} of {self.models[model].ref}",
+                expected=f"the values of {tensor.entry.name}",
+                got="others, which transformers loads beside these",
+                next_step="If the model was trained with one table, take this one out of a copy of it. If a head was "
+                "trained apart, write tie_word_embeddings: false into config.json of copies of all, a head in each.",
             )
 
     def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:

@@ -12,6 +12,9 @@ stores where its `text_config` alone says so: some classes do not listen to it (
 When `tie_word_embeddings` is absent, a class's default applies, which config.json does not show; then a model
 that stores no head must be tied, and an agent ties as its base does.
 
+**Encoders and decoders** with a table in common call it `shared`, and some checkpoints store it again for each. Where
+one model of a merge has no such copy, its class ties it, and the others' copies are left out.
+
 **Prefixes** tell the same model, saved with or without a wrapper around it:
 
     model.            the bare model without its head
@@ -51,9 +54,44 @@ PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_
 
 
 def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: False) -> Views:
-    """Views of all models in which a tied head stands, or is missing, alike.
+    """Views of all models in which a tied head, or a copy of `shared`, stands or is missing alike.
 
     Agents have no tensors of names that are ignored, and need none."""
+    once = _without_copies(base, agents, ignored)
+    tied = _with_heads_alike(once.base, once.agents, ignored)
+    return replace(tied, warnings=(*once.warnings, *tied.warnings))
+
+
+def _without_copies(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
+    """Views without the copies of `shared` that some models store for encoder, decoder or head and others do not."""
+    models, warnings = [base, *agents], []
+    shared = _only(base.tensors, ("shared.weight",))
+    if shared is None or ignored(shared):
+        return Views(base, tuple(agents))
+    body = shared.removesuffix("shared.weight")
+    copies = [f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight", "lm_head.weight"]
+    if any(_says_tied(m) is False for m in models):  # which T5's classes take to be about the head
+        copies = copies[:2] if "T5" in str(base.config.get("architectures")) else []
+    for copy in copies:
+        held = [m.ref.id for m in models if copy in m.tensors]
+        if 0 < len(held) < len(models) and _of_one_shape(models, copy, shared):
+            models = [_stored_once(m, copy, shared, ignored) for m in models]
+            warnings += [f"{name}: the stored {copy} is tied to {shared}; it is merged as the latter" for name in held]
+    return Views(models[0], tuple(models[1:]), (), tuple(warnings))
+
+
+def _stored_once(model: Model, copy: str, source: str, ignored: Ignored) -> Model:
+    """The model without `copy`, which the reader compares with `source`, or takes for it where that is missing."""
+    tensors = dict(model.tensors)
+    again, own = tensors.pop(copy, None), tensors.get(source)
+    if again is not None and own is not None:
+        tensors[source] = replace(own, copy=replace(again, copy=own.copy))
+    elif again is not None and not ignored(source):
+        tensors[source] = again
+    return replace(model, tensors=MappingProxyType(tensors))
+
+
+def _with_heads_alike(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
     stored = Views(base, tuple(agents))
     head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
     embedding = _only(base.tensors, _EMBEDDINGS)
@@ -98,16 +136,8 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
             continue
         warnings.append(f"{model.ref.id}: the stored {head} is tied to {embedding}; it is merged once, as the latter")
 
-    def view(model: Model) -> Model:
-        tensors = dict(model.tensors)
-        copy, own = tensors.pop(head, None), tensors.get(embedding)
-        if copy is not None and own is not None:
-            tensors[embedding] = replace(own, copy=copy)
-        elif copy is not None and not ignored(embedding):
-            tensors[embedding] = copy
-        return replace(model, tensors=MappingProxyType(tensors))
-
-    return Views(view(base), tuple(map(view, agents)), tuple(problems), tuple(warnings))
+    alike = [_stored_once(model, head, embedding, ignored) for model in (base, *agents)]
+    return Views(alike[0], tuple(alike[1:]), tuple(problems), tuple(warnings))
 
 
 def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:

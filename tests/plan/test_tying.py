@@ -152,3 +152,29 @@ def test_a_tied_head_that_is_stored_in_place_of_the_embedding_stands_for_it():
         HEAD,
         EMBEDDING,
     ]
+
+
+COPIES = {f"{part}.weight": (8, 4) for part in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")}
+SHARED = {"shared.weight": (8, 4), "encoder.block.0.wo.weight": (4, 4)}
+
+
+T5 = {**UNTIED, "architectures": ["T5ForConditionalGeneration"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"), [(TIED, []), (T5, ["lm_head.weight"])], ids=["with the head", "but for the head"]
+)
+def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(config: dict[str, Any], kept: list[str]):
+    """As old checkpoints of T5 and BART have them; a copy that stayed the base's would be loaded as another table."""
+    plain = {**SHARED, **dict.fromkeys(kept, (8, 4))}
+    made = plan(*models(({**COPIES, **SHARED}, config), (plain, config), (plain, config)))
+    assert sorted(names_of(made)) == sorted(plain)
+    (shared,) = (t for t in made.tensors() if t.name == "shared.weight")
+    compared, copy = [], shared.inputs[0].copy
+    while copy is not None:
+        compared, copy = [copy.entry.name, *compared], copy.copy
+    assert compared == [n for n in COPIES if n not in kept]
+
+
+def test_a_copy_of_a_shared_table_that_the_config_unties_is_still_missing():
+    assert "missing tensors" in problems(*models(({**COPIES, **SHARED}, UNTIED), *[(SHARED, UNTIED)] * 2))[0]
