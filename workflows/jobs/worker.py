@@ -4,8 +4,8 @@
 
 Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on from it, and
 is removed when the job is done or cancelled. Folders of failed jobs stay for some days, so that another submission can
-go on from them, and take at most a tenth of the disk together. Temporary files of an attempt lie in `tmp` and go with it,
-also where it was killed.
+go on from them, and take at most a tenth of the disk together. Temporary files of an attempt lie in `tmp` and go with
+it, also where it was killed.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Watchers:
         context = replace(self._context(rule, hub), known={}, remember=lambda model, key, facts: None)
         if not own:
             context = replace(context, history=(), budget_left=rule.budget)
-        decision = registry()[rule.watch]().look(rule, context)  # counts its failures for itself
+        decision = self._kinds[rule.watch].look(rule, context)
         if decision.merge is not None:
             try:
                 recipe = recipe_from_dict(dict(decision.merge.recipe))

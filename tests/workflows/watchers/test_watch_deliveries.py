@@ -211,11 +211,10 @@ def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
     base = agents.base(agents=2)
     bad = agents.agent(base)
     refuse(monkeypatch, "repo_state", bad, HubUnavailableError("the Hub answered with an error", where=bad))
-    bot = bot_for(rule_for(base))
-    for _ in range(3):
-        [turn] = bot.watchers.poll()
+    for _ in range(3):  # each by a process of its own, as of `watch --once`
+        [turn] = bot_for(rule_for(base)).watchers.poll()
         assert turn.error is not None  # a set without it now would be another set once it is back
-    turn = one(bot.watchers.poll())
+    turn = one(bot_for(rule_for(base)).watchers.poll())
     assert turn.job is not None
     assert skipped(turn) == {bad: "E_HUB"}
 

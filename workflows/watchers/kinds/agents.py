@@ -11,14 +11,13 @@ whole set. A set is base@sha, agents@sha and the recipe, so it is merged once, h
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
-from hubmerge.hub.client import Candidate, Hub
+from hubmerge.hub.client import Candidate
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
@@ -34,6 +33,7 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
 _READ = 5  # counts what a reading takes in, and its form: models that an older program read are read again
+_FAILED = "failed "  # and how often in a row: the key of a model that the Hub did not show
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -42,9 +42,6 @@ class AgentsWatcher(Watcher):
 
     kind = "agents"
     rule = AgentRule
-
-    def __init__(self) -> None:
-        self._failures: Counter[tuple[str, str]] = Counter()
 
     def summary(self, rule: AgentRule) -> tuple[tuple[str, str], ...]:
         wanted = rule.agents
@@ -87,7 +84,7 @@ class AgentsWatcher(Watcher):
         base = read_facts(hub, rule.base.id, rule.base.revision)
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, base, context)}
-        excluded = cache(lambda: self._excluded(rule, hub, listed))
+        excluded = cache(lambda: _excluded(rule, context, listed))
         authors = {author.lower() for author in rule.agents.authors}
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
@@ -135,11 +132,10 @@ class AgentsWatcher(Watcher):
     ) -> Facts:
         """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
         a base that cannot be opened ends the look."""
-        place = (rule.name, name)
         try:
             facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
         except HubmergeError as error:
-            return self._unreadable(place, found, error)
+            return _unreadable(context, name, found, error)
         fits = refusal(rule, base, _as_named(rule, name, facts)) is None
         if fits and facts.id in excluded():
             facts = facts.model_copy(update={"code": "excluded", "text": "the rule excludes it by an earlier name"})
@@ -148,29 +144,38 @@ class AgentsWatcher(Watcher):
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
             except HubmergeError as error:
-                return self._unreadable(place, found, error)
-        self._failures.pop(place, None)
-        if found is not None:  # whatever else a delivery or the rule names is read again anyway
+                return _unreadable(context, name, found, error)
+        if found is not None or name in context.known:  # whatever a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
 
-    def _excluded(self, rule: AgentRule, hub: Hub, listed: Mapping[str, Candidate]) -> set[str]:
-        """The present ids of repos that the rule excludes and no search shows: they may have been renamed."""
-        found = set()
-        for name in rule.agents.exclude:
-            try:
-                found.add(name if name in listed else hub.repo_state(name).id)
-            except HubmergeError as error:
-                self._unreadable((rule.name, name), None, error)
-        return found
 
-    def _unreadable(self, place: tuple[str, str], found: Candidate | None, error: HubmergeError) -> Facts:
-        if isinstance(error, HubUnavailableError):  # else it is gone, or closed to the owner
-            self._failures[place] += 1
-            if self._failures[place] <= PATIENCE:
-                raise error  # a set without it now would be another set once it is back
-        sha, private = (found.sha, found.private) if found else ("", False)
-        return Facts(id=place[1], sha=sha, private=private, code=error.code, text=str(error))
+def _excluded(rule: AgentRule, context: WatchContext, listed: Mapping[str, Candidate]) -> set[str]:
+    """The present ids of repos that the rule excludes and no search shows: they may have been renamed."""
+    found = set()
+    for name in rule.agents.exclude:
+        try:
+            if name not in listed:
+                facts = read_facts(context.hub, name)
+                context.remember(name, "", facts)
+                found.add(facts.id)
+        except HubmergeError as error:
+            _unreadable(context, name, None, error)
+    return found
+
+
+def _unreadable(context: WatchContext, name: str, found: Candidate | None, error: HubmergeError) -> Facts:
+    """What is known of a model that cannot be read. Raises the error for the first looks in which the Hub does not
+    answer, since a set without the model now would be another set once it is back."""
+    sha, private = (found.sha, found.private) if found else ("", False)
+    facts = Facts(id=name, sha=sha, private=private, code=error.code, text=str(error))
+    if isinstance(error, HubUnavailableError):  # else it is gone, or closed to the owner
+        key, _ = context.known.get(name, ("", {}))
+        failed = 1 + int(key.removeprefix(_FAILED) if key.startswith(_FAILED) else 0)
+        context.remember(name, f"{_FAILED}{failed}", facts)
+        if failed <= PATIENCE:
+            raise error
+    return facts
 
 
 def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
