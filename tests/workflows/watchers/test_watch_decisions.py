@@ -222,6 +222,13 @@ def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_
     assert decided([edited, B], [old]).merge is not None
 
 
+def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:
+    rule = rule_of(join={"best": 2}, suite="zoo")
+    scores = Scores({A.pin: 1.0, B.pin: 2.0}, pending=frozenset({facts("0").pin}))
+    chosen = decide(rule, BASE, [facts("0", weights=B.weights), A, B], (), 3, scores)
+    assert (agents_of(chosen), reasons(chosen)) == (["a", "b"], {"0": "copy"})
+
+
 def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest() -> None:
     rule = rule_of(join={"best": 3}, suite="zoo")
     scores = Scores({agent.pin: 1.0 for agent in (A, B, C)})

@@ -219,7 +219,7 @@ def decide(
     reason = _base_refused(rule, base)
     if reason:
         return Decision(skips=(Skip(base.id, base.sha, "base", reason, base.private),), waiting=reason)
-    for facts in sorted(candidates, key=lambda c: c.id):
+    for facts in sorted(candidates, key=lambda c: (c.pin not in scores.values, c.id)):  # a score outlives copies
         skip = refusal(rule, base, facts) or _copy_of(facts, accepted)
         if skip is None:
             accepted.append(facts)
