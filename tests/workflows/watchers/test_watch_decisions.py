@@ -161,9 +161,10 @@ def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[
 
 def test_a_set_that_was_merged_or_refused_today_is_not_tried_again() -> None:
     first = decided([A, B])
-    for merged in (True, False):
+    refused = "this set was refused today; it is tried again tomorrow (UTC)"  # and not "nothing new"
+    for merged, told in ((True, ""), (False, refused)):
         again = decided([A, B], [past(first.merge, merged=merged)])
-        assert (again.merge, again.skips, again.waiting) == (None, (), "")
+        assert (again.merge, again.skips, again.waiting) == (None, (), told)
 
 
 def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:

@@ -231,8 +231,10 @@ def decide(
         missing = waiting or f"{len(joining)} of at least {rule.min_agents} agents so far"
         return Decision(skips=tuple(skips), waiting=missing)
     planned = plan_merge(rule, base, joining)
-    if any(past.set_id == planned.set_id for past in history):
-        return Decision(skips=tuple(skips))
+    before = [past for past in history if past.set_id == planned.set_id]
+    if before:
+        refused = "" if before[0].merged else "this set was refused today; it is tried again tomorrow (UTC)"
+        return Decision(skips=tuple(skips), waiting=refused)
     stop = _known(rule, planned, candidates, history)
     if stop is None and budget_left < 1:
         stop = ("budget", f"the day's budget of {rule.budget} is used up; it goes on tomorrow (UTC)")
