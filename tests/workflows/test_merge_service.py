@@ -80,7 +80,7 @@ def test_a_merge_that_is_under_way_openly_does_not_stand_for_a_private_one(
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     openly = MergeRequest(RECIPE, "ada/under-way", private=False)
     job = service.submit(openly, ada)
-    with pytest.raises(TargetExistsError, match="expected a private result.*, got a public result"):
+    with pytest.raises(TargetExistsError, match=r"expected a private result.*, got a public result"):
         service.submit(replace(openly, private=True), ada)
     service.cancel(job.id, ada)
     again = service.submit(replace(openly, private=True), ada)

@@ -40,7 +40,7 @@ from workflows.app.merge_form import (
     reweight,
     show_method,
 )
-from workflows.app.panels import access_offer, coded, known_already, notice, problems_panel
+from workflows.app.panels import SIGNED_OUT, access_offer, coded, known_already, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.search import suggest_models
 from workflows.app.service import Service, Visitor
@@ -120,7 +120,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             job = service.submit(submission(held, license=license_choice, visitor=writer, **to), writer)
         except HubmergeError as error:
             told = problems_panel(error, signed_in=visitor is not None)
-            return [join(access_offer(error, visitor, service.endpoint), told), ""]
+            return [join(access_offer(error, visitor or SIGNED_OUT, service.endpoint), told), ""]
         to_page = el("p", link(job_href(job.id), "Open its page"))
         if job.ticket <= newest:
             return [known_already(to_page), f"{job.id}&known=yes"]

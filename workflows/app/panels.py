@@ -260,6 +260,10 @@ def left_out_panel(reasons: Sequence[str]) -> Markup | None:
     return notice("warn", "Part of this address was left out", told) if reasons else None
 
 
+# whose session ended after the page was opened: only who was signed in has a button that starts something
+SIGNED_OUT = Visitor("", "")
+
+
 def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
     """The next steps for repos that the Hub does not show: allow more in a second sign-in, or ask their owners.
 

@@ -28,7 +28,7 @@ from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT
-from workflows.app.panels import method_choices, method_title, notice, problems_panel
+from workflows.app.panels import SIGNED_OUT, access_offer, method_choices, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import checked_sweep, chosen_target, newest_ticket, sweep_requests
@@ -149,7 +149,8 @@ def wire_sweep(
         except HubmergeError as error:
             rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
             told = problems_panel(error, signed_in=visitor is not None)
-            return join(started_panel(jobs, newest), told, rest if jobs else None)
+            offer = access_offer(error, visitor or SIGNED_OUT, service.endpoint)
+            return join(started_panel(jobs, newest), offer, told, rest if jobs else None)
         return started_panel(jobs, newest)
 
     outputs = [sweep.told, sweep.start, start_one]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gradio.oauth
 import pytest
 from pages_fake import BASE, HOSTILE, MATH, STATISTICS, TOOL, job_view
 from pages_session import FILLED, TARGET_NAME, Pages, holds, shown, untouched
@@ -13,6 +14,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.panels import in_the_form
 from workflows.app.service import LogLine
+from workflows.app.signin import sign_in_link
 
 IN_SIGHT = """() => { const {top, bottom} = document.querySelector("#said").getBoundingClientRect();
   return top >= 0 && bottom <= document.querySelector(".hm-bar-start").getBoundingClientRect().top; }"""
@@ -144,6 +146,17 @@ def test_a_name_that_no_repo_can_have_is_not_called_missing_and_that_is_in_sight
         page.locator("#start:not([disabled])").click()  # what was refused can be tried again
         shown(page, "#said", what)
         page.wait_for_function(IN_SIGHT)
+
+
+def test_who_was_signed_out_meanwhile_finds_the_way_back_where_start_is_answered(
+    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=ram", "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    monkeypatch.setattr(gradio.oauth, "_get_valid_oauth_info_from_session", lambda session: None)
+    page.locator("#start").click()
+    back = shown(page, "#said a", "Sign in again")
+    assert back.get_attribute("href") == sign_in_link("/merge")
 
 
 def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
