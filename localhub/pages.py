@@ -26,7 +26,7 @@ _STYLE = """
 @media (prefers-color-scheme:dark){:root{--line:#475569;--soft:#1e293b;--link:#2dd4bf}}
 body{font:16px/1.55 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
 a{color:var(--link)}
-body>h1{font-size:1.35rem}
+main>h1{font-size:1.35rem}
 pre{overflow-x:auto;background:var(--soft);padding:1rem;border-radius:.4rem;font-size:.9rem}
 article{border:1px solid var(--line);border-radius:.5rem;padding:0 1.2rem 1rem}
 article img{max-width:100%;height:auto;background:#fff;padding:.5rem;border-radius:.4rem;box-sizing:border-box}
@@ -46,7 +46,7 @@ def _page(title: str, body: str) -> Response:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head>"
-        f'<body><p><a href="/">local Hub</a></p><h1>{escape(title)}</h1>{body}</body></html>',
+        f'<body><main><p><a href="/">local Hub</a></p><h1>{escape(title)}</h1>{body}</main></body></html>',
         headers=_HEADERS,
     )
 

@@ -229,6 +229,7 @@ def test_the_page_of_a_repo_shows_its_card_and_lets_no_script_run(ada: HfApi, fr
     assert "default-src 'none'" in policy
     assert "img-src 'self'" in policy
     assert "script" not in policy
+    assert page.text.count("<main>") == 1  # where a screen reader jumps to
     assert "<h1>A merge</h1>" in page.text
     assert "<script" not in page.text
     source = next(attributes["src"] for tag, attributes in Reader(page.text).found if tag == "img")
