@@ -307,7 +307,7 @@ class LayerDensities:
 LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 MODULES = ("embedding", "attention", "mlp", "norm", "other", "head")  # as a reader meets them in a model
 _MODULES = (
-    ("norm", re.compile(r"(?:norm|ln_\w+|layernorm)\b", re.IGNORECASE)),
+    ("norm", re.compile(r"(?:norm\w*|\bln\w*|_ln)(?:\.\d+)?$", re.IGNORECASE)),  # not what lies below such a name
     ("head", re.compile(r"^(?:lm_head|output|score|embed_out|classifier|v_head)\b")),
     ("embedding", re.compile(r"^shared$|\b(?:wte|wpe|\w*embed\w*)\b")),
     ("attention", re.compile(r"\b\w*(?:attn|attention)\b", re.IGNORECASE)),
@@ -325,6 +325,4 @@ def layer_of(name: str) -> int | None:
 def module_of(name: str) -> str:
     """The module type of a tensor by its name."""
     stem = name.rsplit(".", 1)[0]
-    if re.search(r"norm", stem.rsplit(".", 1)[-1], re.IGNORECASE):
-        return "norm"
     return next((module for module, pattern in _MODULES if pattern.search(stem)), "other")

@@ -303,6 +303,12 @@ def test_a_model_that_transformers_saved_in_shards_and_in_another_dtype(tmp_path
         ("model.norm.weight", "norm", None),
         ("something.else", "other", None),
         ("model.layers.1.self_attn.q_norm.weight", "norm", 1),
+        ("transformer.blocks.1.norm_attn_norm.attn.Wqkv.weight", "attention", 1),
+        ("roberta_prelayernorm.encoder.layer.1.output.dense.weight", "mlp", 1),
+        ("roberta_prelayernorm.embeddings.word_embeddings.weight", "embedding", None),
+        ("bert.encoder.layer.1.attention.ln.weight", "norm", 1),
+        ("rwkv.blocks.1.ln2.weight", "norm", 1),
+        ("transformer.layer_norm1.3.weight", "norm", None),
     ],
 )
 def test_tensors_of_many_families_are_of_their_module_type_and_layer(name: str, module: str, layer: int | None) -> None:
