@@ -308,8 +308,8 @@ LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 MODULES = ("embedding", "attention", "mlp", "norm", "other", "head")  # as a reader meets them in a model
 _MODULES = (
     ("norm", re.compile(r"(?:norm\w*|\bln\w*|_ln)(?:\.\d+)?$", re.IGNORECASE)),  # not what lies below such a name
-    ("head", re.compile(r"^(?:lm_head|output|score|embed_out|classifier|v_head)\b")),
-    ("embedding", re.compile(r"^shared$|\b(?:wte|wpe|\w*embed\w*)\b")),
+    ("head", re.compile(r"^(?:(?:\w+_)?lm_head|output|score|embed_out|classifier|v_head|cls|lm_loss|pred_layer)\b")),
+    ("embedding", re.compile(r"\bshared$|\brelative_attention_bias$|\b(?:wte|wpe|\w*embed\w*)\b")),
     ("attention", re.compile(r"\b\w*(?:attn|attention)\b", re.IGNORECASE)),
     ("mlp", re.compile(r"\b(?:mlp|feed_forward|ffn|experts?|block_sparse_moe|intermediate|DenseReluDense|fc[12])\b")),
     ("mlp", re.compile(r"\boutput\.dense$")),  # BERT's
