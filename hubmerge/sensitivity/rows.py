@@ -202,7 +202,7 @@ def _refuse_derived(plan: Plan) -> None:
             f"{title} weighs by gradients, and no file holds these weights as they are merged",
             where=", ".join(derived),
             expected="whole models that have every token of the result",
-            got="an adapter, fp8 weights, a smaller vocabulary, or no part that `ignore` keeps of the base",
+            got="an adapter, fp8 weights, a smaller vocabulary, or a model without what `ignore` keeps of the base",
             next_step="Write the model out whole (for an adapter, peft's merge_and_unload) or choose another method.",
         )
 
