@@ -29,6 +29,7 @@ from hubmerge.text.wording import json_file
 
 _NO_NAME = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _OF_TOOLS = frozenset((WORK, ".git", ".cache"))  # folders in a user's folder; the Hub takes none of them
+_HIDDEN_OF_REPOS = frozenset((".gitattributes", ".gitignore", ".eval_results"))
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
@@ -114,9 +115,13 @@ def publish_folder(
     observer.stage("publish")
     shards = [Shard(f.name, f.size, f.sha256, None if f.name in uploaded else folder / f.name) for f in report.files]
     weights, small = {f.name for f in report.files}, {}
+    hidden: dict[str, None] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         below = path.relative_to(folder)
         if str(below) in weights or _OF_TOOLS.intersection(below.parts):
+            continue
+        if found := [p for p in below.parts if p.startswith(".") and p not in _HIDDEN_OF_REPOS]:
+            hidden[found[0]] = None  # such as .env, whose secrets nobody could take back
             continue
         if _NO_NAME.search(str(below)):
             raise RecipeError(
@@ -129,6 +134,8 @@ def publish_folder(
             shards.append(Shard(str(below), size, "", path))
         else:
             small[str(below)] = path.read_bytes()
+    if hidden:
+        observer.warning(f"hidden files are not published: {', '.join(ascii(name)[1:-1][:80] for name in hidden)}")
     if stated != report:
         try:
             small |= _restated(report, stated, small, hub.endpoint)

@@ -270,10 +270,11 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
     assert main(["publish", str(merged), line.target]) == 0
 
 
-def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_those_of_tools_are_not(
-    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch
+def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hidden_ones_are_not(
+    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (".git/config", ".cache/huggingface/x", "sub/.git", "sub/notes.txt"):
+    kept, hidden = {"sub/notes.txt", ".gitignore", ".eval_results/mine.yaml"}, (".env", ".aws/key", "sub/.DS_Store")
+    for name in (".git/config", ".cache/huggingface/x", "sub/.git", *kept, *hidden):
         (merged / name).parent.mkdir(parents=True, exist_ok=True)
         (merged / name).write_text("x")
     large = merged / "model-Q4.gguf"
@@ -283,8 +284,9 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_th
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was held") if path == large else read(path))
     assert main(["publish", str(merged), line.target]) == 0
     there = set(line.api.list_repo_files(line.target))
-    assert {large.name, "sub/notes.txt", "model.safetensors"} <= there
-    assert not [name for name in there if ".git" in name.split("/") or ".cache" in name]
+    assert {large.name, "model.safetensors", *kept} <= there
+    assert not [name for name in there if ".git" in name.split("/") or ".cache" in name or name in hidden]
+    assert "hidden files are not published: .aws, .env, .DS_Store" in capsys.readouterr().err
     assert line.hub.read_file(line.target, line.hub.head(line.target), large.name) == read(large)
 
 
