@@ -45,7 +45,7 @@ from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
-from hubmerge.plan.files import chat_templates, folder_files, refuse_pointers
+from hubmerge.plan.files import chat_templates, folder_files, other_ends, refuse_pointers
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import Plan, make_plan, refusal
@@ -108,8 +108,8 @@ def prepare_variants(
     if request.calibrate != "not" and any(map(weighs, plans)):
         observer.stage("calibration")
     refuse_pointers(plans[0], companions_of(hub))
-    templates = chat_templates(plans[0], companions_of(hub))
-    plans = [replace(plan, warnings=(*plan.warnings, *templates)) for plan in plans]
+    others = [words for told in (chat_templates, other_ends) for words in told(plans[0], companions_of(hub))]
+    plans = [replace(plan, warnings=(*plan.warnings, *others)) for plan in plans]
     prepared = [_checked(plan, hub, request, calibration) for plan in plans]
     if problems := module_problems(base, agents, companions_of(hub)):
         raise refusal(problems)

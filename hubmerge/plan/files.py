@@ -13,7 +13,7 @@ by their order, so the ids here are those that it gives them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,8 +23,9 @@ from hubmerge.sources.base import AddedToken
 from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, other_content, read_companions
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.open import INDEX, LFS_POINTER, not_fetched
+from hubmerge.sources.staged import GENERATION, ends_of, stated_ends
 from hubmerge.sources.vocabulary import TOKENIZER
-from hubmerge.text.wording import json_file
+from hubmerge.text.wording import json_file, named
 
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"
@@ -78,6 +79,26 @@ def chat_templates(plan: Plan, read: ReadFile) -> list[str]:
         for agent, template in zip(others, theirs, strict=True)
         if template not in (None, own)
     ]
+
+
+def other_ends(plan: Plan, read: ReadFile) -> list[str]:
+    """Warnings of agents whose generation_config.json ends answers at other tokens than the merge, which has the
+    base's."""
+    if not (told := [agent for agent in plan.agents if GENERATION in agent.files]):
+        return []
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        own, *theirs = pool.map(lambda model: stated_ends(model, read), [plan.base, *told])
+    kept = {*(own or ends_of(plan.base.config))}
+    return [
+        f"{agent.ref.id}: {GENERATION} ends answers at token {_listed(ends)}, the base's at {_listed(kept) or 'none'}; "
+        "the merge keeps the base's"
+        for agent, ends in zip(told, theirs, strict=True)
+        if ends and {*ends} != kept
+    ]
+
+
+def _listed(tokens: Iterable[int]) -> str:
+    return named([str(token) for token in sorted({*tokens})])
 
 
 def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -> dict[str, bytes]:

@@ -12,10 +12,11 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model
-from hubmerge.sources.companions import MAX_SETTINGS_BYTES, reader, tokenizer_files
+from hubmerge.sources.companions import MAX_SETTINGS_BYTES, ReadFile, reader, tokenizer_files
 from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.folder import CONFIG, check_planned
 from hubmerge.sources.open import INDEX, SINGLE
@@ -61,20 +62,26 @@ def stage_settings(model: Model, hub: Hub, folder: Path, tokenizer: Model | None
     """
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     files, left_out = tokenizer_files(tokenizer or model, reader(hub))
-    for name, content in {CONFIG: json.dumps(config, indent=1).encode(), **files, **_ends(model, hub)}.items():
+    if ends := stated_ends(model, reader(hub)):
+        files[GENERATION] = json.dumps({"eos_token_id": ends}).encode()
+    for name, content in {CONFIG: json.dumps(config, indent=1).encode(), **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return [*([told(CONFIG, dropped)] if dropped else []), *left_out]
 
 
-def _ends(model: Model, hub: Hub) -> dict[str, bytes]:
-    """generation_config.json with nothing but the tokens that end an answer, where the model's states any."""
+def stated_ends(model: Model, read: ReadFile) -> list[int]:
+    """The tokens that end an answer by the model's generation_config.json, where it states any."""
     info = model.files.get(GENERATION)
     if info is None or info.size > MAX_SETTINGS_BYTES:
-        return {}
+        return []
     try:
-        stated = json.loads(reader(hub)(model, GENERATION))["eos_token_id"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    ends = [token for token in (stated if isinstance(stated, list) else [stated]) if type(token) is int]
-    return {GENERATION: json.dumps({"eos_token_id": ends}).encode()} if ends else {}
+        return ends_of(json.loads(read(model, GENERATION)))
+    except (ValueError, RecursionError):
+        return []
+
+
+def ends_of(settings: Any) -> list[int]:
+    """The tokens that end an answer by a config or a generation_config."""
+    stated = settings.get("eos_token_id") if isinstance(settings, Mapping) else None
+    return [token for token in (stated if isinstance(stated, list) else [stated]) if type(token) is int]

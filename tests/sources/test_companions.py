@@ -293,6 +293,26 @@ def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_pat
     assert plan_of(tmp_path / "file", file, file, {**file, **config("another")}).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("base", "agent", "told"),
+    [
+        ({"eos_token_id": 2}, {"eos_token_id": [9, 2, 7]}, "answers at token 2, 7, 9, the base's at 2; the merge keeps"),
+        (None, {"eos_token_id": 9}, "answers at token 9, the base's at 2; the merge keeps the base's"),
+        (None, {"eos_token_id": [2]}, ""),
+        ({"eos_token_id": [2, 7]}, {"eos_token_id": [7, 2], "temperature": 0.6}, ""),
+        ({"eos_token_id": [2, 7]}, {"temperature": 0.6}, ""),
+        ({"eos_token_id": 2}, [], ""),
+    ],
+)
+def test_an_agent_that_ends_its_answers_elsewhere_than_the_merge_will_is_told(
+    tmp_path: Path, base: Any, agent: Any, told: str
+):
+    files = ({} if g is None else {"generation_config.json": json.dumps(g).encode()} for g in (base, agent))
+    [*said] = plan_of(tmp_path, *files, {}, config={"eos_token_id": 2}).warnings
+    assert len(said) == bool(told)
+    assert told in "".join(said)
+
+
 def test_files_that_git_lfs_did_not_fetch_are_refused_by_name(tmp_path: Path):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 30000\n"
     error = refused(tmp_path, {"tokenizer.json": pointer, "LICENSE": pointer, "pytorch_model.bin": pointer}, {})
