@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import FormatError, HubUnavailableError, LoginError
 from hubmerge.hub.cache import ClientCache
-from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
+from hubmerge.hub.errors import (
+    WINDOW_S,
+    Patience,
+    asked_pause_s,
+    checked_endpoint,
+    checked_token,
+    quiet_client,
+    translated,
+)
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
+from hubmerge.hub.transfer import refuse_failure
 from hubmerge.hub.writing import Answer, HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings, limit_uploads
 
@@ -291,9 +300,15 @@ def _set_timeouts() -> None:
         asked = request.extensions.get("timeout", {})
         request.extensions["timeout"] = {**longest, **{name: s for name, s in asked.items() if s is not None}}
 
+    def refuse_long_pause(response: httpx2.Response) -> None:
+        # the client would sleep for whatever a server asks for, before each of several more tries
+        if (asked_pause_s(response.headers) or 0.0) > WINDOW_S:
+            refuse_failure(response)
+
     def new_client() -> httpx2.Client:
         made = default_client_factory()
-        made.event_hooks = {**made.event_hooks, "request": [*made.event_hooks["request"], limit]}
+        hooks = made.event_hooks
+        made.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], refuse_long_pause]}
         return made
 
     set_client_factory(new_client)

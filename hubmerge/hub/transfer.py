@@ -243,7 +243,7 @@ class HubReading:
                     if response.is_redirect:
                         url = urljoin(url, response.headers["location"])
                         continue
-                    _refuse_failure(response)
+                    refuse_failure(response)
                     if response.headers.get("content-encoding", "identity") != "identity":
                         raise HubUnavailableError(
                             "the server compresses what must come as it is",
@@ -270,7 +270,7 @@ class HubReading:
             raise HubUnavailableError("the Hub redirects into a private network", where=str(at), got=host)
 
 
-def _refuse_failure(response: Any) -> None:
+def refuse_failure(response: Any) -> None:
     """Raise the client's error for a status of 400 or more, having read no more than the start of its text."""
     import httpx2
     from huggingface_hub.utils._http import hf_raise_for_status

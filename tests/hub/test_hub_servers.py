@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,11 +301,16 @@ def test_a_program_is_told_of_such_a_wait_as_of_the_client_s_retries_and_of_noth
 
 
 def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_nobody(
-    server: ScriptedHub, hub: Hub, clock: Clock
+    server: ScriptedHub, hub: Hub, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    server.bend = lambda request: error(429, Retry_After="3600")
-    with pytest.raises(TransientHubError):
-        hub.breakable().repo_state("org/model")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: pytest.fail("the client waits"))
+    lost = partial(hub.missing_uploads, files=[("0" * 64, 1)])
+    for status in (429, 503):
+        server.bend = lambda request, status=status: error(status, Retry_After="3600")
+        for ask in (hub.breakable().repo_state, hub.head, hub.search_models, lost):
+            with pytest.raises(TransientHubError) as caught:
+                ask("org/model")
+            assert caught.value.after_s == 3600
     server.bend = lambda request: error(429, Retry_After="20")
     hub.patience = replace(hub.patience, until=time.monotonic() + 10)
     for asked in (hub, hub.breakable()):
