@@ -62,7 +62,7 @@ def test_every_reference_solution_of_humaneval_passes() -> None:
 def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
     for row in ROWS[::12]:
         body = row["canonical_solution"]
-        assert scored(HUMANEVAL, row, body) == 1.0
+        assert scored(HUMANEVAL, row, body) == scored(HUMANEVAL, row, body[1:]) == 1.0
         assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
         assert scored(HUMANEVAL, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
 
@@ -106,6 +106,7 @@ BODY = "    return math.pi * helper(r) ** 2\n"
     [
         BODY,
         BODY.lstrip(),
+        f"{BODY[1:]}    # and on",
         f"\n\n{BODY}\nprint(area(2))\ndef area(r):\n    return 0",
         f"```python\ndef area(r):\n{BODY}```",
         f"```python\n{PROMPT}{BODY}```\nUse it so:\n```python\nprint(area(1))\n```",

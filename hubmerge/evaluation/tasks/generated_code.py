@@ -87,10 +87,11 @@ def _outdented(block: str) -> str:
 
 
 def _body(text: str) -> str:
-    """The lines that belong to the function, the first one indented if it lost that on its way."""
+    """The lines that belong to the function, the first one indented if it lost that, or a part of it, on its way: the
+    decoder of many tokenizers takes a space from the start of an answer."""
     lines = list(dropwhile(lambda line: not line.strip(), text.split("\n")))
-    if lines and not lines[0][0].isspace():
-        lines[0] = "    " + lines[0]
+    if lines and not lines[0].startswith(("    ", "\t")):
+        lines[0] = "    " + lines[0].lstrip()
     kept = []
     for line in lines:
         if line.strip() and not line[0].isspace():

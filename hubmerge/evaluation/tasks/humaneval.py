@@ -43,6 +43,7 @@ TASKS = (
         domain="code",
         rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test"),
         metric="pass@1",
+        version=2,
         prompt=_prompt,
         reference=_reference,
         score=_score,
