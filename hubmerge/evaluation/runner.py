@@ -85,6 +85,16 @@ Backend = Literal["transformers", "vllm"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
+# model types that answer otherwise in a padded batch than alone, by transformers' own code: they run through the
+# padding, count it in their positions or make a mask of their own; they are asked one prompt at a time
+ASKED_ALONE = frozenset(
+    (
+        *("deepseek_v4", "doge", "git", "rwkv", "xlm", "xlnet", "xlstm"),
+        # decoders of models that have an encoder
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
+        *("prophetnet", "trocr", "whisper"),
+    )
+)
 _UNOBSERVED = Unobserved()
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
 # what is wrong with a model, as against what is wrong with the Hub or the request
@@ -128,6 +138,11 @@ class _Run:
     def weights(self) -> Weights:
         """Those that the evaluating process loads."""
         return weights_of(self.model if self.whole is None else self.whole.base)
+
+    @property
+    def batch_size(self) -> int:
+        config = (self.model if self.whole is None else self.whole.base).config
+        return 1 if config.get("model_type") in ASKED_ALONE else self.options.batch_size
 
     @property
     def disk_bytes(self) -> int:
@@ -236,6 +251,14 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
             got=f"{found[0]} in config.json" if found else weights.kind,
             next_step="Evaluate the model before quantization.",
         )
+    if weights.config.get("is_encoder_decoder"):
+        raise EvaluationError(
+            "a model with an encoder is not evaluated",
+            where=str(weights.ref),
+            expected="a decoder, which goes on with its prompt",
+            got="is_encoder_decoder in config.json",
+            next_step="Without its encoder the scores would be those of a part of it.",
+        )
     if not any(map(makes_tokenizer, (*model.files, *weights.files))):
         raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
     return whole
@@ -314,7 +337,7 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "cache": str(run.workdir / "lighteval" / run.model.ref.sha),
         "generations": str(run.workdir / "generations"),
         "details": str(run.workdir / DETAILS),
-        "batch_size": options.batch_size,
+        "batch_size": run.batch_size,
         "device": options.device,
         "dtype": run.dtype,
         "weights": asdict(run.weights),
@@ -398,7 +421,7 @@ def _record(
         transformers=version("transformers"),
         torch=version("torch"),
         backend=run.options.backend,
-        batch_size=run.options.batch_size,
+        batch_size=run.batch_size,
         seed=run.options.seed,
         seconds=round(time.monotonic() - run.started, 1),
         adapter_base=None if run.whole is None else f"{run.whole.base.ref.id}@{run.whole.base.ref.sha}",

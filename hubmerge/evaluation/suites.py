@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hubmerge.hub.client import Hub, RepoState, TreeFile
 
 VERSION_DIGITS = 12
-RULES = 3  # grows with each change in how the runner asks and cuts that moves scores
+RULES = 4  # grows with each change in how the runner asks and cuts that moves scores
 
 
 @dataclass(frozen=True)

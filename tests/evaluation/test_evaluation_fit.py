@@ -171,6 +171,14 @@ def test_the_limits_of_a_batch_and_how_many_prompts_were_cut_stand_in_the_result
     assert [s.truncated for s in scripted("answers").tasks] == [None] * 3
 
 
+def test_a_model_that_reads_padding_as_its_prompt_is_asked_one_prompt_at_a_time(
+    scripted: Scripted, workdir: Path, tmp_path: Path
+) -> None:
+    folder = str(_in_float32(tmp_path / "rwkv", {"model_type": "rwkv"}))
+    environment = scripted(IN_ITS_DTYPE, options={"batch_size": 7}, model=folder, allow_local=True).environment
+    assert environment.batch_size == json.loads((workdir / "spec").read_text())["batch_size"] == 1
+
+
 def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites() -> None:
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     narrow = result("org/narrow", "a", {"math": 0.5}, environment=ENVIRONMENT | ran)

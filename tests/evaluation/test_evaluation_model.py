@@ -115,6 +115,7 @@ def test_a_tokenizer_config_that_is_no_json_is_refused(folder: Path, tmp_path: P
     ("name", "content", "reason"),
     [
         ("tokenizer.json", None, "no tokenizer"),
+        ("config.json", '{"is_encoder_decoder": true}', "a model with an encoder"),
         ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized .* got quantization_config"),
     ],
 )

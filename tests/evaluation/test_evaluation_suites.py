@@ -89,14 +89,14 @@ def test_the_version_changes_with_everything_that_changes_what_is_asked_and_with
 
 def test_the_versions_of_the_suites_for_the_same_data_are_those_that_published_results_name() -> None:
     assert {name: pinned(name).version for name in SUITES} == {
-        "zoo": "a0ec6d0abb76",
-        "math": "dcacbe5d67b4",
-        "instruction": "69bec95c4189",
-        "code": "b136c0f831c3",
-        "tool": "109bf9267fff",
-        "memory": "29cb6d4ff8c0",
-        "memory_short": "24241ef45b87",
-        "search": "cf105623482a",
+        "zoo": "ba413385be04",
+        "math": "1ac0ebac07a7",
+        "instruction": "293dc7a626f2",
+        "code": "0f18045b0dbb",
+        "tool": "e68a5467d5ff",
+        "memory": "e6443564a0ab",
+        "memory_short": "fa826c6825aa",
+        "search": "afa88c6e84ae",
     }
 
 

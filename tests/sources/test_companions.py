@@ -296,7 +296,11 @@ def test_a_chat_template_that_is_lost_is_told_whatever_file_it_stands_in(tmp_pat
 @pytest.mark.parametrize(
     ("base", "agent", "told"),
     [
-        ({"eos_token_id": 2}, {"eos_token_id": [9, 2, 7]}, "answers at token 2, 7, 9, the base's at 2; the merge keeps"),
+        (
+            {"eos_token_id": 2},
+            {"eos_token_id": [9, 2, 7]},
+            "at token 2, 7, 9, the base's at 2; the merge keeps the base's",
+        ),
         (None, {"eos_token_id": 9}, "answers at token 9, the base's at 2; the merge keeps the base's"),
         (None, {"eos_token_id": [2]}, ""),
         ({"eos_token_id": [2, 7]}, {"eos_token_id": [7, 2], "temperature": 0.6}, ""),
