@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from hubmerge.errors import FormatError, HubUnavailableError, LoginError
 from hubmerge.hub.cache import ClientCache
@@ -158,6 +159,8 @@ class Hub(HubWriting):
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
         from huggingface_hub import is_offline_mode
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        from huggingface_hub.utils._validators import validate_repo_id
 
         where = f"{repo_id}@{revision}" if revision else repo_id
         pinned = is_sha(revision)
@@ -165,18 +168,26 @@ class Hub(HubWriting):
             return self._cache.state(repo_id, revision)
 
         def ask() -> RepoState:
-            info: Any = self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
-            if not is_sha(info.sha) or not is_hub_id(info.id):
-                raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
-            if pinned and info.sha != revision:
+            validate_repo_id(repo_id)
+            at = f"/revision/{quote(revision, safe='')}" if revision else ""
+            url = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}{at}"
+            # the client's own repo_info fails at a card whose model-index or tags are not what it expects
+            answer = get_session().get(url, headers=self._api._build_hf_headers(), params={"blobs": True})
+            hf_raise_for_status(answer)
+            info = answer.json()
+            id, sha = info.get("id"), info.get("sha")
+            if not is_sha(sha) or not is_hub_id(id):
+                raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((id, sha))[:120])
+            if pinned and sha != revision:
                 what = "the Hub states another commit"
-                raise HubUnavailableError(what, where=where, expected=str(revision), got=info.sha)
-            if len(info.siblings or ()) > MAX_FILES:
+                raise HubUnavailableError(what, where=where, expected=str(revision), got=sha)
+            listed = info.get("siblings") or ()
+            if len(listed) > MAX_FILES:
                 raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
-            found = map(_file_info, info.siblings or ())
-            files = {f.path: replace(f, here=self._here(info.id, info.sha, f.path, f.size)) for f in found}
-            card = dict(info.card_data.to_dict()) if info.card_data else {}
-            return RepoState(info.id, info.sha, files, bool(info.private), bool(info.gated), stated_license(card), card)
+            files = {f.path: replace(f, here=self._here(id, sha, f.path, f.size)) for f in map(_file_info, listed)}
+            card = stated if isinstance(stated := info.get("cardData"), dict) else {}
+            private, gated = bool(info.get("private")), bool(info.get("gated"))
+            return RepoState(id, sha, files, private, gated, stated_license(card), card)
 
         return self._ask(where, ask, pinned=pinned)
 
@@ -258,8 +269,8 @@ class Hub(HubWriting):
 
 
 def _file_info(sibling: Any) -> FileInfo:
-    sha256 = sibling.lfs.sha256 if sibling.lfs else None
-    found = FileInfo(sibling.rfilename, sibling.size or 0, sha256, blob=sibling.blob_id)
+    sha256 = sibling["lfs"]["sha256"] if sibling.get("lfs") else None
+    found = FileInfo(sibling["rfilename"], sibling.get("size") or 0, sha256, blob=sibling.get("blobId"))
     if not (isinstance(found.path, str) and isinstance(found.size, int) and isinstance(found.sha256, str | None)):
         raise TypeError("a file without a name, a size or a digest")
     return found

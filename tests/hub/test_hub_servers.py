@@ -42,6 +42,14 @@ from hubmerge.hub.names import FileInfo
 STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
 
 
+UNNAMED_SOURCE = {
+    "task": {"type": "t"},
+    "dataset": {"type": "d", "name": "n"},
+    "metrics": [{"type": "x", "value": 1}],
+    "source": {"name": "a"},
+}
+
+
 @pytest.mark.parametrize(
     ("status", "stated"), [*((206, stated) for stated in STATED), (200, "bytes 0-7/13512"), (200, "")]
 )
@@ -381,7 +389,7 @@ def test_a_hub_that_takes_a_question_and_says_nothing_is_not_waited_for_without_
         b'{"id":"org/model","sha":7}',
         *(
             b'{"id":"org/model","sha":"' + b"a" * 40 + b'",' + more + b"}"
-            for more in (b'"siblings":[{"rfilename":3}]', b'"siblings":[{"rfilename":"a","size":"1"}]', b'"cardData":7')
+            for more in (b'"siblings":[{"rfilename":3}]', b'"siblings":[{"rfilename":"a","size":"1"}]', b'"siblings":7')
         ),
     ],
 )
@@ -439,6 +447,25 @@ def test_a_file_of_the_client_s_that_cannot_be_read_is_fetched(
     monkeypatch.setattr(Path, "open", refuse)
     assert read() == expected
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"tags": 5},
+        {"model-index": [{"name": "a", "results": [UNNAMED_SOURCE]}]},
+        {"ignore_metadata_errors": 1},
+        {"model-index": "x"},
+    ],
+    ids=str,
+)
+def test_a_card_that_the_client_cannot_read_keeps_nobody_from_its_repo(
+    server: ScriptedHub, hub: Hub, damage: dict[str, Any]
+):
+    server.card = {"license": "mit", **damage}
+    assert hub.repo_state("org/model").license == "mit"
+    server.card = "x"
+    assert hub.repo_state("org/model").card == {}
 
 
 def test_a_pinned_commit_is_not_swapped_for_another(server: ScriptedHub, hub: Hub):
