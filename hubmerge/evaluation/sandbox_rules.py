@@ -26,6 +26,7 @@ from hubmerge.isolation.seccomp import SyscallRule, refused
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FIONBIO = 0x5421  # what asyncio needs of ioctl; other requests change flags of a file that is open for reading
+_F_SETOWN = 8  # a bit of both; no command with it is of use for an answer
 _PR_SET_NAME = 15  # what threads need of prctl; another option would have a process outlive its parent
 _CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
@@ -60,6 +61,8 @@ def rules(pid: int) -> tuple[SyscallRule, ...]:
         SyscallRule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
         SyscallRule("kill", errno.EPERM, "argument_is_not", 0, pid),
         SyscallRule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
+        # F_SETOWN and F_SETOWN_EX, by which a pipe's next byte would signal any process
+        SyscallRule("fcntl", errno.EPERM, "any_bit_of", 1, _F_SETOWN),
         SyscallRule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
         SyscallRule("prctl", errno.EPERM, "argument_is_not", 0, _PR_SET_NAME),
         *refused("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),

@@ -37,6 +37,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "fchmodat2": (452, 452),
     "fchown": (93, 55),
     "fchownat": (260, 54),
+    "fcntl": (72, 25),
     "file_setattr": (469, 469),
     "finit_module": (313, 273),
     "fork": (57, None),

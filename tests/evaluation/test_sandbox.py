@@ -147,6 +147,8 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", "URLError"),
         ("import os; os.kill(os.getppid(), 0)", "PermissionError"),
         ("import os; os.killpg(os.getpgrp(), 15)", "PermissionError"),
+        ("import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())", "PermissionError"),
+        ("import fcntl, os; fcntl.fcntl(os.pipe()[0], 15, bytes([1, 0, 0, 0, 1, 0, 0, 0]))", "PermissionError"),
         ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
         ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
         ("open('here', 'w')", "OSError: [Errno 30]"),
