@@ -28,7 +28,7 @@ from hubmerge.output.scores import (
 from hubmerge.text.markdown import factor
 
 _MERGE = "this merge"
-_NAME = re.compile(r"[\w.:\-]{1,100}", re.ASCII)
+_NAME = re.compile(r"[\w.:@=&\-]{1,100}", re.ASCII)
 
 # tasks whose dataset the Hub lists as a benchmark: task → (dataset, the benchmark's task id)
 BENCHMARKS: Mapping[str, tuple[str, str]] = {"gsm8k": ("openai/gsm8k", "gsm8k")}

@@ -24,7 +24,9 @@ if __name__ == "__main__":
 from markdown_reading import PARSER, lively, structure
 from report_helpers import DATA, FIGURES, report, report_data, report_of
 
+from hubmerge.evaluation.tasks import registry
 from hubmerge.output.card import metadata, render_card
+from hubmerge.output.card_scores import BENCHMARKS
 from hubmerge.output.report import Report
 from localhub.card_html import card_html
 from localhub.cards import card_problems, parse_card
@@ -76,6 +78,18 @@ def test_the_header_says_what_the_hub_indexes() -> None:
         "license_name": "cc-by-nc-4.0-and-unstated-terms",
     }
     assert card_problems(render_card(report())) == ([], [])
+
+
+def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub() -> None:
+    """As huggingface_hub reads it; `pass@1` and the like are names of metrics."""
+    rows = [
+        {"task": name, "metric": t.metric, "dataset": t.rows.repo, "value": 0.5, "samples": 4}
+        for name, t in registry().items()
+    ]
+    found = ModelCard(render_card(report(evaluations=rows)), ignore_metadata_errors=False).data.eval_results
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in found] == [
+        (row["task"], row["metric"], 0.5) for row in rows if row["task"] not in BENCHMARKS
+    ]
 
 
 @pytest.mark.parametrize(
