@@ -172,7 +172,8 @@ class Hub(HubWriting):
             at = f"/revision/{quote(revision, safe='')}" if revision else ""
             url = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}{at}"
             # the client's own repo_info fails at a card whose model-index or tags are not what it expects
-            answer = get_session().get(url, headers=self._api._build_hf_headers(), params={"blobs": True})
+            headers = self._api._build_hf_headers()  # first, since loading the client closes its sessions
+            answer = get_session().get(url, headers=headers, params={"blobs": True})
             hf_raise_for_status(answer)
             info = answer.json()
             id, sha = info.get("id"), info.get("sha")
