@@ -32,7 +32,9 @@ def main() -> None:
         except EvaluationError as error:
             said = str(error)
         answers[name] = {"said": said, "seconds": time.monotonic() - began}
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}{{ strftime_now('%d %b %Y') }}"
+    )
     conversations = [[{"role": "user", "content": f"{n} \u00fc \U0001f600"}] for n in range(300)]
     texts = rendered(lambda messages: tokenizer.apply_chat_template(messages, tokenize=False), conversations)
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
