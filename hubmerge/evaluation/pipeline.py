@@ -29,6 +29,7 @@ from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.suites import RULES
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
+from hubmerge.evaluation.tasks.generated_code import without_thoughts
 from hubmerge.isolation.in_child import Reporter
 
 _DETAILS = pa.schema([*((name, pa.string()) for name in ("prompt", "answer", "reference")), ("score", pa.float64())])
@@ -100,6 +101,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         self._refuse_silence(outputs[SamplingMethod.GENERATIVE])
         self._reporter.stage("score")
         self._post_process_outputs(outputs)
+        for response in outputs[SamplingMethod.GENERATIVE]:  # lighteval keeps what a chat template's own <think> began
+            response.text_post_processed = [without_thoughts(text) for text in response.final_text]
         self._compute_metrics(outputs)
         return {task["name"]: self._samples(task) for task in self._spec["tasks"]}
 

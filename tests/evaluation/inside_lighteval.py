@@ -344,9 +344,27 @@ def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(
     monkeypatch.chdir(tmp_path)
     for module in (lighteval_tasks, pipeline):
         monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
+    assert [sample.answer for sample in line_of(tmp_path).scored()["short"]] == alone(folder, template, ends)
+
+
+def line_of(folder: Path) -> pipeline.JournaledPipeline:
+    """A pipeline of the task `short`, whose rows and model lie in the working folder."""
     about = {"identity": "", "dtype": "float32", "seed": 0, "max_model_len": None, "batch_size": 8}
-    about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", tmp_path)]}
+    about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", folder)]}
     spec = {**MACHINE, **about, "batch_tokens": None}
     names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)
-    line = pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
-    assert [sample.answer for sample in line.scored()["short"]] == alone(folder, template, ends)
+    return pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
+
+
+def test_reasoning_is_no_answer_even_where_the_chat_template_began_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"<think>5</think>4": "4", "or 5?</think>4": "4", "4": "4", "<think>5": "<think>5"}
+    shutil.copytree(ZOO / "math", tmp_path / models.MODEL_FOLDER)
+    Dataset.from_list([{"prompt": answer} for answer in answers]).save_to_disk(str(tmp_path / "test"))
+    monkeypatch.chdir(tmp_path)
+    for module in (lighteval_tasks, pipeline):
+        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
+    line = line_of(tmp_path)
+    line.model.greedy_until = lambda batch: [ModelResponse(text=[doc.query]) for doc in batch]
+    assert {sample.prompt: sample.answer for sample in line.scored()["short"]} == answers
