@@ -69,8 +69,9 @@ def rules(pid: int) -> tuple[SyscallRule, ...]:
         *refused("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
         *refused("setpriority", "ioprio_set", "migrate_pages", "move_pages"),
         *_READ_ONLY_FILES,
-        # memory outside of the address space, or that stays behind
-        *refused("memfd_create", "shmget", "semget", "msgget", "mq_open"),
+        # memory outside of the address space, or that stays behind, and what other processes have of it
+        *refused("memfd_create", "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl"),
+        *refused("msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink"),
         *WAYS_AROUND,
     )
 

@@ -169,6 +169,11 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
             "libc.prctl(1, 0, 0, 0, 0) and exit(os.strerror(ctypes.get_errno()))",
             "SystemExit: Operation not permitted",
         ),
+        (  # of another process, whose numbers can be tried
+            "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+            "libc.shmat(0, None, 0) and exit(os.strerror(ctypes.get_errno()))",
+            "SystemExit: Operation not permitted",
+        ),
         ("x = bytearray(1 << 32)", "MemoryError"),
         ("import os; [os.dup(1) for _ in range(99)]", "OSError: [Errno 24]"),
         ("while True: print('x' * 99999)", "OSError: [Errno 27]"),
