@@ -278,7 +278,9 @@ def refuse_failure(response: Any) -> None:
     if response.status_code < 400:
         return
     body = b""
-    for part in response.iter_raw(_ERROR_BODY_BYTES):
+    # what is compressed stays unread: few bytes could fill the memory
+    plain = response.headers.get("content-encoding", "identity") == "identity"
+    for part in response.iter_raw(_ERROR_BODY_BYTES) if plain else ():
         body += part
         if len(body) >= _ERROR_BODY_BYTES:
             break

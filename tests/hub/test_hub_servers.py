@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -313,8 +314,11 @@ def test_a_pause_beyond_the_hub_s_window_or_the_asker_s_time_is_waited_for_by_no
 ):
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: pytest.fail("the client waits"))
     lost = partial(hub.missing_uploads, files=[("0" * 64, 1)])
-    for status in (429, 503):
-        server.bend = lambda request, status=status: error(status, Retry_After="3600")
+    for status, encoding in ((429, ""), (503, ""), (429, "gzip")):
+        server.bend = lambda request, status=status, encoding=encoding: replace(
+            error(status, Retry_After="3600", Content_Encoding=encoding),
+            body=gzip.compress(b'{"error": "busy"}') if encoding else b"busy",
+        )
         for ask in (hub.breakable().repo_state, hub.head, hub.search_models, lost):
             with pytest.raises(TransientHubError) as caught:
                 ask("org/model")

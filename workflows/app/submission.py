@@ -19,6 +19,7 @@ MOST_CHARACTERS = 400  # of a model's name and revision
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _AT = ("tree", "blob", "resolve", "raw", "blame", "commit", "commits")  # what stands before a revision
 _BETWEEN = re.compile(r"(?:[\s,;\u200b\ufeff]|(?<!\S)(?:[-*•]|\d+[.)])(?!\S))+")  # also what items of a list begin with
+_NOTHING = " \t\n,;\u200b\ufeff"
 _REF = re.compile(r"refs/(?:pr|convert|heads|tags)/[^/]+")
 
 
@@ -36,7 +37,7 @@ def _names(text: str, endpoint: str) -> list[str]:
     known = [is_hub_id(name.partition("@")[0]) for name in names]
     # words are no list of models, but one that the Hub cannot have does not take the others of a list with it
     listed = any(fits and "/" in name for fits, name in zip(known, names, strict=True))
-    return names if len(names) == 1 or (names and all(known)) or listed else [text] if text else []
+    return names if len(names) == 1 or (names and all(known)) or listed else [text] if text.strip(_NOTHING) else []
 
 
 def _name(text: str, endpoint: str) -> str:

@@ -52,6 +52,7 @@ def inspected(
         ("- org/a\n- “org/b”\n", ["org/a", "org/b"]),
         ("1. org/a\n2. org/b\u200b", ["org/a", "org/b"]),
         ("", []),
+        (" ,\n;", []),
         # what names no model stays, and is refused by name
         ("https://elsewhere.example/org/name", ["https://elsewhere.example/org/name"]),
         ("https://huggingface.co/datasets/org/rows", ["https://huggingface.co/datasets/org/rows"]),
