@@ -89,7 +89,7 @@ CHILD_MODULE = "hubmerge.evaluation.child"
 # padding, count it in their positions or make a mask of their own; they are asked one prompt at a time
 ASKED_ALONE = frozenset(
     (
-        *("deepseek_v4", "doge", "git", "rwkv", "xlm", "xlnet", "xlstm"),
+        *("deepseek_v4", "doge", "git", "recurrent_gemma", "reformer", "rwkv", "xlm", "xlnet", "xlstm"),
         # decoders of models that have an encoder
         *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart"),
         *("prophetnet", "trocr", "whisper"),
