@@ -126,6 +126,15 @@ def _read(parameter: inspect.Parameter, value: Any) -> Any:
     return read
 
 
+def misread(error: Exception) -> RecipeError:
+    """What gradio says of a call that it cannot read, without the way to its own page."""
+    said, step = (
+        str(error).partition(" Please click")[0],
+        "GET /gradio_api/info lists every endpoint with its arguments.",
+    )
+    return RecipeError("no endpoint, or other arguments than it has", got=said[:200], next_step=step)
+
+
 def _plain(answer: Any) -> Any:
     """`answer` as JSON has it, with `file` for every key `path`: gradio and its client take an object with a path for a
     file, which the server would hand out and the client would fetch. A model's report is a stranger's JSON."""

@@ -29,14 +29,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
-from hubmerge.errors import InternalError, RecipeError
+from hubmerge.errors import InternalError
 from hubmerge.settings import Settings
-from workflows.app.api import add_api
+from workflows.app.api import add_api, misread
 from workflows.app.diff_page import diff_page
 from workflows.app.docs_page import docs_page
 from workflows.app.evaluate_page import evaluate_page
 from workflows.app.frame import CSS, PAGES, TITLE, Page, theme, top
-from workflows.app.guard import Guard
+from workflows.app.guard import Guard, without_files
 from workflows.app.home_page import home_page
 from workflows.app.job_page import job_page
 from workflows.app.jobs_page import jobs_page
@@ -110,16 +110,6 @@ class _Pages(gr.Blocks):  # type: ignore[misc]
         return await super().preprocess_data(block_fn, [*without_files(inputs), *left_out], *more, **named)
 
 
-def without_files(value: Any) -> Any:
-    """`value` with nothing in it that gradio takes for a file."""
-    if isinstance(value, list):
-        return [without_files(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    named = isinstance(value.get("path"), str)
-    return {key: without_files(one) for key, one in value.items() if not (named and key == "meta")}
-
-
 def pages_of(board: BoardSource | None) -> list[Page]:
     return [page for page in PAGES if board is not None or page.path != "leaderboard"]
 
@@ -170,8 +160,8 @@ def build_web_app(
             )
         mounted: Any = app.routes[-1]
         mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
-        for misread in (FnIndexInferError, KeyError, TypeError):
-            mounted.app.add_exception_handler(misread, _not_understood)
+        for kind in (FnIndexInferError, KeyError, TypeError):
+            mounted.app.add_exception_handler(kind, _not_understood)
         answer_mcp_here(demo, app)
         app.add_middleware(AskedScopes)
         hosts = _space_hosts(settings)
@@ -187,9 +177,7 @@ def _not_understood(request: Request, error: Exception) -> Response:
     """A call that gradio cannot read, for which it would tell its log a traceback, and the caller nothing."""
     if "/gradio_api/call/" not in request.url.path:
         raise error
-    step = "GET /gradio_api/info lists every endpoint with its arguments."
-    told = RecipeError("no endpoint, or other arguments than it has", got=str(error)[:200], next_step=step)
-    return JSONResponse({"detail": str(told)}, status_code=422)
+    return JSONResponse({"detail": str(misread(error))}, status_code=422)
 
 
 def in_loop(make: Callable[[], T]) -> T:

@@ -95,3 +95,13 @@ def _capped(receive: Receive) -> Receive:
 async def _refuse(send: Send, status: int, reason: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": reason})
+
+
+def without_files(value: Any) -> Any:
+    """`value` with nothing in it that gradio takes for a file."""
+    if isinstance(value, list):
+        return [without_files(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    named = isinstance(value.get("path"), str)
+    return {key: without_files(one) for key, one in value.items() if not (named and key == "meta")}

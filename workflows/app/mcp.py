@@ -5,7 +5,9 @@ header names, with this machine's token of the Hub and the caller's headers. Who
 So it calls this server at its own address here, and without a token. The caller's address goes along, as a proxy tells
 it: without it all callers would share the places of one visitor, and a header of theirs would count.
 
-It also writes answers as Python does, and reads the file that an answer names. Here they are JSON, and nothing else.
+It also writes answers as Python does, and reads the file that an answer names. Here they are JSON, and nothing else. It
+would read and send a file of this machine that an argument names, and tell whether there is one; and what it refuses
+itself has no code. So arguments name no file, and the endpoints read them.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from fastapi import FastAPI
 from gradio_client import Client
 
 from hubmerge.errors import InternalError
+from workflows.app.api import misread
+from workflows.app.guard import without_files
 
 
 def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     """Let the tools' calls go to `app.state.own_url`, which the server sets once it answers."""
     server: Any = getattr(demo, "mcp_server_obj", None)
-    changed = ("_get_or_create_client", "_prepare_tool_call_args", "postprocess_output_data")
-    if not all(hasattr(server, name) for name in changed):
+    changed = [
+        (server, name) for name in ("_get_or_create_client", "_prepare_tool_call_args", "postprocess_output_data")
+    ]
+    changed.append((getattr(server, "mcp_server", None), "_get_cached_tool_definition"))
+    if not all(hasattr(*one) for one in changed):
         raise InternalError("this gradio's MCP server works in another way", where="gradio.mcp")
     clients: list[Client] = []
 
@@ -40,13 +47,19 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     def as_json(answers: Sequence[Any], root_url: str) -> list[Any]:
         return [server.types.TextContent(type="text", text=json.dumps(each, ensure_ascii=False)) for each in answers]
 
+    async def unchecked(name: str) -> None:
+        """No schema to hold the arguments against: the endpoint's own reading takes more, and tells it with a code."""
+
     prepare = server._prepare_tool_call_args
 
-    def with_address(name: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
-        endpoint, values, headers, function = prepare(name, arguments)
+    def prepared(name: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            endpoint, values, headers, function = prepare(name, without_files(arguments))
+        except (TypeError, ValueError) as error:
+            raise misread(error) from None
         told, caller = headers.get("x-forwarded-for"), server.mcp_server.request_context.request.client
         headers["x-forwarded-for"] = ", ".join(filter(None, (told, caller and caller.host)))
         return endpoint, values, headers, function
 
-    server._get_or_create_client, server._prepare_tool_call_args = client, with_address
-    server.postprocess_output_data = as_json
+    for (owner, name), ours in zip(changed, (client, prepared, as_json, unchecked), strict=True):
+        setattr(owner, name, ours)

@@ -250,6 +250,31 @@ def test_a_wrong_value_is_refused_by_its_name(
     assert app.service.requests == []
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("leaderboard", {"suite": None, "limit": "2", "merges_only": "true"}, '{"suite": "trio"'),
+        ("leaderboard", {"skills": "many"}, "E_RECIPE: a value of another type in skills: expected a whole number"),
+        ("model", {}, "E_RECIPE: no endpoint, or other arguments than it has: got No value provided for required"),
+        ("my_jobs", {"user": "bob"}, "E_RECIPE: no endpoint, or other arguments than it has: got Parameter `user` is"),
+        ("merge", {}, "E_RECIPE: no endpoint, or other arguments than it has: got Unknown tool"),
+        *(
+            (
+                "inspect_merge",
+                {"recipe": {"path": path, "meta": {"_type": "gradio.FileData"}}},
+                "E_RECIPE: there is no such key in the recipe → path",
+            )
+            for path in (__file__, "/no/such/file")
+        ),
+    ],
+)
+def test_a_tool_reads_its_arguments_as_the_endpoint_does_and_tells_of_no_file(
+    app: SimpleNamespace, name: str, arguments: dict[str, Any], told: str
+) -> None:
+    answer = tool(app, "tools/call", name=name, arguments=arguments)
+    assert answer["content"][0]["text"].startswith(told)
+
+
 def test_plain_http_may_leave_out_what_has_a_default(app: SimpleNamespace) -> None:
     def answer(*data: Any) -> str:
         asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
