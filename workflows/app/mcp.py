@@ -19,9 +19,11 @@ from typing import Any
 from fastapi import FastAPI
 from gradio_client import Client
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import InternalError, MemoryLimitError
 from workflows.app.api import misread
 from workflows.app.guard import without_files
+
+MAX_ANSWER_BYTES = 1_000_000  # the official client breaks its connection off where a message has more than 1 MiB
 
 
 def answer_mcp_here(demo: Any, app: FastAPI) -> None:
@@ -45,7 +47,15 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
         return clients[0]
 
     def as_json(answers: Sequence[Any], root_url: str) -> list[Any]:
-        return [server.types.TextContent(type="text", text=json.dumps(each, ensure_ascii=False)) for each in answers]
+        told = [server.types.TextContent(type="text", text=json.dumps(each, ensure_ascii=False)) for each in answers]
+        if (size := sum(len(each.model_dump_json().encode()) for each in told)) > MAX_ANSWER_BYTES:
+            raise MemoryLimitError(
+                "the answer is larger than what clients of MCP take",
+                expected=f"at most {MAX_ANSWER_BYTES:,} bytes",
+                got=f"{size:,}",
+                next_step="Ask for less, as by `limit`, or ask the endpoint of this name over HTTP.",
+            )
+        return told
 
     async def unchecked(name: str) -> None:
         """No schema to hold the arguments against: the endpoint's own reading takes more, and tells it with a code."""

@@ -275,6 +275,13 @@ def test_a_tool_reads_its_arguments_as_the_endpoint_does_and_tells_of_no_file(
     assert answer["content"][0]["text"].startswith(told)
 
 
+def test_an_answer_that_would_break_a_client_of_mcp_off_is_refused_as_a_tool_alone(app: SimpleNamespace) -> None:
+    app.service.shelf["zoo/large"] = Published("zoo/large", "a" * 40, None, '"' * 500_000, {}, True)
+    answer = tool(app, "tools/call", name="model_files", arguments={"id": "zoo/large"})
+    assert answer["content"][0]["text"].startswith("E_TOO_BIG: the answer is larger")
+    assert len(app.client().predict("zoo/large", api_name="/model_files")["card"]) == 500_000
+
+
 def test_plain_http_may_leave_out_what_has_a_default(app: SimpleNamespace) -> None:
     def answer(*data: Any) -> str:
         asked = httpx.post(f"{app.url}/gradio_api/call/inspect_merge", json={"data": data}).json()
