@@ -28,7 +28,7 @@ from workflows.app.format import bytes_text, diff_href, duration_text, el, join,
 from workflows.app.lanes import in_thread
 from workflows.app.panels import access_offer, plan_panel, problems_panel
 from workflows.app.service import ModelFacts, Service, Visitor
-from workflows.app.submission import checked_recipe
+from workflows.app.submission import checked_recipe, suggested_name
 
 SUGGESTED = 8  # agents that are offered for a base
 _THREADS = 8  # that ask at once
@@ -129,11 +129,6 @@ def inspect_form(
         parents.needs_choice or bool(license_choice),
         fits=True,
     )
-
-
-def suggested_name(base: str, method: str) -> str:
-    """A name for the result, of the base's and the method."""
-    return f"{base.rpartition('/')[2]}-{method.replace('_', '-')}"[:96]
 
 
 def _reason(error: HubmergeError) -> str:

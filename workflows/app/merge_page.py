@@ -215,6 +215,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             lanes.asking(for_visitor(starting), lambda error: [problems_panel(error), ""]),
             whole,
             [said, go],
+            js=script.UNNAMED,
             **ASKING,
             **PRIVATE,
         )

@@ -18,8 +18,8 @@ _VARIANTS = """const variants = () => { const own = new URLSearchParams(location
 
 # A browser may refuse storage inside a frame; the form then works without memory. One without a model is not kept:
 # it would empty what a quick visitor chooses.
-_STORE = """const store = () => { const {opened, values} = (window.hm ??= {});
-    const entry = JSON.stringify({address: location.search, values});
+_STORE = """const store = () => { const {opened, values, proposed} = (window.hm ??= {});
+    const entry = JSON.stringify({address: location.search, values, proposed});
     try { if (!opened) return;
       if (values[0] || values[1]?.length) localStorage.setItem("hubmerge-form", entry);
       else localStorage.removeItem("hubmerge-form"); } catch { } };"""
@@ -59,10 +59,12 @@ KEPT = """() => { try {
   const form = document.querySelector(".hm-form");
   form.inert = true;
   setTimeout(() => { form.inert = false; }, 10000);  // an answer that never comes must not lock it
-  const {address, values} = JSON.parse(localStorage.getItem("hubmerge-form"));
+  const {address, values, proposed} = JSON.parse(localStorage.getItem("hubmerge-form"));
   const asks = [...new URLSearchParams(location.search).keys()].some((key) => !key.startsWith("__"));
   if (!asks) history.replaceState(history.state, "", location.pathname + address); // the Hub's frame adds __theme
-  return [address === location.search ? values : null];
+  if (address !== location.search) return [null];
+  (window.hm ??= {}).proposed = proposed;
+  return [values];
 } catch { return [null]; } }"""
 
 # An empty form. The address of the one that is left holds its recipe, so that the browser's way back leads to it.
@@ -158,6 +160,9 @@ INSPECTED = f"""(checked) => {{
 
 # A slow Hub takes a while to answer a start; meanwhile the page says so, and a second click does nothing.
 STARTING = """() => ['<p class="hm-dim" role="status">Starting …</p>', {__type__: "update", interactive: false}]"""
+
+# A name that nobody typed is left to the server: no inspection may have been about the form as it is now.
+UNNAMED = """(suite, owner, name, ...values) => [suite, owner, name === window.hm?.proposed ? null : name, ...values]"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed or is typing.
 CORRECT_NAME = f"""(proposed, name, address) => {{

@@ -152,19 +152,26 @@ def submission(
     return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None, suite or None)
 
 
+def suggested_name(base: str, method: str) -> str:
+    """A name for the result, of the base's and the method."""
+    return f"{base.rpartition('/')[2]}-{method.replace('_', '-')}"[:96]
+
+
 def chosen_target(
     service: Service, writer: Visitor, recipe: Recipe, chosen: Sequence[Any], license_choice: str | None
 ) -> dict[str, Any]:
     """Where to, whether private and with which suite, for suite, owner, name and visibility as a form has them.
 
-    Left to itself the result is private if a parent is gated or private, which the Hub is asked.
+    Left to itself the result is private if a parent is gated or private, which the Hub is asked. Without a name, which
+    is not an empty one, it gets the one that is proposed for this recipe.
     """
     suite, owner, name, visibility = chosen
+    name = suggested_name(recipe.base.id, recipe.method) if name is None else name
     private = visibility == "private"
     if visibility not in ("public", "private"):
         plan = service.inspect(recipe.to_dict(), writer, license_choice)
         private = any(m.gated or m.private for m in plan.models)
-    target = f"{owner or writer.name}/{(name or '').strip()}"
+    target = f"{owner or writer.name}/{name.strip()}"
     return {"target": target, "private": private, "suite": "" if private else suite or ""}
 
 

@@ -27,7 +27,7 @@ from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, choice_box, html, text_
 from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import MergeForm
-from workflows.app.merge_script import COUNT, SWEPT
+from workflows.app.merge_script import COUNT, SWEPT, UNNAMED
 from workflows.app.panels import SIGNED_OUT, access_offer, method_choices, method_title, notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
@@ -170,7 +170,7 @@ def wire_sweep(
         event.then(None, None, None, js=COUNT, queue=False, **PRIVATE)
     start = lanes.asking(for_visitor(starting), problems_panel)
     held = [*form.target_inputs, *sweep.inputs, *form.recipe_inputs]
-    sweep.start.click(start, held, [sweep.started], **ASKING, **PRIVATE)
+    sweep.start.click(start, held, [sweep.started], js=UNNAMED, **ASKING, **PRIVATE)
 
 
 def opened_with(query: QueryParams, method: str) -> list[Any]:

@@ -117,6 +117,27 @@ def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_the
     holds(page, TARGET_NAME, "base-sar")
 
 
+def test_a_proposed_name_follows_a_method_that_was_not_inspected_before_a_reload_or_the_start(
+    pages: Pages, open_page: Any
+) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=ties", "ada")
+    holds(page, TARGET_NAME, "base-ties")
+
+    def unseen(label: str, method: str) -> None:
+        page.evaluate("window.hm.busy = true")  # as while the connection is gone
+        page.get_by_label(label).first.check()
+        page.wait_for_function("(name) => localStorage.getItem('hubmerge-form').includes(name)", arg=f'"{method}"')
+
+    unseen("RAM Keeps", "ram")
+    page.reload(wait_until="domcontentloaded")
+    holds(page, TARGET_NAME, "base-ram")
+    page.locator("#start:not([disabled])").wait_for()
+    unseen("RAM+ (recommended)", "ram_plus")
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    assert [request.target for request, _ in pages.service.requests] == ["ada/base-ram-plus"]
+
+
 # an outline, or the border of a field of gradio's
 _SEEN = """() => { const on = document.activeElement, frames = [on, on.closest(".wrap")].filter(Boolean);
   return getComputedStyle(on).outlineStyle !== "none" || on === document.body
