@@ -38,7 +38,10 @@ def card_html(text: str, file_address: FileAddress, *, image_address: FileAddres
     markdown.add_render_rule("link_open", _link(file_address))
     markdown.add_render_rule("image", _image(file_address, image_address or file_address))
     _, body = split_card(text)
-    return str(markdown.render(body[:MAX_CARD_CHARACTERS]))
+    html = str(markdown.render(body[:MAX_CARD_CHARACTERS]))
+    for wide in ("pre", "table"):  # they scroll sideways, also by keys
+        html = html.replace(f"<{wide}>", f'<{wide} tabindex="0">')
+    return html
 
 
 def _target(url: str) -> tuple[str, str] | None:

@@ -300,7 +300,7 @@ button {{ display: block; width: 100%; margin: .5rem 0; padding: .7rem 1rem; fon
 button:hover, button:focus {{ border-color: #06c; }}
 small {{ color: #555; }}
 label {{ display: block; margin: 0 0 .8rem .7rem; }}
-</style></head><body>
+</style></head><body><main>
 <h1>Sign in to the local Hub</h1>
 <p><strong>{host}</strong> asks to sign you in, and to be allowed to:</p>
 <ul>{scope}</ul>
@@ -308,5 +308,5 @@ label {{ display: block; margin: 0 0 .8rem .7rem; }}
 <input type="hidden" name="request_id" value="{id}">
 {users}
 <button name="user" value="">Cancel</button>
-</form></body></html>
+</form></main></body></html>
 """

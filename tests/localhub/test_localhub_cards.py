@@ -128,7 +128,7 @@ def test_the_client_s_hardware_and_storage_are_known() -> None:
 FILES = repo_files("/ada/merge", "a" * 40)
 TAGS = {"h1", "h2", "h3", "p", "a", "img", "em", "strong", "code", "pre", "ul", "ol", "li", "hr", "br", "blockquote"}
 TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
-ATTRIBUTES = {"href", "rel", "src", "alt", "loading", "style", "class"}
+ATTRIBUTES = {"href", "rel", "src", "alt", "loading", "style", "class", "tabindex"}
 
 ATTACKS = (
     "<script>alert(1)</script>",
@@ -188,6 +188,7 @@ def test_nothing_of_a_stranger_s_card_runs_calls_or_leads_astray(attack: str) ->
     for tag, attributes in Reader(card_html(attack, FILES)).found:
         assert tag in TAGS
         assert attributes.keys() <= ATTRIBUTES
+        assert attributes.get("tabindex", "0") == "0"
         if "style" in attributes:
             assert attributes["style"] in ("text-align:left", "text-align:right", "text-align:center")
         if "src" in attributes:
@@ -209,6 +210,7 @@ def test_a_card_has_its_tables_folds_links_and_figures() -> None:
     assert "a note" not in html
     assert "<details><summary>More &lt;b&gt;of it&lt;/b&gt;</summary>" in html
     assert "<td>1</td>" in html
+    assert '<table tabindex="0">' in html  # a wide one scrolls by keys, too
     assert f'<img src="/ada/merge/resolve/{"a" * 40}/figures/d.png" alt="Density"' in html
     assert f'href="/ada/merge/resolve/{"a" * 40}/recipe.yaml"' in html
     assert 'href="https://arxiv.org/abs/1"' in html

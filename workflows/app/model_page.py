@@ -299,8 +299,6 @@ def card_tab(model: Published, endpoint: str) -> Markup:
         return f"{endpoint}/{quote(model.id)}/resolve/{model.sha}/{quote(path)}"
 
     html = card_html(model.card, address, image_address=address if model.is_open else lambda path: None)
-    for wide in ("pre", "table"):  # they scroll sideways, also by keys
-        html = html.replace(f"<{wide}>", f'<{wide} tabindex="0">')
     # the renderer escapes a stranger's text, and leads its links to the web or to files of the repo
     return el("article", Markup(html), cls="hm-card-text", aria_label="Model card")  # noqa: S704
 
