@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,7 +88,7 @@ class Work:
         module = self._backend.module
         if rule.whole is not None:
             stored, module = replace(stored, given=self._backend.whole_update(stored, rule)), self._backend.cpu
-        key = make_key(self.plan.recipe.seed, "rounding", tensor.name)
+        key = make_key(self.plan.recipe.seed, "rounding", tensor.drawn_as)
         with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
             merged: ChunkOutput = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
         return merged
@@ -142,10 +143,15 @@ def check_inputs(plan: Plan, name: str, tally: Tally) -> None:
         return
     for model, bad in zip(plan.models, tally.nonfinite, strict=True):
         if bad:
+            step = f"Remove {model.ref.id}: it is broken."
+            if model is plan.base:  # as the -inf of a mask may be meant
+                line = json.dumps([*plan.recipe.ignore, name])
+                step = f"To keep the base's, as of a mask, put this line into the recipe: ignore: {line}. Otherwise: "
+                step += "choose another base, this one is broken."
             raise NonFiniteError(
                 "NaN or Inf in an input",
                 where=f"{name} of {model.ref}",
                 expected="finite values",
                 got=f"{bad} so far",
-                next_step=f"Remove {model.ref.id}: it is broken.",
+                next_step=step,
             )

@@ -58,4 +58,4 @@ def epsilon_of(plan: Plan) -> float:
 
 def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
     """The keys of every agent's random draws in one tensor."""
-    return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
+    return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.drawn_as) for k in range(len(plan.agents)))

@@ -16,7 +16,7 @@ from typing import Any
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
 from hubmerge.sources.adapter_config import WITH_PEFT
-from hubmerge.sources.base import Model
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import quantized
 from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
@@ -59,6 +59,8 @@ def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Probl
                 got="integers only" if tensors or not kept else "`ignore` names every tensor",
             )
         )
+    elif packed := [f"{n} ({t.entry.dtype})" for n, t in tensors.items() if _is_packed(n, t)]:
+        problems.append(_stands_for_others(base, str(base.ref), "weights of floating point numbers", named(packed)))
     return problems
 
 
@@ -177,15 +179,19 @@ def _with_line(why: str, ignoring: str | None, otherwise: str) -> str:
 def _quantized(model: Model) -> list[Problem]:
     if not (found := quantized(model.config)):
         return []
-    return [
-        incompatible(
-            "quantized weights, which stand for others than they store",
-            where=f"config.json of {model.ref}",
-            expected=f"no {found[0]}",
-            got=shown(found[1]),
-            next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
-        )
-    ]
+    return [_stands_for_others(model, f"config.json of {model.ref}", f"no {found[0]}", shown(found[1]))]
+
+
+def _is_packed(name: str, tensor: StoredTensor) -> bool:
+    """Whether these are weights as numbers of few bits, which config.json should tell, and no positions or counters."""
+    matrix = len(tensor.entry.shape) > 1 and tensor.entry.dtype.startswith(("I", "U"))
+    return matrix and name.rpartition(".")[2] in ("weight", "qweight", "weight_packed")
+
+
+def _stands_for_others(model: Model, where: str, expected: str, got: str) -> Problem:
+    what = "quantized weights, which stand for others than they store"
+    step = f"Name {origin_of(model.card) or 'the model before quantization'} instead."
+    return incompatible(what, where=where, expected=expected, got=got, next_step=step)
 
 
 def _unmerged(base: Model, agent: Model) -> list[Problem]:

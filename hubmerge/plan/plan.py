@@ -37,6 +37,7 @@ from hubmerge.sources.derived import BorrowedTensor, DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
+from hubmerge.sources.same_tensors import drawn_as
 from hubmerge.sources.views import ignoring_line, unmatched, views_of, without
 from hubmerge.sources.vocabulary import with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.text.wording import incompatible, named
@@ -64,6 +65,7 @@ class PlannedTensor:
     begin: int  # bytes in the output shard
     end: int
     inputs: tuple[StoredTensor, ...]
+    drawn_as: str  # the name whose random draws it takes
 
     @cached_property
     def elements(self) -> int:
@@ -358,6 +360,7 @@ def _lay_out(
         return tensor.kept_dtype if is_copied(tensor) or recipe.dtype is None else NAMES[recipe.dtype]
 
     base, *agents = (model.tensors for model in models)
+    draws = drawn_as(models[0])
     stored = sorted(base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
     groups: list[list[StoredTensor]] = [[]]
     filled = 0
@@ -381,6 +384,7 @@ def _lay_out(
                 "copy" if is_copied(t) else "merge",
                 *ranges[t.entry.name],
                 (t, *(agent[t.entry.name] for agent in agents)),
+                draws.get(t.entry.name, t.entry.name),
             )
             for t in group
         )

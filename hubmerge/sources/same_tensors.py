@@ -12,8 +12,10 @@ stores where its `text_config` alone says so: some classes do not listen to it (
 When `tie_word_embeddings` is absent, a class's default applies, which config.json does not show; then a model
 that stores no head must be tied, and an agent ties as its base does.
 
-**Encoders and decoders** with a table in common call it `shared`, and some checkpoints store it again for each. Where
-one model of a merge has no such copy, its class ties it, and the others' copies are left out.
+**Encoders and decoders** with a table in common call it `shared`, and some checkpoints store it again for each. Other
+heads and their biases have other names (BERT's, Whisper's, Bloom's), and a row for each token. Where one model has no
+such copy, its class ties it, and the others' copies are left out. Where all have it, headers do not tell whether it is
+a copy (Pop2Piano's config says so, falsely): it is merged with the same random draws, which keep it one.
 
 **Prefixes** tell the same model, saved with or without a wrapper around it:
 
@@ -30,7 +32,7 @@ names that older versions of transformers and torch gave: LayerNorm.gamma and be
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -58,26 +60,56 @@ def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: 
 
     Agents have no tensors of names that are ignored, and need none."""
     once = _without_copies(base, agents, ignored)
+    if _only(base.tensors, _EMBEDDINGS) != _only(once.base.tensors, _EMBEDDINGS):
+        return once  # the base has several, and headers do not tell which one its head is
     tied = _with_heads_alike(once.base, once.agents, ignored)
     return replace(tied, warnings=(*once.warnings, *tied.warnings))
 
 
 def _without_copies(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
-    """Views without the copies of `shared` that some models store for encoder, decoder or head and others do not."""
+    """Views without the copies of a table that some models store and others do not."""
     models, warnings = [base, *agents], []
-    shared = _only(base.tensors, ("shared.weight",))
-    if shared is None or ignored(shared):
-        return Views(base, tuple(agents))
-    body = shared.removesuffix("shared.weight")
-    copies = [f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight", "lm_head.weight"]
-    if any(_says_tied(m) is False for m in models):  # which T5's classes take to be about the head
-        copies = copies[:2] if "T5" in str(base.config.get("architectures")) else []
-    for copy in copies:
-        held = [m.ref.id for m in models if copy in m.tensors]
-        if 0 < len(held) < len(models) and _of_one_shape(models, copy, shared):
-            models = [_stored_once(m, copy, shared, ignored) for m in models]
-            warnings += [f"{name}: the stored {copy} is tied to {shared}; it is merged as the latter" for name in held]
+    for source, names in _perhaps_one(models):
+        for copy in names:
+            held = [m.ref.id for m in models if copy in m.tensors]
+            if source is None or ignored(source) or copy == source or (is_head(copy) and is_embedding(source)):
+                continue  # what a head beside a known embedding is, is asked below
+            if 0 < len(held) < len(models) and _of_one_shape(models, copy, source):
+                models = [_stored_once(m, copy, source, ignored) for m in models]
+                said = f"the stored {copy} is tied to {source}; it is merged as the latter"
+                warnings += [f"{name}: {said}" for name in held]
     return Views(models[0], tuple(models[1:]), (), tuple(warnings))
+
+
+def _perhaps_one(models: Sequence[Model]) -> Iterator[tuple[str | None, list[str]]]:
+    """Names that may be one table, and the one that others are copies of; None where that cannot be told."""
+    base = models[0]
+    untied = any(_says_tied(m) is False for m in models)  # which T5's classes take to be about the head
+    if shared := _only(base.tensors, ("shared.weight",)):
+        body = shared.removesuffix("shared.weight")
+        names = [shared, f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight", "lm_head.weight"]
+        if not untied or "T5" in str(base.config.get("architectures")):
+            yield shared, names[:3] if untied else names
+    elif not untied:
+        for dimensions in (2, 1):  # tables, and biases of a head
+            names = list(dict.fromkeys(n for m in models for n in _rows_per_token(m, dimensions)))
+            own = [n for n in names if n in base.tensors]
+            if any(map(is_embedding, own)):
+                own = [n for n in own if not is_head(n)]
+            if len(own) > 1:
+                own = [n for n in own if all(n in m.tensors for m in models)]
+            yield own[0] if len(own) == 1 else None, names
+
+
+def drawn_as(base: Model) -> Mapping[str, str]:
+    """Whose random draws a tensor of the base takes, where that is another's: copies of one table stay copies."""
+    return {
+        name: names[0]
+        for _, group in _perhaps_one([base])
+        if (names := [n for n in group if n in base.tensors])
+        for name in names[1:]
+        if _of_one_shape([base], name, names[0])
+    }
 
 
 def _stored_once(model: Model, copy: str, source: str, ignored: Ignored) -> Model:
@@ -172,20 +204,21 @@ def tied_to_head(base: Model, names: Iterable[str]) -> list[str]:
     says = _says_tied(base)
     if says is False or (says is None and any(map(is_head, base.tensors))):
         return []
-    other = () if any(map(is_embedding, base.tensors)) else _rows_per_token(base)
+    classes = base.config.get("architectures")
+    with_head = isinstance(classes, list) and any(isinstance(c, str) and _WITH_HEAD.search(c) for c in classes)
+    # where no known name tells the embedding
+    other = _rows_per_token(base) if with_head and not any(map(is_embedding, base.tensors)) else ()
     if says is None and len(other) > 1:
         other = ()  # one of them may be a head of its own
     return [n for n in names if is_head(n) or is_embedding(n) or n in other]
 
 
-def _rows_per_token(base: Model) -> tuple[str, ...]:
-    """The tensors with a row per token, of a class that has an output head; where no known name tells the embedding."""
-    classes, text = base.config.get("architectures"), base.config.get("text_config")
-    if not isinstance(classes, list) or not any(isinstance(c, str) and _WITH_HEAD.search(c) for c in classes):
-        return ()
-    sizes = [table.get("vocab_size") for table in (base.config, text if isinstance(text, dict) else {})]
-    matrices = {n: t.entry.shape for n, t in base.tensors.items() if len(t.entry.shape) == 2}
-    return tuple(n for n, shape in matrices.items() if shape[0] in sizes and not _IN_A_LAYER.search(n))
+def _rows_per_token(model: Model, dimensions: int = 2) -> tuple[str, ...]:
+    """The tensors of so many dimensions with a row per token."""
+    text = model.config.get("text_config")
+    sizes = [table.get("vocab_size") for table in (model.config, text if isinstance(text, dict) else {})]
+    shapes = {n: t.entry.shape for n, t in model.tensors.items() if len(t.entry.shape) == dimensions}
+    return tuple(n for n, shape in shapes.items() if shape[0] in sizes and not _IN_A_LAYER.search(n))
 
 
 def _ends(name: str, last_names: Sequence[str]) -> bool:

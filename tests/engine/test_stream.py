@@ -269,6 +269,31 @@ def test_counters_that_every_training_moves_are_refused_with_the_line_that_keeps
     assert tensors_of(tmp_path / "other", plan)["norm.num_batches_tracked"] == 0
 
 
+def test_the_infinities_of_a_mask_are_refused_with_the_line_that_keeps_the_base_s(tmp_path: Path) -> None:
+    mask = {"model.mask": tensor(np.triu(np.full((4, 4), -np.inf, np.float32), 1))}
+    base, agents = write_family(tmp_path)
+    for name, tensors in zip(("base", "agent0", "agent1", "agent2"), (base, *agents), strict=True):
+        write_model(tmp_path / name, {**tensors, **mask}, config=CONFIG)
+    with pytest.raises(NonFiniteError, match=r'keep the base.s.* ignore: \["\*norm\*", "model.mask"\]'):
+        run(plan_of(tmp_path, "ram", ignore=["*norm*"]), tmp_path / "out")
+    plan = plan_of(tmp_path, "ram", ignore=["*norm*", "model.mask"])
+    run(plan, tmp_path / "other")
+    assert np.isneginf(tensors_of(tmp_path / "other", plan)["model.mask"]).sum() == 6
+
+
+def test_copies_of_one_table_that_all_models_store_stay_equal_under_random_draws(tmp_path: Path) -> None:
+    """transformers 5 loads two tables where they differ."""
+    copy, table = "proj_out.weight", "model.embed_tokens.weight"
+    base, agents = write_family(tmp_path)
+    for name, tensors in zip(("base", "agent0", "agent1", "agent2"), (base, *agents), strict=True):
+        config = {**CONFIG, "vocab_size": len(tensors[table].raw)}
+        write_model(tmp_path / name, {**tensors, copy: tensors[table]}, config=config)
+    plan = plan_of(tmp_path, "dare_ties", rounding="stochastic")
+    run(plan, tmp_path / "out")
+    merged = tensors_of(tmp_path / "out", plan)
+    assert merged[copy].tobytes() == merged[table].tobytes() != base[table].raw.tobytes()
+
+
 def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
     base, agents = write_family(tmp_path, dtype="F32")
     half = {n: tensor(f32(t), "F16") for n, t in agents[0].items()}

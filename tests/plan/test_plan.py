@@ -138,6 +138,19 @@ def test_a_base_of_integers_alone_is_refused():
     assert "nothing to merge" in problem
 
 
+def test_weights_of_integers_are_refused_before_they_are_fetched_though_no_config_calls_them_quantized():
+    weight, positions = "model.layers.0.mlp.up_proj.weight", "model.position_ids"
+
+    def made(name: str) -> Model:
+        return model(name, {**SHAPES, positions: (1, 8)}, dtypes={weight: "U8", positions: "I64"})
+
+    models = made("org/base"), made("org/a"), made("org/b")
+    (problem,) = problems(*models)
+    assert "quantized weights, which stand for others than they store in org/base@6f72672f6261: expected" in problem
+    assert f"got {weight} (U8). Name the model before" in problem
+    assert {t.name for t in plan(*models, ignore=[weight]).tensors() if t.action == "copy"} == {weight, positions}
+
+
 def test_many_tensors_are_counted_rather_than_all_named():
     shapes = {**SHAPES, **{f"extra.{i}": (1,) for i in range(12)}}
     (problem,) = problems(BASE, A, model("org/x", shapes))

@@ -178,3 +178,34 @@ def test_copies_of_a_shared_table_that_not_all_models_store_are_merged_once(conf
 
 def test_a_copy_of_a_shared_table_that_the_config_unties_is_still_missing():
     assert "missing tensors" in problems(*models(({**COPIES, **SHARED}, UNTIED), *[(SHARED, UNTIED)] * 2))[0]
+
+
+# heads and biases of BERT, Whisper and Bloom, and what they are tied to
+ELSEWHERE = {
+    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight", (8, 4)),
+    "cls.predictions.decoder.bias": ("cls.predictions.bias", (8,)),
+    "proj_out.weight": ("model.decoder.embed_tokens.weight", (8, 4)),
+    "lm_head.weight": ("transformer.word_embeddings.weight", (8, 4)),
+}
+
+
+@pytest.mark.parametrize("holders", [(0,), (1,), (1, 2), (0, 2)], ids=str)
+@pytest.mark.parametrize("ignore", [False, True], ids=["", "ignored"])
+@pytest.mark.parametrize("copy", ELSEWHERE)
+def test_a_copy_of_any_name_that_not_all_models_store_is_merged_once(copy: str, ignore: bool, holders: tuple[int, ...]):
+    """The advice was to ignore it; a copy that stayed the base's would be loaded as another table."""
+    source, shape = ELSEWHERE[copy]
+    plain = {source: shape, "encoder.layer.0.dense.weight": (4, 4)}
+    made = plan(
+        *models(*[({**plain, copy: shape} if m in holders else plain, SILENT) for m in range(3)]),
+        ignore=[copy] * ignore,
+    )
+    assert names_of(made) == list(plain)
+    (table,) = (t for t in made.tensors() if t.name == source)
+    assert [m for m in range(3) if table.inputs[m].copy] == [m for m in holders if not (ignore and m)]
+
+
+def test_a_table_is_no_copy_where_a_config_unties_it_or_it_has_no_row_for_each_token():
+    plain = {"wte.table": (8, 4), "norm.weight": (4,)}
+    for more, config in (({"out.weight": (8, 4)}, UNTIED), ({"out.weight": (9, 4)}, TIED)):
+        assert "missing tensors" in problems(*models(({**plain, **more}, config), *[(plain, config)] * 2))[0]
