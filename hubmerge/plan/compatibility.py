@@ -20,7 +20,7 @@ from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.config import quantized
 from hubmerge.sources.lora import adapter_parts
 from hubmerge.sources.remedies import origin_of
-from hubmerge.sources.same_tensors import is_embedding
+from hubmerge.sources.same_tensors import IN_A_LAYER, is_embedding
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.text.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
@@ -149,7 +149,12 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
             where, own, other = f"config.json of {agent.ref}", shown(ours), shown(theirs)
             problems.append(unfit(f"another {key}", where=where, expected=own, got=other))
     if missing := [n for n in base_tensors if n not in tensors]:
-        step = _with_line("To keep the base's", ignoring, remove)
+        outside = {n: t.entry.shape for n, t in base_tensors.items() if not IN_A_LAYER.search(n)}
+        common_shapes = {shape for n, shape in outside.items() if n in tensors}
+        keep = "To keep the base's"
+        if any(outside.get(n) in common_shapes for n in missing):
+            keep += ", unless they are tied to others (then take them out of a copy of the base)"
+        step = _with_line(keep, ignoring, remove)
         problems.append(unfit("missing tensors", expected=named(missing), got="not stored", next_step=step))
     if extra := [n for n in tensors if n not in base_tensors]:
         # an adapter stores whole layers under the names of a class, which may not be those of its files

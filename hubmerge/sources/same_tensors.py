@@ -42,7 +42,7 @@ from hubmerge.sources.base import Model, View, Views
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _WITH_HEAD = re.compile("LM|ForConditionalGeneration|BertForPreTraining")  # in the name of a class
-_IN_A_LAYER = re.compile(r"\.\d+\.", re.ASCII)
+IN_A_LAYER = re.compile(r"\.\d+\.", re.ASCII)
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 # old ends of names, and what transformers takes them for
@@ -85,14 +85,15 @@ def _perhaps_one(models: Sequence[Model]) -> Iterator[tuple[str | None, list[str
     """Names that may be one table, and the one that others are copies of; None where that cannot be told."""
     base = models[0]
     untied = any(_says_tied(m) is False for m in models)  # which T5's classes take to be about the head
+    # tables, and biases of a head
+    tables, biases = (list(dict.fromkeys(n for m in models for n in _rows_per_token(m, d))) for d in (2, 1))
     if shared := _only(base.tensors, ("shared.weight",)):
         body = shared.removesuffix("shared.weight")
-        names = [shared, f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight", "lm_head.weight"]
+        names = [shared, f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight"]
         if not untied or "T5" in str(base.config.get("architectures")):
-            yield shared, names[:3] if untied else names
+            yield shared, names if untied else list(dict.fromkeys([*names, "lm_head.weight", *tables]))
     elif not untied:
-        for dimensions in (2, 1):  # tables, and biases of a head
-            names = list(dict.fromkeys(n for m in models for n in _rows_per_token(m, dimensions)))
+        for names in (tables, biases):
             own = [n for n in names if n in base.tensors]
             if any(map(is_embedding, own)):
                 own = [n for n in own if not is_head(n)]
@@ -218,7 +219,7 @@ def _rows_per_token(model: Model, dimensions: int = 2) -> tuple[str, ...]:
     text = model.config.get("text_config")
     sizes = [table.get("vocab_size") for table in (model.config, text if isinstance(text, dict) else {})]
     shapes = {n: t.entry.shape for n, t in model.tensors.items() if len(t.entry.shape) == dimensions}
-    return tuple(n for n, shape in shapes.items() if shape[0] in sizes and not _IN_A_LAYER.search(n))
+    return tuple(n for n, shape in shapes.items() if shape[0] in sizes and not IN_A_LAYER.search(n))
 
 
 def _ends(name: str, last_names: Sequence[str]) -> bool:

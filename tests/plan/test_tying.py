@@ -180,12 +180,13 @@ def test_a_copy_of_a_shared_table_that_the_config_unties_is_still_missing():
     assert "missing tensors" in problems(*models(({**COPIES, **SHARED}, UNTIED), *[(SHARED, UNTIED)] * 2))[0]
 
 
-# heads and biases of BERT, Whisper and Bloom, and what they are tied to
+# copies that BERT, Whisper, Bloom and SeamlessM4T may store, and of what
 ELSEWHERE = {
     "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight", (8, 4)),
     "cls.predictions.decoder.bias": ("cls.predictions.bias", (8,)),
     "proj_out.weight": ("model.decoder.embed_tokens.weight", (8, 4)),
     "lm_head.weight": ("transformer.word_embeddings.weight", (8, 4)),
+    "text_decoder.embed_tokens.weight": ("shared.weight", (8, 4)),
 }
 
 
@@ -203,6 +204,16 @@ def test_a_copy_of_any_name_that_not_all_models_store_is_merged_once(copy: str, 
     assert names_of(made) == list(plain)
     (table,) = (t for t in made.tensors() if t.name == source)
     assert [m for m in range(3) if table.inputs[m].copy] == [m for m in holders if not (ignore and m)]
+
+
+def test_who_is_told_to_ignore_what_may_be_a_copy_is_told_so():
+    """As of T5Gemma's head beside its two embeddings: an ignored copy is loaded beside the merged table."""
+    plain = {"encoder.embed_tokens.weight": (8, 4), "decoder.embed_tokens.weight": (8, 4), "norm.weight": (4,)}
+    head = {"lm_head.out_proj.weight": (8, 4)}
+    (told, _) = problems(*models(({**plain, **head}, TIED), (plain, TIED), (plain, TIED)))
+    assert "unless they are tied to others (then take them out of a copy of the base), put this line" in told
+    (told, _) = problems(*models(({**plain, "mask": (9,)}, TIED), (plain, TIED), (plain, TIED)))
+    assert "To keep the base's, put this line" in told
 
 
 def test_a_table_is_no_copy_where_a_config_unties_it_or_it_has_no_row_for_each_token():
