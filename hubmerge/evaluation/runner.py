@@ -95,6 +95,10 @@ ASKED_ALONE = frozenset(
         *("prophetnet", "trocr", "whisper"),
     )
 )
+# their tokens see those that follow, unless config.json says is_decoder
+_ROBERTA = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
+_BERT = ("bert", "bert-generation", "big_bird", "electra", "ernie", "megatron-bert", "rembert", "roc_bert", "roformer")
+ENCODERS = frozenset(_BERT + _ROBERTA)
 _UNOBSERVED = Unobserved()
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
 # what is wrong with a model, as against what is wrong with the Hub or the request
@@ -242,7 +246,8 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
     """EvaluationError for a model that cannot be evaluated as it is stored; of an adapter its plan on its base."""
     whole = None if model.adapter is None else on_its_base(model, hub)
     weights = model if whole is None else whole.base
-    found = quantized(weights.config)
+    config = weights.config
+    found = quantized(config)
     if found or weights.kind != "weights":
         raise EvaluationError(
             "quantized weights are not evaluated",
@@ -251,13 +256,14 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
             got=f"{found[0]} in config.json" if found else weights.kind,
             next_step="Evaluate the model before quantization.",
         )
-    if weights.config.get("is_encoder_decoder"):
+    is_encoder = config.get("model_type") in ENCODERS and not config.get("is_decoder")
+    if is_encoder or config.get("is_encoder_decoder"):
         raise EvaluationError(
             "a model with an encoder is not evaluated",
             where=str(weights.ref),
             expected="a decoder, which goes on with its prompt",
-            got="is_encoder_decoder in config.json",
-            next_step="Without its encoder the scores would be those of a part of it.",
+            got=f"config.json with {'no is_decoder' if is_encoder else 'is_encoder_decoder'}",
+            next_step="Asked as a decoder it would get scores that say nothing of it.",
         )
     if not any(map(makes_tokenizer, (*model.files, *weights.files))):
         raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")

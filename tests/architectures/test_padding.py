@@ -1,4 +1,5 @@
-"""Which architectures answer in a padded batch as they do alone, by transformers itself with small random weights."""
+"""Which architectures answer in a padded batch as they do alone, and which see what follows a token, in transformers
+with small random weights."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hubmerge.evaluation.runner import ASKED_ALONE
+from hubmerge.evaluation.runner import ASKED_ALONE, ENCODERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # no small configuration, or one that needs more than a prompt
@@ -37,7 +38,7 @@ def answers(model: torch.nn.Module, prompts: list[list[int]]) -> tuple[torch.Ten
     return made.sequences[:, longest:], torch.stack(made.logits, 1)
 
 
-def is_told_from_padding(model_type: str) -> bool:
+def small(model_type: str) -> torch.nn.Module:
     changes = CHANGES.get(model_type_to_module_name(model_type), {})
     config = tiny_config(model_type, changes | NEEDED.get(model_type, {}))
     for part in (config, config.get_text_config()):
@@ -45,7 +46,7 @@ def is_told_from_padding(model_type: str) -> bool:
             if isinstance(getattr(part, window, None), int):
                 setattr(part, window, 8)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().float()
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
         for weight in model.parameters():  # so that answers follow from their prompts
             if weight.ndim > 1 and weight.std() < 0.05:
@@ -54,6 +55,11 @@ def is_told_from_padding(model_type: str) -> bool:
             if isinstance(part, torch.nn.Embedding) and part.padding_idx == 0:
                 part.weight[0].normal_(std=float(part.weight.std()))  # which is 0 where nobody trained it
     model.generation_config = GenerationConfig()
+    return model
+
+
+def is_told_from_padding(model_type: str) -> bool:
+    model = small(model_type)
     draw = random.Random(1)
     prompts = [[draw.randrange(3, 90) for _ in range(length)] for length in LENGTHS]
     tokens, logits = answers(model, prompts)
@@ -70,3 +76,15 @@ def test_every_architecture_that_padding_changes_is_asked_one_prompt_at_a_time()
     types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT
     assert {t for t in types if not is_told_from_padding(t)} == ASKED_ALONE - NOT_BUILT
     assert len(types) > 170
+
+
+def reads_on(model_type: str) -> bool:
+    model, prompts = small(model_type), torch.tensor([[*range(5, 12), last] for last in (20, 40)])
+    with torch.no_grad():
+        one, other = model(input_ids=prompts, use_cache=False).logits[:, :-1]
+    return not torch.allclose(one, other, atol=1e-3 * float(one.std()))
+
+
+def test_every_architecture_that_reads_what_follows_a_token_is_an_encoder_or_generates_in_a_way_of_its_own():
+    types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT
+    assert {t for t in types if reads_on(t)} == ENCODERS - NOT_BUILT | {"cpmant", "xlm", "xlnet"}

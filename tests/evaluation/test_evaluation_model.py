@@ -115,7 +115,8 @@ def test_a_tokenizer_config_that_is_no_json_is_refused(folder: Path, tmp_path: P
     ("name", "content", "reason"),
     [
         ("tokenizer.json", None, "no tokenizer"),
-        ("config.json", '{"is_encoder_decoder": true}', "a model with an encoder"),
+        ("config.json", '{"is_encoder_decoder": true}', "a model with an encoder .* with is_encoder_decoder"),
+        ("config.json", '{"model_type": "roberta"}', "a model with an encoder .* with no is_decoder"),
         ("config.json", '{"quantization_config": {"quant_method": "fp8"}}', "quantized .* got quantization_config"),
     ],
 )
