@@ -279,6 +279,7 @@ _PLAIN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "Decimal": (Decimal, str, Decimal),
     "Fraction": (Fraction, lambda f: [f.numerator, f.denominator], lambda p: Fraction(*p)),
 }
+_TYPES = {kind.__name__: kind for kind in vars(builtins).values() if isinstance(kind, type)}
 
 
 def encode(value: Any, inner: Callable[[Any], Any]) -> Any:
@@ -297,6 +298,8 @@ def encode(value: Any, inner: Callable[[Any], Any]) -> Any:
             return {name: [inner(each) for each in value]}
     if isinstance(value, dict):
         return {"dict": [[inner(key), inner(each)] for key, each in value.items()]}
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
     raise TypeError(f"{type(value).__name__} stays where it is")
 
 
@@ -310,6 +313,8 @@ def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
         return {inner(key): inner(each) for key, each in content}
     if name in _PLAIN:
         return _PLAIN[name][2](content)
+    if name == "type":
+        return _TYPES[content]
     return _SEQUENCES[name]([inner(each) for each in content])
 
 

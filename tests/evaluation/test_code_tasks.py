@@ -46,6 +46,12 @@ MBPP_ROWS: list[dict[str, Any]] = [
         ),
         "challenge_test_list": [],
     },
+    {
+        "task_id": 9003,
+        "text": "Write a function sum to count the values that are not of a given type.",
+        "code": "START = 0\n# added to\ndef sum(a, b):\n    return START + len([x for x in a if type(x) != b])",
+        "test_list": ["assert sum([1, 2.0, 'x'], int) == 2", "assert sum([], str) == 0"],
+    },
 ]
 
 
@@ -114,6 +120,7 @@ BODY = "    return math.pi * helper(r) ** 2\n"
         f"First try:\n```python\ndef area(r):\n    return 3\n```\nBetter:\n```python\ndef area(r):\n{BODY}```",
         f"1. Here:\n   ```python\n   def area(r):\n   {BODY}   ```",
         f"Sure!\n\ndef area(r):\n{BODY}",
+        "Sure!\n\nTWO = 2\n\ndef area(r):\n    return math.pi * r ** TWO\n",
         f"{PROMPT}{BODY}",
     ],
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 
 # no expression here may take the square of an answer's length: a stranger's tokenizer can have a token of any length
 _FENCED = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\r?\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
 _STARTS_CODE = re.compile(r"^(?:from|import|def|async def|class|@)\b|^@", re.MULTILINE)
+_CONSTANT = re.compile(r"[A-Za-z_]\w*[ \t]*=[ \t]*[-\d'\"\[({]|\s*(?:#.*)?$")  # or a blank line, or a comment
 
 
 def without_thoughts(answer: str) -> str:
@@ -39,9 +40,17 @@ def whole_program(answer: str) -> str:
     if blocks:
         defining = [block for block in blocks if re.search(r"^[^\S\n]*(def|class)\b", block, re.MULTILINE)]
         return (defining or blocks)[-1]
-    code = text.partition("[DONE]")[0].partition("\n```")[0]
-    start = _STARTS_CODE.search(code)
-    return code[start.start() :] if start else code
+    return _from_code_on(text.partition("[DONE]")[0].partition("\n```")[0])
+
+
+def _from_code_on(text: str) -> str:
+    """The text from its first line of code on, with the constants that stand before it."""
+    start = _STARTS_CODE.search(text)
+    if start is None:
+        return text
+    before = reversed(text[: start.start()].splitlines(keepends=True))
+    constants = list(takewhile(_CONSTANT.match, before))
+    return "".join(constants[::-1]) + text[start.start() :]
 
 
 def completed(prompt: str, answer: str, name: str) -> str:
@@ -60,8 +69,7 @@ def completed(prompt: str, answer: str, name: str) -> str:
         return prompt + _body(blocks[-1])
     text = text.partition("\n```")[0]
     if defines(text, name) and not _is_continuation(text):
-        start = _STARTS_CODE.search(text)
-        return f"{before}\n{text[start.start() if start else 0 :]}"
+        return f"{before}\n{_from_code_on(text)}"
     return prompt + _body(text)
 
 

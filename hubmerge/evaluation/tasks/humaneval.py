@@ -43,7 +43,7 @@ TASKS = (
         domain="code",
         rows=Rows("openai/openai_humaneval", subset="openai_humaneval", split="test"),
         metric="pass@1",
-        version=2,
+        version=3,
         prompt=_prompt,
         reference=_reference,
         score=_score,

@@ -7,6 +7,8 @@ block. An assertion runs after the one before it; all must hold.
 
 from __future__ import annotations
 
+import builtins
+import re
 from typing import Any
 
 from hubmerge.evaluation.sandbox import run_python
@@ -25,7 +27,10 @@ def _prompt(row: Row) -> str:
 
 
 def _reference(row: Row) -> dict[str, Any]:
-    return {"setup": row.get("test_setup_code") or "", "tests": list(row["test_list"])}
+    # one problem asks for a `sum` of its own, and a name of Python's builtins is Python's in tests
+    asked = [n for n in re.findall(r"^def\s+(\w+)", row.get("code") or "", re.MULTILINE) if hasattr(builtins, n)]
+    setup = [row.get("test_setup_code") or "", *(f"solutions_{name} = {name}" for name in asked)]
+    return {"setup": "\n".join(setup), "tests": [*(f"{name} = solutions_{name}" for name in asked), *row["test_list"]]}
 
 
 def _score(answer: str, reference: Any) -> float:
@@ -40,6 +45,7 @@ TASKS = (
         domain="code",
         rows=Rows("google-research-datasets/mbpp", subset="full", split="test", dev_split="validation"),
         metric="pass@1",
+        version=2,
         prompt=_prompt,
         reference=_reference,
         score=_score,
