@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import HubmergeError, LoginError
 from hubmerge.evaluation.result import ModelFacts
 from hubmerge.hub.client import Hub
 from hubmerge.output.publish import MAX_MANIFEST_BYTES
@@ -24,7 +24,8 @@ MAX_FACTS_BYTES = 512 * 1024  # half of what a result may have
 
 
 def model_facts(hub: Hub, model: Model) -> ModelFacts:
-    """What its repo says of the model; HubUnavailableError where the Hub is away, since that says nothing of it."""
+    """What its repo says of the model; HubUnavailableError where the Hub is away and LoginError where the token is no
+    longer good, since these say nothing of it."""
     author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
     known = {
         "license": model.license,
@@ -52,7 +53,7 @@ def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
             content = (model.ref.path / MANIFEST).read_bytes()
         report = json.loads(content)
     except HubmergeError as error:
-        if error.retryable:
+        if error.retryable or isinstance(error, LoginError):
             raise
         return {}
     except (OSError, ValueError, RecursionError):

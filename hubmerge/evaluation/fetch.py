@@ -25,6 +25,7 @@ from hubmerge.errors import EvaluationError, HubmergeError, MachineFaultError, M
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import refused_token
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.isolation.in_child import Reporter, WallLimitError, filled_the_disk, first_line, ran_out_of_memory, run
@@ -165,6 +166,8 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
     except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the machine's
         if filled_the_disk(error) or ran_out_of_memory(error):
             raise
+        if (refused := refused_token(error, where)) is not None:
+            raise refused from None
         text = first_line(error)
         raise EvaluationError(
             "a dataset cannot be read",

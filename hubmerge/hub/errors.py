@@ -256,16 +256,29 @@ def is_outage(error: BaseException | None) -> bool:
 
     if is_offline_mode():  # no waiting ends what it forbids
         return False
+    for cause in _causes(error):
+        if isinstance(cause, HfHubHTTPError):
+            status = cause.response.status_code if cause.response is not None else 0
+            return status in _PASSING_STATUS or status >= 500  # gateways have numbers of their own
+        if isinstance(cause, httpx2.TransportError | ConnectionError | TimeoutError):
+            return True
+    return False
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it came from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, HfHubHTTPError):
-            status = error.response.status_code if error.response is not None else 0
-            return status in _PASSING_STATUS or status >= 500  # gateways have numbers of their own
-        if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
+
+
+def refused_token(error: Exception, where: str) -> LoginError | None:
+    """The same of a library that asks the Hub by itself: where the Hub no longer takes the token."""
+    if any(map(_is_about_token, _causes(error))):
+        return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
+    return None
 
 
 def _gated(error: Exception, where: str) -> GatedError:
@@ -280,7 +293,7 @@ def _gated(error: Exception, where: str) -> GatedError:
     )
 
 
-def _is_about_token(error: Exception) -> bool:
+def _is_about_token(error: BaseException) -> bool:
     """Whether the client takes a repo for missing because of a 401 alone, to a request that bore a token."""
     response = getattr(error, "response", None)
     if response is None or response.status_code != 401 or "x-error-code" in response.headers:

@@ -36,6 +36,7 @@ from hubmerge.errors import (
     EvaluationError,
     HubmergeError,
     HubUnavailableError,
+    LoginError,
     MachineFaultError,
     MemoryLimitError,
 )
@@ -232,7 +233,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None]) -> Event:
     """Run the child to its end and return its `done` event; every other event goes to `on_event` as it comes.
 
     What `on_event` raises ends the child. Raises EvaluationError (past its wall limit, died, or reports an error), and
-    MemoryLimitError, HubUnavailableError, DeviceError, DiskError or MachineFaultError where it reports that.
+    MemoryLimitError, HubUnavailableError, LoginError, DeviceError, DiskError or MachineFaultError where it says so.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.unlink(missing_ok=True)
@@ -347,7 +348,7 @@ def _last_words(log: Path) -> str:
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
-    kinds = (MemoryLimitError, HubUnavailableError, DeviceError, DiskError, MachineFaultError)
+    kinds = (MemoryLimitError, HubUnavailableError, LoginError, DeviceError, DiskError, MachineFaultError)
     named = {error.code: error for error in kinds}
     kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(

@@ -16,7 +16,14 @@ from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import Beside, printed_by
 
-from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
+from hubmerge.errors import (
+    EvaluationError,
+    HubmergeError,
+    HubUnavailableError,
+    LoginError,
+    MachineFaultError,
+    MemoryLimitError,
+)
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.evaluation.tasks import Task, registry
@@ -110,6 +117,11 @@ def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:
     with pytest.raises(EvaluationError, match="cannot be read"):
         fetch(repo, sha, token=None)
     assert len(fetch(repo, sha)) == 10
+
+
+def test_a_token_that_expired_before_the_data_were_read_is_no_fault_of_the_dataset(fetch: Fetch, dataset: Any) -> None:
+    with pytest.raises(LoginError, match="has expired"):
+        fetch(*dataset({"test.jsonl": LINES}), token="hf_" + "x" * 34)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 from source_helpers import ADAPTED, ZOO, lora, zoo_adapter
 
-from hubmerge.errors import EvaluationError, FormatError, HubUnavailableError
+from hubmerge.errors import EvaluationError, FormatError, HubmergeError, HubUnavailableError, LoginError
 from hubmerge.evaluation.adapter import stage_on_base
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
@@ -319,13 +319,16 @@ def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: byt
     assert (found.parameters, found.is_merge) == (10, False)
 
 
-def test_a_hub_that_is_away_makes_no_merge_a_plain_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [HubUnavailableError, LoginError])
+def test_a_hub_that_is_away_and_a_token_that_expired_make_no_merge_a_plain_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: type[HubmergeError]
+) -> None:
     def away(*_: object) -> bytes:
-        raise HubUnavailableError("the Hub is away")
+        raise kind("not now")
 
     monkeypatch.setattr(Hub, "read_file", away)
     model = replace(opened(merge_folder(folder)), ref=ModelRef("hub", "ada/merge", "a" * 40))
-    with pytest.raises(HubUnavailableError):
+    with pytest.raises(kind):
         model_facts(NOWHERE, model)
 
 
