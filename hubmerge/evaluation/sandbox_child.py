@@ -4,8 +4,8 @@
     solution   executes the generated code, then answers: the value of a name, the result of a call
 
 Foreign code runs in the solution's process alone. Its answers are text, which is read as plain values of Python's own
-types, or as the number of an object that stays there. So foreign code cannot decide a comparison, replace a builtin, or
-reach the pipe that carries the verdict. A name of Python's builtins is always Python's.
+types, one of these types, or the number of an object that stays there. So foreign code cannot decide a comparison,
+replace a builtin, or reach the pipe that carries the verdict. A name of Python's builtins is always Python's.
 """
 
 from __future__ import annotations
