@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, SettingsError
+from hubmerge.machine.disk_errors import written
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import iso
 
@@ -118,20 +119,21 @@ def _derive(secret: bytes) -> bytes:
 
 def random_secret(path: Path) -> bytes:
     """The secret in `path`, made by the first process that asks; the rest read what it made."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not path.exists():
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32).hex().encode())
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was first: its key is the key
-                os.link(draft, path)
-        finally:
-            draft.unlink()
-    secret = path.read_bytes()
+    with written("the file of a random secret cannot be used", str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(secrets.token_bytes(32).hex().encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+                with suppress(FileExistsError):  # another process was first: its key is the key
+                    os.link(draft, path)
+            finally:
+                draft.unlink()
+        secret = path.read_bytes()
     if len(secret) < 64:  # anybody could guess the rest
         raise SettingsError(
             "the file of a random secret is not whole",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from hubmerge.errors import DiskError, InternalError, LoginError
+from hubmerge.errors import DiskError, HubmergeError, InternalError, LoginError
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.confinement import adopt_orphans, die_with_parent
 from hubmerge.isolation.scrub import Scrubber
@@ -118,7 +119,10 @@ class Worker:
             token = self._vault.open(job.id, sealed, self._store.clock.now()) if sealed else None
         except LoginError as error:
             return self._store.fail(job.id, job.fence, JobError.of(error))
-        keys = results_keys(self._settings) if job.kind == "evaluate" else None
+        try:
+            keys = results_keys(self._settings) if job.kind == "evaluate" else None
+        except HubmergeError as error:  # the file of a random secret is not whole, or cannot be made
+            return self._store.fail(job.id, job.fence, JobError.of(error))
         spec = JobSpec(
             attempt=job.attempt,
             user=job.user,
@@ -139,7 +143,7 @@ class Worker:
         environment = child_environment(os.environ, self._settings.endpoint) | {"TMPDIR": str(temporary)}
         try:
             make_folder(spec.workdir)
-            self._clear(job)  # what a worker left that was killed
+            self._clear(job.id, job.attempt)  # what a worker left that was killed
             make_folder(temporary)
             log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
             process = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
@@ -151,12 +155,12 @@ class Worker:
         try:
             return Supervision(self._store, job, process, self._timing).run(shutdown)
         finally:
-            self._clear(job)
+            self._clear(job.id, job.attempt)
 
-    def _clear(self, job: Job) -> None:
-        """Remove the temporary files of a job's attempts so far; another worker may have begun the next one."""
-        for path in self._temporary.glob(f"{job.id[:16]}-*"):
-            if int(path.name.rpartition("-")[2]) <= job.attempt:
+    def _clear(self, job_id: str, attempts: float = math.inf) -> None:
+        """Remove the temporary files of a job's `attempts` so far; another worker may have begun the next one."""
+        for path in self._temporary.glob(f"{job_id[:16]}-*"):
+            if int(path.name.rpartition("-")[2]) <= attempts:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -174,6 +178,7 @@ class Worker:
         jobs = {path.name: self._store.find(path.name) for path in folder.iterdir()}
         failed = [job for job in jobs.values() if job and job.state is State.FAILED and (job.finished or "") > oldest]
         for job in sorted(failed, key=lambda job: job.finished or "", reverse=True):
+            self._clear(job.id, job.attempt)  # of a worker that was killed in the last attempt
             size = used_bytes([self.workdir(job.id)])
             if size <= left:
                 left -= size
@@ -194,8 +199,7 @@ class Worker:
             elif (job := self._store.find(job_id)) is None or job.state.is_terminal:  # not tried again meanwhile
                 # away in one step: an attempt that begins while it is emptied makes a folder of its own
                 shutil.rmtree(path.rename(path.with_suffix(".gone")))
-                if job is not None:
-                    self._clear(job)
+                self._clear(job_id, job.attempt if job is not None else math.inf)
         except OSError as error:
             log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
         finally:

@@ -41,8 +41,8 @@ from hubmerge.settings import Settings
 from workflows.jobs import worker as worker_module
 from workflows.jobs.jobs import HELD, Job, State
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import SealedToken
-from workflows.jobs.worker import child_environment
+from workflows.jobs.tokens import SealedToken, TokenVault
+from workflows.jobs.worker import Worker, child_environment
 from workflows.serve import WorkerProcess
 
 ALL_STEPS = [str(number) for number in range(10)]
@@ -419,13 +419,16 @@ def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: St
     for name in ("cancelled", "waiting", "failed"):
         live.submit(new_job(name))
         (tmp_path / "jobs" / job_id(name)).mkdir(parents=True)
-    (tmp_path / "jobs" / "unknown").mkdir()
+    (tmp_path / "jobs" / "unknown").mkdir()  # of a database that was moved away
+    temporary = tmp_path / "tmp" / "unknown-2"
+    temporary.mkdir(parents=True)
     live.request_cancel(job_id("cancelled"), "ann")
     worker = make_worker(tmp_path, live, "no_result", replace(QUICK, sweep_s=0.0))
     ended = [worker.run_once(), worker.run_once()]  # sweeps, then fails `waiting` and `failed`
     kept = sorted(path.name for path in (tmp_path / "jobs").iterdir())
     assert [job.state for job in ended if job] == [State.FAILED, State.FAILED]
     assert kept == sorted([job_id("waiting"), job_id("failed")])
+    assert not temporary.exists()
     forgetful = make_worker(tmp_path, live, "steps", replace(QUICK, keep_failed_s=0.0))
     assert forgetful.run_once() is None
     assert list((tmp_path / "jobs").iterdir()) == []
@@ -448,6 +451,7 @@ def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(
         inputs = worker.workdir(job.id) / "evaluation" / "inputs"
         inputs.mkdir(parents=True)
         (inputs / "model.safetensors").write_bytes(b"x" * 131_072)
+        (tmp_path / "tmp" / f"{job.id[:16]}-{job.attempt}").mkdir(parents=True)  # its worker was killed
         live.fail(job.id, job.fence, FINAL)
     live.submit(new_job("waiting"))  # of a job that can still go on, whatever it takes
     waiting = claim(live, worker.owner)
@@ -456,6 +460,7 @@ def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(
     worker.run_once()
     kept = {name for name in ("first", "second", "third", "waiting") if worker.workdir(job_id(name)).exists()}
     assert kept == {"second", "third", "waiting"}
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_folder_of_a_job_that_is_tried_again_meanwhile_is_not_swept(
@@ -553,3 +558,15 @@ def test_a_disk_without_room_for_a_job_s_folder_is_waited_for_as_any_full_disk(t
     (tmp_path / "jobs").touch()
     job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
     assert (job.state, job.error.code) == (State.QUEUED, "E_DISK")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left"), [(Path.touch, (State.FAILED, "E_SETTINGS")), (Path.mkdir, (State.QUEUED, "E_DISK"))]
+)
+def test_an_evaluation_whose_signing_key_is_damaged_says_so_and_a_worker_goes_on(
+    tmp_path: Path, live: Store, spoil: Callable[[Path], None], left: tuple[State, str]
+) -> None:
+    spoil(tmp_path / "signing.key")
+    live.submit(new_job("a", kind="evaluate"))
+    job = Worker(Settings(data_dir=tmp_path), live, TokenVault([b"secret"])).run_once()
+    assert (job.state, job.error.code) == left
