@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import re
 import shutil
@@ -35,7 +34,7 @@ from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
 from workflows.jobs.guard import lock_workdir
-from workflows.jobs.jobs import Job, JobError, StaleFenceError, State, iso
+from workflows.jobs.jobs import ACTIVE, Job, JobError, StaleFenceError, State, iso
 from workflows.jobs.process import set_up_logging, told_to_stop
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
@@ -143,7 +142,7 @@ class Worker:
         environment = child_environment(os.environ, self._settings.endpoint) | {"TMPDIR": str(temporary)}
         try:
             make_folder(spec.workdir)
-            self._clear(job.id, job.attempt)  # what a worker left that was killed
+            self._clear(job)  # what a worker left that was killed
             make_folder(temporary)
             log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
             process = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
@@ -155,21 +154,27 @@ class Worker:
         try:
             return Supervision(self._store, job, process, self._timing).run(shutdown)
         finally:
-            self._clear(job.id, job.attempt)
+            self._clear(job)
 
-    def _clear(self, job_id: str, attempts: float = math.inf) -> None:
-        """Remove the temporary files of a job's `attempts` so far; another worker may have begun the next one."""
-        for path in self._temporary.glob(f"{job_id[:16]}-*"):
-            if int(path.name.rpartition("-")[2]) <= attempts:
+    def _clear(self, job: Job) -> None:
+        """Remove the temporary files of a job's attempts so far; another worker may have begun the next one."""
+        for path in self._temporary.glob(f"{job.id[:16]}-*"):
+            if int(path.name.rpartition("-")[2]) <= job.attempt:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _sweep(self) -> None:
-        """Remove the folders that no job goes on from, such as those of a worker that died while tidying.
+        """Remove the folders that no job goes on from, such as those of a worker that died while tidying, and the
+        temporary files of jobs that have ended.
 
         Of failed jobs, the newest folders stay for some days, as many as take a share of the disk.
         """
         clock, timing = self._store.clock, self._timing
         self._next_sweep = clock.steady() + timing.sweep_s
+        attempts = list(self._temporary.glob("[0-9a-f]" * 16 + "-*"))  # before the jobs: none begins in between
+        active = {job.id[:16] for job in self._store.list_jobs(states=ACTIVE, limit=None)}
+        for path in attempts:
+            if path.name[:16] not in active:
+                shutil.rmtree(path, ignore_errors=True)
         folder = self._data_dir / "jobs"
         if not folder.is_dir():
             return
@@ -178,7 +183,6 @@ class Worker:
         jobs = {path.name: self._store.find(path.name) for path in folder.iterdir()}
         failed = [job for job in jobs.values() if job and job.state is State.FAILED and (job.finished or "") > oldest]
         for job in sorted(failed, key=lambda job: job.finished or "", reverse=True):
-            self._clear(job.id, job.attempt)  # of a worker that was killed in the last attempt
             size = used_bytes([self.workdir(job.id)])
             if size <= left:
                 left -= size
@@ -199,7 +203,6 @@ class Worker:
             elif (job := self._store.find(job_id)) is None or job.state.is_terminal:  # not tried again meanwhile
                 # away in one step: an attempt that begins while it is emptied makes a folder of its own
                 shutil.rmtree(path.rename(path.with_suffix(".gone")))
-                self._clear(job_id, job.attempt if job is not None else math.inf)
         except OSError as error:
             log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
         finally:

@@ -420,7 +420,7 @@ def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: St
         live.submit(new_job(name))
         (tmp_path / "jobs" / job_id(name)).mkdir(parents=True)
     (tmp_path / "jobs" / "unknown").mkdir()  # of a database that was moved away
-    temporary = tmp_path / "tmp" / "unknown-2"
+    temporary = tmp_path / "tmp" / f"{job_id('unknown')[:16]}-2"
     temporary.mkdir(parents=True)
     live.request_cancel(job_id("cancelled"), "ann")
     worker = make_worker(tmp_path, live, "no_result", replace(QUICK, sweep_s=0.0))
