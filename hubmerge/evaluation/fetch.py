@@ -28,7 +28,8 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import refused_token
 from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
-from hubmerge.isolation.in_child import Reporter, WallLimitError, filled_the_disk, first_line, ran_out_of_memory, run
+from hubmerge.isolation.in_child import Reporter, WallLimitError, first_line, ran_out_of_memory, run
+from hubmerge.machine.disk_errors import of_disk
 from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.dataset_rows import load_split
 
@@ -164,7 +165,7 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
     except HubmergeError:
         raise
     except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the machine's
-        if filled_the_disk(error) or ran_out_of_memory(error):
+        if of_disk(error) or ran_out_of_memory(error):
             raise
         if (refused := refused_token(error, where)) is not None:
             raise refused from None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hubmerge.errors import DeviceError, DiskError, HubmergeError, MachineFaultError
-from hubmerge.isolation.in_child import filled_the_disk
+from hubmerge.machine.disk_errors import of_disk
 from hubmerge.plan.disk import shown_bytes, used_bytes
 from hubmerge.sources.base import Model
 
@@ -115,12 +115,10 @@ def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
         clear_weights(workdir)
         raise
     except OSError as error:
-        if not filled_the_disk(error):
+        if (of_the_disk := of_disk(error, what)) is None:
             raise
         clear_weights(workdir)
-        raise DiskError(
-            "the disk is full", where=what, got=str(error.strerror), next_step="Free some disk and try again."
-        ) from None
+        raise of_the_disk from None
 
 
 def try_once_more(error: HubmergeError, workdir: Path, what: str) -> None:

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from hubmerge.errors import DeviceError, EvaluationError, HubmergeError
 from hubmerge.evaluation.fit import SHARE_OF_CACHE, Weights, fitting_dtype
 from hubmerge.evaluation.templates import check_template, rendered
-from hubmerge.isolation.in_child import filled_the_disk, first_line, ran_out_of_memory
+from hubmerge.isolation.in_child import first_line, ran_out_of_memory
+from hubmerge.machine.disk_errors import of_disk
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
 
@@ -84,7 +85,7 @@ def load_model(spec: Mapping[str, Any]) -> Any:
     except HubmergeError:
         raise
     except Exception as error:  # a stranger's files: any error of the libraries means the same, but for the machine's
-        if ran_out_of_memory(error) or filled_the_disk(error):
+        if ran_out_of_memory(error) or of_disk(error):
             raise
         got = f"{type(error).__name__}: {first_line(error)}"
         raise EvaluationError("the model does not load", got=got, next_step="Check its files.") from error

@@ -6,7 +6,6 @@ The kernel kills the process when its parent ends.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -14,8 +13,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hubmerge.errors import DiskError, EvaluationError, HubmergeError, MemoryLimitError
+from hubmerge.errors import EvaluationError, HubmergeError, MemoryLimitError
 from hubmerge.isolation.confinement import die_with_parent
+from hubmerge.machine.disk_errors import of_disk
 
 _MAX_TEXT = 2000
 
@@ -99,20 +99,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
 
 
-def filled_the_disk(error: BaseException | None) -> bool:
-    """Whether an error, or what a library raised it from, is that of a full disk or quota."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _named(error: Exception) -> HubmergeError:
-    if filled_the_disk(error):
-        return DiskError("the disk is full", got=first_line(error), next_step="Free some disk and try again.")
+    if (of_the_disk := of_disk(error)) is not None:
+        return of_the_disk
     if ran_out_of_memory(error):
         return MemoryLimitError(
             "the process ran out of memory",

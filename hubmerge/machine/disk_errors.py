@@ -10,6 +10,7 @@ from pathlib import Path
 from hubmerge.errors import DiskError
 
 _UNWRITABLE = "Choose a folder that you may write to; HUBMERGE_DATA names the one in place of `data`."
+_FULL, _FAILING = (errno.ENOSPC, errno.EDQUOT), (errno.EIO, errno.EROFS, errno.ESTALE)
 _REMEDIES = {
     errno.ENOSPC: "Free some disk and resume.",
     errno.EDQUOT: "Free some of the quota and resume.",
@@ -34,6 +35,19 @@ def written(what: str, where: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError(what, where=where, got=str(error.strerror or error), next_step=remedy(error)) from None
+
+
+def of_disk(error: BaseException | None, where: str = "") -> DiskError | None:
+    """The DiskError for an error, or what a library raised it from, that is of a full or failing disk; else None."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in (*_FULL, *_FAILING):
+            what = "the disk is full" if error.errno in _FULL else "the disk fails"
+            where, got = where or str(error.filename or ""), str(error.strerror or error)
+            return DiskError(what, where=where, got=got, next_step=remedy(error))
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def make_folder(folder: Path) -> None:

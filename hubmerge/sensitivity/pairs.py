@@ -31,7 +31,8 @@ from typing import Any
 from hubmerge.errors import DiskError, FormatError, HubmergeError, Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import is_hub_id
-from hubmerge.isolation.in_child import filled_the_disk, first_line
+from hubmerge.isolation.in_child import first_line
+from hubmerge.machine.disk_errors import of_disk
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import makes_tokenizer
@@ -211,7 +212,7 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
         raise
     except Exception as error:  # a stranger's files: any error of the library means the same
         told = first_line(error).rstrip(".")
-        if filled_the_disk(error) or getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
+        if of_disk(error) or getattr(error, "errno", None) == errno.EACCES:
             step = "Free some disk, or set HF_HOME to a folder that you may write to."
             raise DiskError("the dataset cannot be kept", where=spec.label, got=told, next_step=step) from error
         if subsets := _SUBSETS.search(str(error)):

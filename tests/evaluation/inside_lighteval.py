@@ -139,7 +139,12 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> Non
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryLimitError("killed"), RuntimeError("torch: can't allocate memory"), OSError(errno.ENOSPC, "full")],
+    [
+        MemoryLimitError("killed"),
+        RuntimeError("torch: can't allocate memory"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EIO, "bad"),
+    ],
     ids=str,
 )
 def test_what_the_machine_did_while_a_model_was_loaded_is_not_told_of_the_model(

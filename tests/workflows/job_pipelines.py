@@ -75,6 +75,13 @@ def fills_disk(_spec: JobSpec, _emit: Emit) -> None:
     raise OSError(28, "No space left on device", "/data/shard")
 
 
+def meets_bad_disk(_spec: JobSpec, _emit: Emit) -> None:
+    try:
+        raise OSError(5, "Input/output error", "/data/shard")
+    except OSError as error:
+        raise ValueError("a library's own words") from error
+
+
 def no_result(_spec: JobSpec, emit: Emit) -> None:
     emit(Notice(message="hello"))
 

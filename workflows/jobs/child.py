@@ -15,7 +15,6 @@ No token leaves the process: every line and every traceback is scrubbed.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import logging
 import os
@@ -28,11 +27,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import cast
 
-from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.errors import CancelledError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, give_way, limit_resources
 from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory, write_all
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.machine import extras
+from hubmerge.machine.disk_errors import of_disk
 from workflows.jobs.guard import lock_workdir, start_guardian
 from workflows.jobs.process import set_up_logging
 from workflows.jobs.protocol import Failure, JobSpec, Line, Pipeline, Result, encode
@@ -163,9 +163,8 @@ def _load(name: str) -> Pipeline:
 def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, HubmergeError):
         return Failure.of(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        full = DiskError("the disk is full", where=str(error.filename or ""), next_step="Try again later.")
-        return Failure.of(full)
+    if (of_the_disk := of_disk(error)) is not None:
+        return Failure.of(of_the_disk)
     if ran_out_of_memory(error):
         return Failure.of(MemoryLimitError("the job ran out of memory", got=str(error)), retryable=True)
     if isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:

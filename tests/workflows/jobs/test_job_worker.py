@@ -99,7 +99,8 @@ def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Sto
     ("function", "state", "code", "said"),
     [
         ("hub_is_away", State.QUEUED, "E_HUB", "503"),
-        ("fills_disk", State.QUEUED, "E_DISK", "/data/shard"),
+        ("fills_disk", State.QUEUED, "E_DISK", "the disk is full in /data/shard"),
+        ("meets_bad_disk", State.QUEUED, "E_DISK", "the disk fails in /data/shard"),
         ("segfaults", State.QUEUED, "E_INTERNAL", "died without a message"),
         ("lacks_memory", State.QUEUED, "E_TOO_BIG", "2 TB"),
         ("no_result", State.FAILED, "E_INTERNAL", "ended without a result"),
