@@ -103,14 +103,17 @@ def _perhaps_one(models: Sequence[Model]) -> Iterator[tuple[str | None, list[str
 
 
 def drawn_as(base: Model) -> Mapping[str, str]:
-    """Whose random draws a tensor of the base takes, where that is another's: copies of one table stay copies."""
-    return {
-        name: names[0]
-        for _, group in _perhaps_one([base])
-        if (names := [n for n in group if n in base.tensors])
-        for name in names[1:]
-        if _of_one_shape([base], name, names[0])
-    }
+    """Whose random draws a tensor of the base takes, where that is another's: copies of one table stay copies.
+
+    A stored head beside an embedding is its own where no config ties it."""
+    silent, found = _says_tied(base) is None, {}
+    for _, group in _perhaps_one([base]):
+        first, *others = sorted((n for n in group if n in base.tensors), key=is_head) or [""]
+        for name in others:
+            own = silent and is_head(name) and is_embedding(first)
+            if not own and _of_one_shape([base], name, first):
+                found[name] = first
+    return found
 
 
 def _stored_once(model: Model, copy: str, source: str, ignored: Ignored) -> Model:
