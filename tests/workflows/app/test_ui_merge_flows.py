@@ -408,7 +408,7 @@ def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_
     pages.service.go_on.clear()
     pages.service.end.clear()
     page.locator("#look").click()
-    shown(page, "#preview", "Read 2 MB of about 8.26 MB of the models")
+    shown(page, "#preview", "Read 2.00 MB of about 8.26 MB of the models")
     change_the_models()
     pages.service.go_on.set()
     shown(page, "#verdict", "These models fit")
