@@ -56,7 +56,7 @@ PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_
 
 
 def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: False) -> Views:
-    """Views of all models in which a tied head, or a copy of `shared`, stands or is missing alike.
+    """Views of all models in which a tied head, or another copy of a table, stands or is missing alike.
 
     Agents have no tensors of names that are ignored, and need none."""
     once = _without_copies(base, agents, ignored)
