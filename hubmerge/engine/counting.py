@@ -110,20 +110,13 @@ def _blocks(values: Array) -> Array:
     return values.reshape(*leading, -1, BLOCK)
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """Agents' deltas times their blocks' scales."""
-
-    deltas: Array  # [K, n]
-    undo: Array  # [K, blocks] float64: what a sum of the deltas is multiplied by
-    common: Array  # [blocks] float32: the scale of the largest delta of all
-
-
-def _scaled(deltas: Array) -> _Scaled:
+def _scaled(deltas: Array) -> tuple[Array, Array, Array]:
+    """Deltas [K, n] times their blocks' scales; [K, blocks] float64, what a sum of them is multiplied by; and [blocks]
+    float32, the scale of the largest delta of all agents."""
     patterns = largest(view(_blocks(deltas), "int32") & 0x7FFFFFFF)
     scales = block_scales(patterns)
     common = block_scales(largest(patterns.T))
-    return _Scaled(_times(deltas, scales), 1 / cast(scales, "float64"), common)
+    return _times(deltas, scales), 1 / cast(scales, "float64"), common
 
 
 def _times(values: Array, scales: Array) -> Array:
@@ -172,8 +165,7 @@ def _magnitudes(deltas: Array) -> tuple[Array, Array]:
 
 
 def _input_sums(deltas: Array) -> Array:
-    scaled = _scaled(deltas)
-    x, u = scaled.deltas, scaled.undo
+    x, u, _ = _scaled(deltas)
     squares = x * x
     sums = [block_sums(x) * u, block_sums(squares * x) * (u * u * u), block_sums(squares * squares) * (u * u * (u * u))]
     sums += [block_sums(x[a] * x[a:]) * (u[a] * u[a:]) for a in range(len(x))]
@@ -190,12 +182,11 @@ def result_counts(
     delta: δ* before rounding; exact: θ0 + δ* in float32; stored: the output as stored; other: as it were under
     the other rounding mode; stored_base: the base in the output's dtype.
     """
-    scaled = _scaled(deltas)
-    x, u = scaled.deltas, scaled.undo
-    merged, step = _times(delta, scaled.common), _times(stored - base, scaled.common)
-    other_step = step if other is stored else _times(other - base, scaled.common)
+    x, u, common = _scaled(deltas)
+    merged, step = _times(delta, common), _times(stored - base, common)
+    other_step = step if other is stored else _times(other - base, common)
     alone, several = act.masks & (act.count == 1), act.masks & (act.count > 1)
-    both = u / cast(scaled.common, "float64")
+    both = u / cast(common, "float64")
     nothing = zeros((), "float32", x)
     sums = [
         block_sums(where(region, x * factor, nothing)) * undo

@@ -144,8 +144,10 @@ def whole_update(chunk: ChunkInputs, rule: Rule, each: Each) -> Array:
 
 def _update(deltas: Array, chunk: ChunkInputs, rule: Rule) -> Array:
     """δ* [n] of the rule's kernel."""
-    inputs = (*deltas, *_extras(chunk, rule))
-    return _checked(rule.kernel(inputs, rule.per_agent, rule.constants), deltas[0], rule.kernel)
+    inputs = list(deltas)
+    for name in rule.extras:
+        inputs += _uniform(chunk) if name == "uniform" else chunk.sensitivities
+    return _checked(rule.kernel(tuple(inputs), rule.per_agent, rule.constants), deltas[0], rule.kernel)
 
 
 def _checked(delta: Array, like: Array, method: Callable[..., Array]) -> Array:
@@ -159,13 +161,6 @@ def _checked(delta: Array, like: Array, method: Callable[..., Array]) -> Array:
             next_step="A number or an array of numpy's float64 makes float64 of what it is combined with.",
         )
     return delta
-
-
-def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:
-    found: list[Array] = []
-    for name in rule.extras:
-        found += _uniform(chunk) if name == "uniform" else chunk.sensitivities
-    return found
 
 
 def _uniform(chunk: ChunkInputs) -> list[Array]:

@@ -88,11 +88,8 @@ class Journal:
             with writing(journal._path):
                 journal._path.parent.mkdir(parents=True, exist_ok=True)
         if not rank and not journal._begun:
-            journal._append(journal._first_line())
+            journal._append()
         return journal
-
-    def _first_line(self) -> dict[str, Any]:
-        return {"event": "plan", "identity": self._identity, "models": pins_of(self._refs)}
 
     @staticmethod
     def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
@@ -115,10 +112,10 @@ class Journal:
         """The models of the unfinished merge in `folder` as they were pinned, if one was begun there."""
         try:
             with open(folder / WORK / _JOURNAL, "rb") as file:
-                line = sound_line(file.readline())
+                line, _ = next(sound_lines(file), ({}, 0))
         except OSError:
             return None
-        return None if line is None else line.get("models")
+        return line.get("models")
 
     def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
         """The probe has counted all tensors."""
@@ -159,9 +156,11 @@ class Journal:
         if not self._uploads:
             shutil.rmtree(self._folder / WORK, ignore_errors=True)
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _append(self, *lines: Mapping[str, Any]) -> None:
+        """Behind the line that says which merge this is, which a journal begins with."""
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            lines = [line] if self._begun or line["event"] == "plan" else [self._first_line(), line]
+            if not self._begun:
+                lines = ({"event": "plan", "identity": self._identity, "models": pins_of(self._refs)}, *lines)
             left = memoryview("".join(map(sealed, lines)).encode())
             end = file.tell()
             try:
@@ -267,21 +266,12 @@ def sealed(line: Mapping[str, Any]) -> str:
     return f'{text[:-1]}{_SEAL}{zlib.crc32(text.encode()):08x}"}}\n'
 
 
-def sound_line(text: bytes) -> dict[str, Any] | None:
-    """What a line says; None where it is not sound."""
-    content, _, seal = text.rpartition(_SEAL.encode())
-    if seal != b'%08x"}\n' % zlib.crc32(content + b"}"):
-        return None
-    found: dict[str, Any] = json.loads(content + b"}")
-    return found
-
-
 def sound_lines(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
     """The lines before the first one that is not sound, and how many bytes end with each."""
     length = 0
     for text in raw:
-        line = sound_line(text)
-        if line is None:
+        content, _, seal = text.rpartition(_SEAL.encode())
+        if seal != b'%08x"}\n' % zlib.crc32(content + b"}"):
             return
         length += len(text)
-        yield line, length
+        yield json.loads(content + b"}"), length

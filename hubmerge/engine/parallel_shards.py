@@ -86,11 +86,11 @@ class Overall:
         self._open.append(relay)
         return relay
 
-    def close(self, relay: Relay, elements: int) -> None:
+    def close(self, relay: Relay) -> None:
         """The shard of `relay` is finished."""
         self._warn()
         self._open.remove(relay)
-        self._done += elements
+        self._done += relay.done
 
     def _warn(self) -> None:
         while not self._warnings.empty():
@@ -105,7 +105,6 @@ class Overall:
 
 def write_shards(
     jobs: Sequence[J],
-    elements: Callable[[J], int],
     write: Callable[[J, Relay], R],
     at_once: int,
     overall: Overall,
@@ -120,7 +119,7 @@ def write_shards(
         for job in jobs:
             relay = overall.relay(overall.tell)
             result = write(job, relay)
-            overall.close(relay, elements(job))
+            overall.close(relay)
             yield job, result
         return
     over = threading.Event()
@@ -147,7 +146,7 @@ def write_shards(
                 overall.tell()
                 for future in done:
                     job, relay = running.pop(future)
-                    overall.close(relay, elements(job))
+                    overall.close(relay)
                     yield job, future.result()
         except BaseException:  # an error of a shard, the observer cancels, or the consumer leaves
             stop()

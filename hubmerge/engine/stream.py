@@ -242,7 +242,7 @@ def _write(
     reader.expect([tensor for task in tasks for tensor in task.readings()], again=False)
     others = plan.elements - sum(task.elements for task in tasks)
     overall = Overall(observer, plan.labels, others, plan.elements)
-    for task, shards in write_shards(tasks, lambda task: task.elements, write, at_once, overall, reader.abandon):
+    for task, shards in write_shards(tasks, write, at_once, overall, reader.abandon):
         for variant, shard in zip(unfinished[task.number], shards, strict=True):
             variant.journal.add_shard(shard)
     for variant in variants:

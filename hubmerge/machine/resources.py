@@ -30,8 +30,11 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
 @cache
 def cores() -> int:
     """How many threads of this process can run at once, at least 1."""
-    allowed = group_limits().cores
-    return max(1, min(n for n in (_affinity(), allowed) if n is not None))
+    try:
+        own = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on every system
+        own = os.cpu_count() or 1
+    return max(1, min(own, group_limits().cores or own))
 
 
 def require_linux(what: str) -> None:
@@ -79,13 +82,6 @@ def oom_kills() -> int | None:
     with suppress(OSError, ValueError), Path("/proc/vmstat").open(encoding="ascii") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
     return None
-
-
-def _affinity() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # not on every system
-        return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def test_an_error_counts_before_those_who_noticed_it() -> None:
         finally:
             noticed.set()
 
-    shards = write_shards(["cause", "other"], lambda job: 1, write, 2, Overall(Watching(), (), 0, 2), lambda: None)
+    shards = write_shards(["cause", "other"], write, 2, Overall(Watching(), (), 0, 2), lambda: None)
     with pytest.raises(ValueError, match="cause"):
         list(shards)
 
@@ -104,7 +104,7 @@ def test_a_warning_reaches_the_observer_in_its_own_thread(at_once: int) -> None:
         relay.warning(job)
 
     heard = Watching()
-    list(write_shards(["a", "b"], lambda job: 1, write, at_once, Overall(heard, (), 0, 2), lambda: None))
+    list(write_shards(["a", "b"], write, at_once, Overall(heard, (), 0, 2), lambda: None))
     assert sorted(heard.messages) == ["a", "b"]
     assert heard.threads == {threading.current_thread().name}
 
