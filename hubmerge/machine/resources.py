@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from hubmerge.errors import SettingsError
 
@@ -92,77 +91,50 @@ class GroupLimits:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class _Mount:
-    """A tree of control groups: the group `root` and those below it lie in `folder`."""
-
-    version: Literal[1, 2]
-    controllers: frozenset[str]
-    root: PurePosixPath
-    folder: Path
-
-
 def group_limits(system: Path = Path("/")) -> GroupLimits:
     """What the control groups of this process allow; `system` is the folder that holds /proc and the mounts."""
-    own = _own_groups(system)
-    processors: list[int | None] = []
-    memory: list[int | None] = []
-    for mount in _mounts(system):
-        if mount.version == 2:
-            for folder in _folders(mount, own.get("")):
-                processors.append(_cores(*_numbers(folder / "cpu.max", 2)))
-                memory.append(*_numbers(folder / "memory.max", 1))
-            continue
-        if "cpu" in mount.controllers:
-            for folder in _folders(mount, own.get("cpu")):
-                quota, period = (_numbers(folder / f"cpu.cfs_{name}_us", 1)[0] for name in ("quota", "period"))
-                processors.append(_cores(quota, period))
-        if "memory" in mount.controllers:
-            memory += [_numbers(f / "memory.limit_in_bytes", 1)[0] for f in _folders(mount, own.get("memory"))]
-    return GroupLimits(
-        min((n for n in processors if n is not None), default=None), min((n for n in memory if n), default=None)
-    )
+    processors: list[int] = []
+    memory: list[int] = []
+    for folder in _folders(system, "cpu"):
+        of_version_1 = [_numbers(folder / f"cpu.cfs_{name}_us", 1)[0] for name in ("quota", "period")]
+        for quota, period in (_numbers(folder / "cpu.max", 2), of_version_1):
+            if quota and period:  # rounded up: a quota below one period is one core for a part of the time
+                processors.append(-(-quota // period))
+    for folder in _folders(system, "memory"):
+        limits = [_numbers(folder / name, 1)[0] for name in ("memory.max", "memory.limit_in_bytes")]
+        memory += [limit for limit in limits if limit]
+    return GroupLimits(min(processors, default=None), min(memory, default=None))
 
 
-def _own_groups(system: Path) -> dict[str, PurePosixPath]:
-    """Controller → this process's group; "" for version 2."""
-    groups: dict[str, PurePosixPath] = {}
+def _folders(system: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's groups that may limit a controller, and of all groups above them, as far as mounts
+    show them."""
+    own: dict[str, PurePosixPath] = {}  # by controller; "": of version 2
     for line in _lines(system / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon and path.startswith("/"):
-            groups |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
-    return groups
-
-
-def _mounts(system: Path) -> Iterator[_Mount]:
+            own |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
     for line in _lines(system / "proc/self/mountinfo"):
         before, dash, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")
-        if not dash or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+        if not dash or len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            group = own.get("")
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
+            group = own.get(controller)
+        else:
+            continue
+        if group is None:
             continue
         root, point = (_ESCAPED.sub(lambda m: chr(int(m.group(1), 8)), field) for field in fields[3:5])
-        controllers = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset()
-        yield _Mount(
-            2 if kind[0] == "cgroup2" else 1, controllers, PurePosixPath(root), system / point.removeprefix("/")
-        )
-
-
-def _folders(mount: _Mount, group: PurePosixPath | None) -> Iterator[Path]:
-    """The folders of the group and of all groups above it, as far as this mount shows them."""
-    if group is None:
-        return
-    # where the mount begins at another group than names are told from, all that can be told is its own limit
-    inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()
-    if ".." in inside.parts:
-        inside = PurePosixPath()
-    for part in (inside, *inside.parents):
-        yield mount.folder / part
-
-
-def _cores(quota: int | None, period: int | None) -> int | None:
-    """Rounded up; a quota below one period is one core for a part of the time."""
-    return -(-quota // period) if quota and period else None
+        # where the mount begins at another group than names are told from, all that can be told is its own limit
+        inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
+        if ".." in inside.parts:
+            inside = PurePosixPath()
+        for part in (inside, *inside.parents):
+            yield system / point.removeprefix("/") / part
 
 
 def _numbers(path: Path, count: int) -> list[int | None]:
