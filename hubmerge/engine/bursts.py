@@ -39,7 +39,7 @@ from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.prediction import DEVICE_OPERATIONS
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.rules import operations_of
-from hubmerge.engine.shard_work import ShardTask, count_shard, write_shard
+from hubmerge.engine.shard_work import ShardTask, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.isolation.confinement import die_with_parent
 from hubmerge.settings import Settings, load_settings
@@ -94,16 +94,11 @@ class Bursts:
         self._given_up = not options.bursts
         self._told_of_budget = False
 
-    def write(
-        self, task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay
-    ) -> tuple[ShardTask, list[FinishedShard]]:
-        """`write_shard` in one burst; no shard where it is left to the CPU, with nothing read for it or written.
-
-        What must be counted first is counted here, by the CPU, and comes back with the task.
-        """
+    def write(self, task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay) -> list[FinishedShard]:
+        """`write_shard` in one burst; no shard where it is left to the CPU, with nothing read for it or written."""
         shard = task.shard
         if self._given_up or not (any(map(task.is_whole, shard.tensors)) or not backend.fast):
-            return task, []
+            return []
         with reader.held(shard.tensors) as paths:
             if paths is None:
                 if not self._told_of_budget:
@@ -112,16 +107,15 @@ class Bursts:
                         f"the inputs of {shard.filename} exceed the disk budget together; "
                         "such shards are merged on the CPU"
                     )
-                return task, []
-            task = replace(task, known=count_shard(task, reader, backend, relay))
+                return []
             options = replace(backend.options, device="auto", ranks=ALONE)
             try:
                 finished = self._call(Burst(task, reader.models, paths, options), relay)
             except _Failed as failed:
                 self._given_up = True
                 relay.warning(f"no GPU for {shard.filename}, the CPU goes on: {failed}")
-                return task, []
-            for tensor in shard.tensors:
+                return []
+            for tensor in task.readings():
                 reader.consumed(tensor, tensor.elements)
         for warning in finished.warnings:
             relay.warning(warning)
@@ -130,7 +124,7 @@ class Bursts:
         for name, tally in (finished.shards[0].inputs or {}).items():
             relay.counted(name, tally)
         relay.merged(task.elements)
-        return task, list(finished.shards)
+        return list(finished.shards)
 
     def close(self) -> None:
         """End the process that asks, and what the platform keeps for its next call."""

@@ -14,9 +14,9 @@ No bit of the result depends on the groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,13 +70,11 @@ class ShardTask:
     """One shard of every output that lacks it; plain data, which a burst gets.
 
     `statistics`: of the model, where an output needs them; None: they are counted with the shard.
-    `known`: of tensors that were counted elsewhere.
     """
 
     outputs: tuple[Output, ...]
     number: int
     statistics: Statistics | None
-    known: Mapping[str, Known] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -101,7 +99,7 @@ class ShardTask:
 
     def passes(self, tensor: PlannedTensor) -> int:
         """How often a tensor is counted before it is merged, at most."""
-        if tensor.action != "merge" or not tensor.elements or tensor.name in self.known:
+        if tensor.action != "merge" or not tensor.elements:
             return 0
         thresholds = (o.plan.threshold_of(tensor) for o in self.outputs)
         return 2 if any(t is not None and t.scope == "tensor" for t in thresholds) else int(self.with_overlaps)
@@ -184,7 +182,7 @@ class ShardWork:
         self._sensitivities = next((o.sensitivities for o in task.outputs if o.sensitivities), ())
         self._counted_now = self._in_flight = 0  # steps whose results have not been taken: to be counted, and all
         self._whole_at_once = 1 if backend.engine is None else 2  # a device multiplies while the next one is read
-        self.known = dict(task.known)
+        self._known: dict[str, Known] = {}
 
     def counting_steps(self, tensors: Sequence[PlannedTensor]) -> Iterator[Step | None]:
         """Count what outputs must know of these tensors; None waits for a result. All is known when it ends."""
@@ -206,14 +204,14 @@ class ShardWork:
                 yield None
             for _, counting in counted:
                 counting.with_overlaps = False
-        self.known |= {tensor.name: counting.known() for tensor, counting in counted}
+        self._known |= {tensor.name: counting.known() for tensor, counting in counted}
 
     def steps(self) -> Iterator[Step | None]:
         """Count and merge every tensor of the shard."""
         for group in self._task.groups():
             yield from self.counting_steps(group)
             for tensor in (t for t in group if t.elements):
-                known = self.known.get(tensor.name) or Known(((),) * len(self._works), None)
+                known = self._known.get(tensor.name) or Known(((),) * len(self._works), None)
                 rules = [
                     work.rule(tensor, output.thresholds.get(tensor.name) or own, known.overlaps)
                     for work, output, own in zip(self._works, self._task.outputs, known.thresholds, strict=True)
@@ -273,16 +271,6 @@ def write_shard(
             FinishedShard(task.shard.filename, *writer.finish(), tallies.inputs, result)
             for writer, result in zip(writers, tallies.results, strict=True)
         ]
-
-
-def count_shard(task: ShardTask, reader: TensorReader, backend: Backend, relay: Relay) -> Mapping[str, Known]:
-    """What `write_shard` would count of its tensors before it merges them."""
-    work = ShardWork(task, reader, backend)
-    steps = (step for group in task.groups() for step in work.counting_steps(group))
-    for result in in_order(steps, work.run, backend.threads, reader.abandon):
-        work.took(result)
-        relay.merged(0)
-    return work.known
 
 
 class _Tallies:

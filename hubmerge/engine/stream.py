@@ -233,7 +233,7 @@ def _write(
         at_once = 1
 
     def write(task: ShardTask, relay: Relay) -> list[FinishedShard]:
-        task, shards = bursts.write(task, reader, backend, relay)
+        shards = bursts.write(task, reader, backend, relay)
         try:
             return shards or write_shard(task, reader, backend, relay, max(1, backend.threads // at_once))
         finally:

@@ -1,20 +1,21 @@
 """A device is opened, proves itself, works, and is left when it fails: chunks have the same bytes throughout.
 
-Torch's CPU stands for the device, or torch's own Python functions run over a faked lowest level (cuda_fake.py).
+Torch's CPU stands for the device.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cuda_fake import MEMORY, FakeCuda
-from device_helpers import engine_here, pretend_a_device
+from device_helpers import CPU, engine_here, pretend_a_device
 from stream_helpers import NOWHERE, Watching, bytes_of, family_plan, plan_of, run, tallies, tensors_of, write_family
 from test_fast import chunk_of, rule_of
 
@@ -37,13 +38,44 @@ from hubmerge.settings import Settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+MEMORY = 80_000_000_000
+
+
+class FakeCuda:
+    """Two CUDA devices of which torch tells. `calls`: what it was asked, devices by index; `raises`: by function."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.raises: dict[str, Exception] = {}
+        monkeypatch.setattr(resources, "device_there", lambda: True)
+        answers = {
+            "is_available": True,
+            "device_count": 2,
+            "get_device_properties": SimpleNamespace(name="Fake H", total_memory=MEMORY),
+            "set_per_process_memory_fraction": None,
+            "reset_peak_memory_stats": None,
+            "max_memory_reserved": 1_000_000,
+            "empty_cache": None,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, partial(self._asked, name, answer))
+        lane, merge = lanes.Lane, lanes.merge_on_device
+        monkeypatch.setattr(lanes, "Lane", lambda place: self._asked("Lane", None, place) or lane(CPU))
+        monkeypatch.setattr(lanes, "merge_on_device", lambda *a, **n: self._asked("merge", None) or merge(*a, **n))
+
+    def _asked(self, name: str, answer: Any, *arguments: Any) -> Any:
+        self.calls.append((name, *(a.index if isinstance(a, torch.device) else a for a in arguments)))
+        if name in self.raises:
+            raise self.raises[name]
+        return answer
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of each call of a function."""
+        return [arguments for called, *arguments in self.calls if called == name]  # type: ignore[misc]
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    if torch.version.cuda:
-        pytest.skip("this torch was built for CUDA: its own C functions cannot be made up")
-    monkeypatch.setattr(resources, "device_there", lambda: True)
     return FakeCuda(monkeypatch)
 
 
@@ -90,28 +122,22 @@ def test_a_merge_opens_the_device_of_its_local_rank_and_touches_no_other(
 ) -> None:
     found, warnings = merged(plan, tmp_path / "device", ranks=ranks)
     assert warnings == []
-    assert found.device["device"] == f"Fake H{index}"
-    assert found.device["peak_device_bytes"] == 1_000_000 + index
+    assert found.device["device"] == "Fake H"
+    assert found.device["peak_device_bytes"] == 1_000_000
     share = DEVICE_BYTES / MEMORY
-    assert cuda.of("_cuda_setMemoryFraction") == [[share, index], [1.0, index]]
-    assert cuda.of("_cuda_resetPeakMemoryStats") == [[index]]
-    assert len(cuda.of("_cuda_emptyCache")) == 1
-    # no stream of another device is ever made current again: that would open a context there
-    assert {device for _, device, _ in cuda.of("_cuda_setStream")} == {index}
-    assert {device for _, device in cuda.tensors} == {index, -1}
-    assert len({thread for thread, _ in cuda.tensors}) > 1
-    # no copy outlives its chunk: torch would record an event on a stream that may have failed, in a destructor of
-    # pinned memory, which ends the process
-    assert len(cuda.copies) > 3 * DEVICE_LANES
-    assert not any(cuda.copies)
+    assert cuda.of("set_per_process_memory_fraction") == [[share, index], [1.0, index]]
+    assert cuda.of("Lane") == [[index]] * DEVICE_LANES
+    for name in ("get_device_properties", "reset_peak_memory_stats", "max_memory_reserved"):
+        assert cuda.of(name) == [[index]]
+    assert len(cuda.of("empty_cache")) == 1
 
 
 def test_the_limit_is_what_the_options_say_and_a_driver_that_fails_in_the_end_costs_nothing(
     plan: Plan, tmp_path: Path, cuda: FakeCuda
 ) -> None:
-    cuda.raises["_cuda_emptyCache"] = AssertionError("driver")
+    cuda.raises["empty_cache"] = AssertionError("driver")
     assert merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)[1] == []
-    assert cuda.of("_cuda_setMemoryFraction")[0] == [0.1, 0]
+    assert cuda.of("set_per_process_memory_fraction")[0] == [0.1, 0]
 
 
 @pytest.mark.parametrize("command", ["merge", "run", "probe", "sweep"])
@@ -125,14 +151,11 @@ def test_the_command_line_sets_the_limit(command: str) -> None:
 @pytest.mark.parametrize(
     ("function", "error"),
     [
-        ("_cuda_init", RuntimeError("CUDA driver initialization failed, you might not have a CUDA gpu.")),
-        ("_cuda_getDeviceCount", OSError("no driver")),
-        ("_get_device_properties", AssertionError("Invalid device id")),
-        ("_cuda_setMemoryFraction", ValueError("Expected a torch.device with a specified index or an integer")),
-        ("_cuda_resetPeakMemoryStats", TypeError("invalid argument")),
-        ("_cuda_exchangeDevice", torch.AcceleratorError("CUDA error: invalid device ordinal", 101)),
-        ("torch.empty", OUT_OF_MEMORY),
-        ("torch.full", RuntimeError("size of tensor a")),  # a rule's scalars: in the trial
+        ("device_count", OSError("no driver")),
+        ("get_device_properties", AssertionError("Invalid device id")),
+        ("set_per_process_memory_fraction", ValueError("Expected a torch.device with a specified index or an integer")),
+        ("Lane", torch.AcceleratorError("CUDA error: invalid device ordinal", 101)),
+        ("merge", OUT_OF_MEMORY),  # in the trial
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,
 )
@@ -148,9 +171,7 @@ def test_a_device_that_cannot_be_opened_costs_one_warning_whatever_is_raised(
             assert type(error).__name__ in warning
         assert str(error) in found.device["device_failed"]
     # the limit is the process's: gradients of the same process must not meet it
-    assert [share for share, _ in cuda.of("_cuda_setMemoryFraction")][-1:] in ([], [1.0], [DEVICE_BYTES / MEMORY])
-    if function.startswith("torch."):
-        assert cuda.of("_cuda_setMemoryFraction")[-1] == [1.0, 0]
+    assert (cuda.of("set_per_process_memory_fraction")[-1:] == [[1.0, 0]]) == (function != "device_count")
 
 
 def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_reason_for_the_cpu(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import threading
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from line import threads_left
@@ -20,8 +20,7 @@ from hubmerge.engine import journal as journal_module
 from hubmerge.engine import sink
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import WORK, FinishedShard, ShardWriter
-from hubmerge.engine.threads import Follower
-from hubmerge.errors import CancelledError, SourceChangedError, TargetExistsError
+from hubmerge.errors import SourceChangedError, TargetExistsError
 from hubmerge.plan.plan import Plan
 from hubmerge.statistics.statistics import Tally, zero_tally
 
@@ -143,9 +142,8 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
     assert not as_folder.uploaded
 
 
-@pytest.mark.parametrize("by", ["who is told", "a signal"])
 def test_reading_finished_shards_again_is_broken_off_within_a_block(
-    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, by: str
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path, plan)
     large = 4 * 10**9  # of which the file holds nothing
@@ -154,32 +152,16 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
         with open(tmp_path / "out" / shard.filename, "wb") as file:
             file.truncate(large)
     hashed: list[int] = []
-    asked, by_one = threading.Event(), threading.Lock()
-
-    class Digest:
-        def update(self, data: memoryview) -> None:
-            hashed.append(len(data))
-            if asked.is_set() and by_one.acquire(blocking=False):
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def hexdigest(self) -> str:
-            return ""
 
     def tell(done: int, total: int) -> None:
-        if by == "who is told" and done:
-            raise CancelledError("the job was cancelled")
-        if by == "a signal" and done:  # all threads have been started
-            asked.set()
+        if done:  # all threads have been started
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(sink, "TELLING_S", 0.01)
-    monkeypatch.setattr(sink, "hashlib", SimpleNamespace(sha256=Digest))
+    monkeypatch.setattr(sink, "hashlib", SimpleNamespace(sha256=lambda: Mock(update=lambda b: hashed.append(len(b)))))
     before = set(threading.enumerate())
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts behind itself
-    try:
-        with pytest.raises(CancelledError if by == "who is told" else KeyboardInterrupt):
-            opened(tmp_path, plan, tell=tell)
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path, plan, tell=tell)
     assert 0 < sum(hashed) < large
     assert set(threading.enumerate()) <= before
 
@@ -215,32 +197,16 @@ def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: 
 def test_the_hash_is_of_all_bytes_however_late_hashing_is(
     tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = threading.Event()
-
     class Late:
-        """Hashes when it is waited for, or asked for the result."""
-
         def __init__(self) -> None:
             self._digest = hashlib.new("sha256")
+            self.hexdigest = self._digest.hexdigest
 
         def update(self, data: memoryview) -> None:
-            asked.wait()
+            time.sleep(0.1)
             self._digest.update(data)
 
-        def hexdigest(self) -> str:
-            found = self._digest.hexdigest()
-            asked.set()
-            return found
-
-    finish = Follower.finish
-
-    def noted(follower: Follower[Any]) -> None:
-        if follower.name == "hubmerge-hash":
-            asked.set()
-        finish(follower)
-
     monkeypatch.setattr(sink.hashlib, "sha256", Late)
-    monkeypatch.setattr(Follower, "finish", noted)
     shard = plan.shards[0]
     with ShardWriter(tmp_path / "out", shard) as writer:
         writer.write(bytes(range(256)) * ((shard.size - len(shard.header)) // 256))

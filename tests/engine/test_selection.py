@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import select
 
-from hubmerge.engine import definition, fast
 from hubmerge.engine.definition import ChunkInputs
 from hubmerge.methods.base import Threshold
-from hubmerge.numerics.counter_rng import make_key, uniform
 
 F = np.float32
 
@@ -56,20 +51,3 @@ def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
     assert got == (2.0, 2.0)
     # where there is nothing to rank
     assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("by", [fast, definition], ids=["fast", "definition"])
-@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 0.9])
-def test_what_a_drop_leaves_is_ranked_as_if_every_element_were_rescaled(p: float, by: Any) -> None:
-    rng = np.random.default_rng(3)
-    agents = [(rng.normal(size=5000) * 10.0**-k).astype(F) for k in range(2)]
-    keys = tuple(make_key(0, "uniform", str(k), "t") for k in range(2))
-    stored = ChunkInputs((np.zeros(5000, F), *agents), ("F32",) * 3, 4096, uniform_keys=keys)
-    for rank in (1, 100, 400, 5000):
-        threshold = Threshold("dropped", "model", lambda n, r=rank: r, p)
-        got = select(threshold, 2, [stored], by)
-        expected = []
-        for key, agent in zip(keys, agents, strict=True):
-            rescaled = np.where(uniform(key, 4096, 5000) >= F(p), agent * F(1 / (1 - p)), F(0))
-            expected.append(float(np.sort(np.abs(rescaled))[::-1][rank - 1]))
-        assert got == tuple(expected)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,5 +236,3 @@ def test_a_group_takes_so_many_bytes_of_the_same_files(tmp_path: Path, monkeypat
     assert groups(2 * each) == [2, 1, 2, 1]
     assert groups(10**9) == [3, 3]
     assert [t.name for t in task.readings()] == [t.name for g in task.groups() for _ in range(3) for t in g]
-    known = dict.fromkeys((t.name for t in task.shard.tensors), shard_work.Known(((),), None))
-    assert list(replace(task, known=known).readings()) == list(task.shard.tensors)
