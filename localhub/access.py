@@ -122,23 +122,15 @@ def _scope(identity: Identity, repo: Repo | None, *wanted: str) -> bool:
     return "contribute-repos" in identity.scopes and (repo is None or repo.app == identity.app)
 
 
-def private_scope(identity: Identity | None) -> str | None:
-    """Which private repos of the caller's namespaces the token shows: all, those of its app, or none."""
-    if identity is None:
-        return None
-    if identity.role != "oauth" or identity.scopes & {"read-repos", "write-repos", "manage-repos"}:
-        return "all"
-    return "app" if "contribute-repos" in identity.scopes else None
+def _reads_own(users: Users, identity: Identity | None, repo: Repo) -> bool:
+    """Whether it is one of the person's repos, and the token reads those."""
+    if identity is None or role_in(users, identity, repo.ns) is None:
+        return False
+    return _scope(identity, repo, "read-repos", "write-repos")
 
 
 def can_read(users: Users, identity: Identity | None, repo: Repo) -> bool:
-    if repo.is_open:
-        return True
-    return (
-        identity is not None
-        and role_in(users, identity, repo.ns) is not None
-        and _scope(identity, repo, "read-repos", "write-repos")
-    )
+    return repo.is_open or _reads_own(users, identity, repo)
 
 
 def can_write(users: Users, identity: Identity | None, repo: Repo) -> bool:
@@ -169,7 +161,7 @@ def require_files(store: Store, users: Users, identity: Identity | None, repo: R
     restricted = f"Access to {repo.type} {repo.full_name} is restricted"
     if identity is None:
         raise HubError(401, f"{restricted}. Please log in.", "GatedRepo")
-    if role_in(users, identity, repo.ns) is not None and _scope(identity, repo, "read-repos", "write-repos"):
+    if _reads_own(users, identity, repo):
         return
     if identity.role == "oauth" and "gated-repos" not in identity.scopes:
         raise HubError(
@@ -178,12 +170,9 @@ def require_files(store: Store, users: Users, identity: Identity | None, repo: R
             " Please enable access to public gated repositories (scope gated-repos).",
             "GatedRepo",
         )
-    org = users.org(repo.ns)
-    member = repo.ns.lower() == identity.user.name.lower() or (org is not None and identity.user.name in org.members)
-    accepted = store.row(
-        "SELECT 1 FROM access_requests WHERE repo = ? AND user = ? AND status = 'accepted'", repo.id, identity.user.name
-    )
-    if not member and not accepted:
+    member = role_in(users, Identity(identity.user, "read"), repo.ns) is not None  # whatever the token reaches
+    accepted = "SELECT 1 FROM access_requests WHERE repo = ? AND user = ? AND status = 'accepted'"
+    if not member and not store.row(accepted, repo.id, identity.user.name):
         raise HubError(
             403,
             f"{restricted} and you are not in the authorized list. Ask for access on the page of the repo.",

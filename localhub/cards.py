@@ -156,18 +156,18 @@ def card_problems(readme: str, repo_type: str = "model") -> tuple[list[str], lis
         errors.append('"model-index" must be an array')
     for key in ("tags", "datasets", "language", "base_model"):
         value = card.get(key)
-        if value is not None and not isinstance(value, str) and not _scalars(value):
+        count = len(value) if isinstance(value, list) else 1
+        if value is not None and len(strings(value)) != count:
             errors.append(f'"{key}" must be a string or an array of strings')
     if repo_type == "space":
-        errors += _space_problems(card)
+        try:
+            _Space.model_validate(card)
+        except ValidationError as error:
+            errors += [f'"{e["loc"][0]}" {e["msg"].removeprefix("Value error, ")}' for e in error.errors()]
     relation = card.get("base_model_relation")
     if relation is not None and relation not in BASE_MODEL_RELATIONS:
         errors.append(f'"base_model_relation" must be one of [{", ".join(BASE_MODEL_RELATIONS)}]')
     return errors, []
-
-
-def _scalars(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
 
 
 def strings(value: object) -> list[str]:
@@ -233,15 +233,6 @@ class _Space(BaseModel):
     disable_embedding: bool = False
     startup_duration_timeout: Annotated[str, _like(r"[0-9]+(\.[0-9]+)?\s*[smhd]?", "a duration, e.g. 30m or 1h")] = ""
     custom_headers: dict[Annotated[str, BeforeValidator(str.lower), _one_of(*_HEADERS)], str] = {}
-
-
-def _space_problems(card: Mapping[str, Any]) -> list[str]:
-    """The errors for which the Hub would refuse a Space's front matter."""
-    try:
-        _Space.model_validate(dict(card))
-    except ValidationError as error:
-        return [f'"{e["loc"][0]}" {e["msg"].removeprefix("Value error, ")}' for e in error.errors()]
-    return []
 
 
 _DATASET_KEYS = """

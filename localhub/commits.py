@@ -59,14 +59,10 @@ def commit_ref(hub: Hub, repo: Repo, revision: str) -> tuple[str, str]:
 def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identity:
     """The caller, who may write to the repo, open a pull request, or add to their own one."""
     me = call.signed_in()
-    if can_write(call.users, me, repo):
-        return me
-    if create_pr:
-        if not can_take_part(me):
-            raise forbidden("This token may not open pull requests")
-        return me
+    if create_pr and not can_write(call.users, me, repo) and not can_take_part(me):
+        raise forbidden("This token may not open pull requests")
     own = "SELECT 1 FROM discussions WHERE repo = ? AND author = ? AND 'refs/pr/' || num = ?"
-    if not can_take_part(me) or not call.store.row(own, repo.id, me.user.name, ref):
+    if not create_pr and not (can_take_part(me) and call.store.row(own, repo.id, me.user.name, ref)):
         require_write(call.users, me, repo)
     return me
 
@@ -180,8 +176,10 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
                 raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
             if is_binary(content):
                 binary.append(path)
-            if path == "README.md":
-                _check_card(content, repo)
+            errors = card_problems(content.decode("utf-8", "replace"), repo.type)[0] if path == "README.md" else ()
+            if errors:
+                listed = "\n".join(f"- {message}" for message in errors)
+                raise bad_request(f"Invalid metadata in README.md.\n{listed}")
             operations.append(Operation(check_path(path), File(call.store.put_git(content), len(content))))
         elif key == "lfsFile":
             operations.append(Operation(check_path(path), _large_file(call.store, repo, value)))
@@ -203,12 +201,6 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
 def is_binary(content: bytes) -> bool:
     """Whether a file is none of text, by the beginning that a client sends ahead for it."""
     return b"\0" in content[:SAMPLE_BYTES]
-
-
-def _check_card(content: bytes, repo: Repo) -> None:
-    errors, _ = card_problems(content.decode("utf-8", "replace"), repo.type)
-    if errors:
-        raise bad_request("Invalid metadata in README.md.\n" + "\n".join(f"- {message}" for message in errors))
 
 
 def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import suppress
 from typing import Any
 
 from localhub import webhooks
@@ -169,10 +170,15 @@ def details(call: Call) -> Json:
     answer = {**_summary(repo, row), "events": [_event(event) for event in events]}
     if row["pull_request"]:
         conflicts = row["status"] in ("open", "draft") and _merge_plan(call.hub, repo, row)[1]
+        diff = ""  # for readers who may not see the files
+        with suppress(HubError):
+            call.require_files(repo)
+            if call.flag("diff") and (sides := _sides(call.hub, repo, row)):
+                diff = difference(call.store, sides[0], sides[2])
         answer |= {
             "changes": {"base": row["base"], "mergeCommitId": row["merged"]},
             "filesWithConflicts": conflicts or [],
-            "diff": _diff(call, repo, row) if call.flag("diff") else "",
+            "diff": diff,
         }
     return answer
 
@@ -226,16 +232,6 @@ def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, bod
     event = add_event(call.hub, repo, num, "status-change", me.user.name, {"status": status})
     _announce(call.hub, repo, num, "update", "discussion")
     return event
-
-
-def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
-    """The changes of the pull request since it left its base; empty for readers who may not see the files."""
-    try:
-        call.require_files(repo)
-    except HubError:
-        return ""
-    sides = _sides(call.hub, repo, row)
-    return difference(call.store, sides[0], sides[2]) if sides else ""
 
 
 def _sides(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Tree, Tree, Tree] | None:

@@ -13,12 +13,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in, tags_of
+from localhub.access import TYPES, Repo, repo_of_row, role_in, tags_of
 from localhub.files import lfs_info
 from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router
 from localhub.spaces import host_of, runtime_of
-from localhub.tree import Tree
 
 router = Router()
 _LIKES = "(SELECT count(*) FROM likes WHERE likes.repo = repos.id)"
@@ -33,18 +32,6 @@ _MOST_CONDITIONS = 200  # the database takes 1,000
 _PAGE = 1000
 
 
-def _siblings(tree: Tree, *, blobs: bool) -> list[Json]:
-    siblings: list[Json] = []
-    for path, entry in sorted(tree.items()):
-        item: Json = {"rfilename": path}
-        if blobs:
-            item |= {"size": entry.size, "blobId": entry.oid}
-            if entry.sha256:
-                item["lfs"] = lfs_info(entry, "sha256")
-        siblings.append(item)
-    return siblings
-
-
 def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False) -> dict[str, Callable[[], Any]]:
     """Every property that can be shown, each computed when asked for."""
     store = call.store
@@ -53,7 +40,15 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         return int(store.rows("SELECT count(*) AS n FROM likes WHERE repo = ?", repo.id)[0]["n"])
 
     def siblings() -> list[Json]:
-        return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
+        items: list[Json] = []
+        for path, entry in sorted(call.hub.trees.at(repo.id, sha).items()) if sha else ():
+            item: Json = {"rfilename": path}
+            if blobs:
+                item |= {"size": entry.size, "blobId": entry.oid}
+                if entry.sha256:
+                    item["lfs"] = lfs_info(entry, "sha256")
+            items.append(item)
+        return items
 
     def children() -> int:
         sql = (
@@ -230,13 +225,13 @@ def _listed(call: Call, repo: Repo) -> Json:
 
 
 def _visible(call: Call) -> tuple[str, list[Any]]:
-    """The SQL condition for what the caller may see in a listing."""
-    scope = private_scope(call.identity)
-    if call.identity is None or scope is None:
+    """The SQL condition for what the caller may see in a listing, as `can_read` has it for one repo."""
+    me = call.identity
+    if me is None:
         return "visibility = 'public'", []
-    orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
-    mine = [call.identity.user.name, *(org for org in orgs if role_in(call.users, call.identity, org) is not None)]
-    condition = "ns IN (SELECT value FROM json_each(?))"
-    if scope == "app":
-        return f"(visibility = 'public' OR ({condition} AND app = ?))", [json.dumps(mine), call.identity.app]
-    return f"(visibility = 'public' OR {condition})", [json.dumps(mine)]
+    names = [me.user.name, *(org.name for org in call.users.orgs)]
+    mine = [name for name in names if role_in(call.users, me, name) is not None]
+    whole = me.role != "oauth" or bool(me.scopes & {"read-repos", "write-repos", "manage-repos"})
+    app = me.app if "contribute-repos" in me.scopes else None
+    condition = "(visibility = 'public' OR (ns IN (SELECT value FROM json_each(?)) AND (? OR app = ?)))"
+    return condition, [json.dumps(mine), whole, app]

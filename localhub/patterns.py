@@ -56,7 +56,9 @@ def ignore_rules(gitignore: str) -> Rules:
     """Patterns of a .gitignore with whether each ignores or (`!`) brings back."""
     rules = []
     for raw in gitignore.splitlines():
-        line = _without_spaces(raw)
+        line = raw.rstrip()
+        if line.endswith("\\") and len(line) < len(raw):
+            line += " "  # a space at the end counts behind a backslash alone
         if not line or line.startswith("#") or len(line) > _MOST_PATTERN:
             continue
         ignore = not line.startswith("!")
@@ -74,12 +76,6 @@ def check_work(patterns: str, paths: list[str]) -> None:
     """Refuse patterns that would keep the server busy for longer than any real ones do."""
     if len(patterns) > MOST_CHARACTERS or len(patterns) * sum(map(len, paths)) > _MOST_WORK:
         raise bad_request(f"The patterns are too many: at most {MOST_CHARACTERS} characters of them, for fewer files")
-
-
-def _without_spaces(line: str) -> str:
-    """Spaces at the end count only behind a backslash."""
-    bare = line.rstrip()
-    return bare + " " if bare.endswith("\\") and len(bare) < len(line) else bare
 
 
 def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:

@@ -37,12 +37,37 @@ from localhub.access import TYPES, Repo, can_take_part, find_repo, require_files
 from localhub.http_errors import HubError, bad_request, forbidden, not_found
 from localhub.store import Store
 from localhub.tree import Trees
-from localhub.unserved import unserved
 from localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
 MOST_ITEMS = 10_000  # of a list or form in a body; clients send a few hundred at a time
 _KINDS = {"": "model", **TYPES, "datasets/": "dataset", "spaces/": "space"}
+# what the real Hub has at an address and this one does not, so that nobody looks for a mistake of theirs
+_REPO = r"/api/(?:models|datasets|spaces)/[^/]+/[^/]+"
+_UNSERVED = {
+    r"/api/(?:scheduled-)?jobs(?:/.*)?": "Jobs",
+    r"/api/(?:models|datasets|spaces)/[^/]+(?:/[^/]+)?/xet-read-token/.*": "downloads through Xet",
+    r".*\.git/(?:info/refs|git-(?:upload|receive)-pack|HEAD|objects/.*)": "git over HTTP; use `hf upload`",
+    r".*\.git/info/lfs/locks.*": "locks of large files",
+    r"(?:/api)?/buckets(?:/.*)?": "buckets",
+    r"/api/collections(?:/.*)?": "collections",
+    r"/api/(?:daily_)?papers(?:/.*)?": "papers",
+    r"/api/kernels(?:/.*)?|/kernels/.*": "kernels",
+    r"/api/posts(?:/.*)?": "posts",
+    r"/api/(?:models|datasets|spaces)-tags-by-type": "the list of all tags",
+    r"/api/spaces/semantic-search": "semantic search",
+    r"/api/spaces/hardware": "the prices of hardware",
+    r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|volumes|dev-mode|(?:hot-)?reload.*)": "running Spaces",
+    _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*|safetensors-metadata/.*)": (
+        "this view of a repo"
+    ),
+    r"/api/datasets/[^/]+/[^/]+/(?:parquet|croissant|sql)(?:/.*)?": "the dataset viewer",
+    r"/api/(?:users|organizations)/[^/]+/.*": "this list of an account",
+    r"/api/settings/.*": "these settings",
+    r"/api/(?:inference.*|tasks|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",
+    r"/oauth/(?:device|register)": "this kind of sign-in; use /oauth/authorize",
+    r"/api/(?:quicksearch|trending|recent-activity|notifications|mcp)(?:/.*)?": "this part of the Hub's site",
+}
 
 
 @dataclass(frozen=True)
@@ -290,8 +315,10 @@ def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str,
     """The route of a request; what is not served here is 501 with its name, what is nowhere 404, another method 405."""
     seen = False
     for attribute in ("two_part", "one_part"):
-        if attribute == "one_part" and not seen and (what := unserved(path)):
-            raise HubError(501, f"The local Hub does not serve {what}.")
+        if attribute == "one_part" and not seen:
+            for pattern, what in _UNSERVED.items():
+                if re.fullmatch(pattern, path):
+                    raise HubError(501, f"The local Hub does not serve {what}.")
         for route in routes:
             found = getattr(route, attribute).fullmatch(path)
             if found and route.method == method:
@@ -333,7 +360,11 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
         else:
             limit = hub.limits.commit_bytes if route.body == "large" else hub.limits.body_bytes
             with tempfile.SpooledTemporaryFile(max_size=8 * 1024 * 1024) as body:
-                await _read_body(request, body, limit)
+                async for chunk in request.stream():
+                    body.write(chunk)
+                    if body.tell() > limit:
+                        raise HubError(413, f"The body is larger than {limit} bytes")
+                body.seek(0)
                 result = await run_in_threadpool(_handled, route, Call(hub, request, parts, identity, body))
     except HubError as error:
         result = JSONResponse(error.body, error.status, headers=error.headers)
@@ -360,13 +391,3 @@ def _is_full_disk(error: OSError | sqlite3.OperationalError) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return error.sqlite_errorcode == sqlite3.SQLITE_FULL
-
-
-async def _read_body(request: Request, body: IO[bytes], limit: int) -> None:
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HubError(413, f"The body is larger than {limit} bytes")
-        body.write(chunk)
-    body.seek(0)

@@ -77,7 +77,9 @@ def seed_folder(
         with hub.store.write():
             repo = find_repo(hub.store, repo_type, repo_id)
             repo = repo or add_repo(hub, me, repo_type, namespace, name, sdk=sdk, fixed=fixed)
-            operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
+            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            shown = [path for path in files if not any(part.startswith(".") for part in path.split("/"))]
+            operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in shown]
             head = hub.trees.resolve(repo.id, "main")
             return apply(hub, repo, operations, Message(message, user.name, fixed=fixed), ref=MAIN, head=head)
     except (HubError, OSError, sqlite3.Error) as error:
@@ -87,11 +89,6 @@ def seed_folder(
             got=str(error),
             next_step="Correct that and start again.",
         ) from error
-
-
-def _files(folder: Path) -> list[str]:
-    relative = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    return sorted(path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
 
 
 def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
