@@ -318,7 +318,12 @@ def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
         )
     kind = TooLateError if too_late else _KINDS.get(status, HubUnavailableError)
     after_s = asked_pause_s(response.headers) if response is not None else None
-    got, step = f"{status}: {_reason(error)}", _remedy(kind, after_s)
+    step = "Try again later."
+    if after_s:
+        step = f"Try again in {after_s:.0f} s; the Hub asks for it."
+    elif kind is RefusedError:
+        step = "Read the Hub's message; the same request will be refused again."
+    got = f"{status}: {_reason(error)}"
     result = kind("the Hub answered with an error", where=where, got=got, next_step=step)
     if isinstance(result, TransientHubError):
         result.after_s = after_s
@@ -330,14 +335,6 @@ def _is_too_late(response: Any) -> bool:
         return _TOO_LATE.search(response.text[:4000]) is not None
     except (RuntimeError, ValueError):  # its body was not read, or is no text
         return False
-
-
-def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
-    if after_s:
-        return f"Try again in {after_s:.0f} s; the Hub asks for it."
-    if kind is RefusedError:
-        return "Read the Hub's message; the same request will be refused again."
-    return "Try again later."
 
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:
@@ -395,11 +392,6 @@ def checked_endpoint(endpoint: str) -> str:
     return endpoint.strip().rstrip("/")
 
 
-def _tell_no_queries(record: logging.LogRecord) -> bool:
-    record.msg, record.args = _without_queries(record.getMessage()), ()
-    return True
-
-
 class _Told(logging.Handler):
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -411,7 +403,12 @@ class _Told(logging.Handler):
 
 def quiet_client() -> None:
     """Take signatures out of the client's log lines about addresses that it tries again."""
-    logging.getLogger(_CLIENT_LOGGER).addFilter(_tell_no_queries)
+
+    def tell_no_queries(record: logging.LogRecord) -> bool:
+        record.msg, record.args = _without_queries(record.getMessage()), ()
+        return True
+
+    logging.getLogger(_CLIENT_LOGGER).addFilter(tell_no_queries)
 
 
 def tell_retries(tell: Callable[[str], None]) -> None:

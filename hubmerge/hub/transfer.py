@@ -121,14 +121,18 @@ class HubReading:
         """A whole small file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
         if (here := self._here(repo_id, sha, path)) is not None:
             with suppress(OSError):
-                if here.stat().st_size <= max_bytes and _is_as_named(content := here.read_bytes(), here.name):
-                    return content
+                if here.stat().st_size <= max_bytes:
+                    stated, digest = _digests(content := here.read_bytes(), here.name)
+                    if digest == stated:
+                        return content
         at = _At(repo_id, sha, path)
 
         def read() -> bytes:
             with self._open(at, {}) as (response, etag):
                 content = b"".join(_capped(response, max_bytes, at))
-            _verify(content, etag, at)
+            stated, digest = _digests(content, etag)
+            if digest != stated:
+                raise _corrupt("a file does not match the digest that the Hub states", at, f"{stated[:16]}…", digest)
             return content
 
         return self.patience.repeat(read)
@@ -292,18 +296,13 @@ def refuse_failure(response: Any) -> None:
     )
 
 
-def _digest_as(stated: str, content: bytes) -> str:
-    """The sha256 where one is stated, else the id of the git blob."""
-    if len(stated) == 64:
-        return hashlib.sha256(content).hexdigest()
-    return blob_id(content)
-
-
-def _is_as_named(content: bytes, name: str) -> bool:
-    """Whether `content` has the digest that is its name in the client's cache. A cache without links keeps files under
-    their own names, which tell nothing."""
-    match = _DIGEST.fullmatch(name)
-    return match is None or _digest_as(match[1], content) == match[1]
+def _digests(content: bytes, stated: str) -> tuple[str, str]:
+    """The digest that an ETag or a name in the client's cache states, and that of `content`, a sha256 or the id of a
+    git blob; two equal ones where none is stated, as by the names of a cache without links."""
+    match = _DIGEST.fullmatch(stated)
+    if match is None:
+        return "", ""
+    return match[1], hashlib.sha256(content).hexdigest() if len(match[1]) == 64 else blob_id(content)
 
 
 def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
@@ -318,16 +317,6 @@ def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
     except OSError:
         return False
     return size == file.size and file.sha256 in (None, digest.hexdigest())
-
-
-def _verify(content: bytes, etag: str, at: _At) -> None:
-    """CorruptError unless `content` is what the ETag names: a git blob or, for large files, a sha256."""
-    match = _DIGEST.fullmatch(etag)
-    if match is None:
-        return
-    stated, digest = match[1], _digest_as(match[1], content)
-    if digest != stated:
-        raise _corrupt("a file does not match the digest that the Hub states", at, f"{stated[:16]}…", digest)
 
 
 def _corrupt(what: str, at: _At, expected: str, digest: str) -> CorruptError:
