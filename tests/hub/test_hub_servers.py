@@ -283,18 +283,7 @@ def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, 
     assert clock.pauses == []
 
 
-def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_say_so(
-    server: ScriptedHub, hub: Hub, clock: Clock, caplog: pytest.LogCaptureFixture
-):
-    answers: list[Answer | None] = [error(429, RateLimit='"resolvers";r=0;t=290'), None]
-    server.bend = lambda request: answers.pop(0)
-    hub.breakable().repo_state("org/model")
-    [pause] = clock.pauses
-    assert 290 <= pause <= 291
-    assert "asks for a pause of 290 s" in caplog.text
-
-
-def test_a_program_is_told_of_such_a_wait_as_of_the_client_s_retries_and_of_nothing_beside(
+def test_the_bytes_of_a_merge_wait_for_the_end_of_the_hub_s_window_and_a_program_is_told_of_it_and_of_nothing_beside(
     server: ScriptedHub, hub: Hub, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     for name in ("", "hubmerge.hub.errors", "huggingface_hub.utils._http"):
@@ -305,6 +294,8 @@ def test_a_program_is_told_of_such_a_wait_as_of_the_client_s_retries_and_of_noth
     answers: list[Answer | None] = [error(429, RateLimit='"resolvers";r=0;t=290'), None]
     server.bend = lambda request: answers.pop(0)
     hub.breakable().repo_state("org/model")
+    [pause] = clock.pauses
+    assert 290 <= pause <= 291
     assert ["asks for a pause of 290 s" in line for line in told] == [True]
     assert capsys.readouterr().err == ""
 
@@ -654,16 +645,6 @@ def test_a_public_hub_leads_to_https_only(web: Web, location: str):
     with pytest.raises(HubUnavailableError, match="not https"):
         Hub("https://hub.example", "hf_canary_token").read_file("org/model", "a" * 40, "config.json")
     assert len(web.requests) == 1
-
-
-def test_public_storage_is_read_without_the_token(web: Web):
-    web.addresses = {"cdn.example": ["8.8.8.8"]}
-    lead_to(web, "https://cdn.example/x?X-Amz-Signature=abc")
-    hub = Hub("https://hub.example", "hf_canary_token")
-    assert hub.read_file("org/model", "a" * 40, "config.json") == b"content"
-    first, second = web.requests
-    assert first.headers["authorization"] == "Bearer hf_canary_token"
-    assert "authorization" not in second.headers
 
 
 @pytest.mark.parametrize("words", ["Invalid credentials in Authorization header", "The token is expired", ""])
