@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from queue import Queue
 
@@ -53,6 +54,22 @@ def repo(ada: HfApi, fresh: Callable[[], str]) -> str:
 def bobs(bob: HfApi, fresh: Callable[[], str]) -> str:
     """A new public model repo of bob."""
     return bob.create_repo(f"bob/{fresh()}").repo_id
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A Hub of a users file, with an organisation of three roles and an application that declares one scope."""
+    members = {"dora": "admin", "eve": "read", "finn": "contributor"}
+    declared = {"scopes": ["contribute-repos"], "expiration_minutes": 43_200}
+    users = {
+        "users": [{"name": name, "tokens": [{"value": f"hf_{name}_write"}]} for name in members],
+        "orgs": [{"name": "lab", "members": members, "private_by_default": True}],
+        "oauth": {"client_id": "app", "client_secret": "a-long-secret", **declared},
+    }
+    path = tmp_path_factory.mktemp("lab") / "users.json"
+    path.write_text(json.dumps(users))
+    with LocalHubProcess(path.parent / "data", users=path) as hub:
+        yield hub
 
 
 class Receiver(ScriptedHub):

@@ -171,23 +171,16 @@ def test_a_size_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp
         assert ended.value.code == 2
 
 
-def test_a_users_file_replaces_the_default_users(tmp_path: Path) -> None:
-    users = {
-        "users": [{"name": "dora", "tokens": [{"value": "hf_dora_write_token"}]}],
-        "orgs": [{"name": "lab", "members": {"dora": "contributor"}, "private_by_default": True}],
-        "oauth": {"client_id": "app", "client_secret": "a-long-secret"},
-    }
-    path = tmp_path / "users.json"
-    path.write_text(json.dumps(users))
-    with LocalHubProcess(tmp_path / "data", users=path) as hub:
-        assert (hub.tokens, hub.oauth["client_id"]) == ({"dora": "hf_dora_write_token"}, "app")
-        dora = api_of(hub, "dora")
-        repo = dora.create_repo("lab/own").repo_id
-        assert dora.model_info(repo).private
-        assert status_of(HfApi(hub.endpoint, token=False).model_info, repo) == 401
-    path.write_text('{"users": "nobody"}')
+def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
+    assert lab.tokens == {name: f"hf_{name}_write" for name in ("dora", "eve", "finn")}
+    assert lab.oauth["client_id"] == "app"
+    finn = api_of(lab, "finn")
+    repo = finn.create_repo("lab/own").repo_id
+    assert finn.model_info(repo).private
+    assert status_of(HfApi(lab.endpoint, token=False).model_info, repo) == 401
+    (tmp_path / "users.json").write_text('{"users": "nobody"}')
     with pytest.raises(Exception, match="users file cannot be used"):
-        load_users(path)
+        load_users(tmp_path / "users.json")
 
 
 def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub: LocalHubProcess) -> None:

@@ -110,31 +110,20 @@ def test_a_duplicate_has_the_files_and_begins_a_history_of_its_own(
     assert [commit.title for commit in ada.list_repo_commits(copy)] == [f"Duplicate from {repo}", "initial commit"]
 
 
-def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(tmp_path: Path) -> None:
-    users = {
-        "users": [
-            {"name": "eve", "tokens": [{"value": "hf_eve_write"}]},
-            {"name": "dora", "tokens": [{"value": "hf_dora_write"}]},
-        ],
-        "orgs": [{"name": "lab", "members": {"dora": "admin", "eve": "read"}}],
-        "oauth": {"client_id": "app", "client_secret": "a-long-secret"},
-    }
-    (tmp_path / "users.json").write_text(json.dumps(users))
-    with LocalHubProcess(tmp_path / "hub", users=tmp_path / "users.json") as hub:
-        dora, eve = (HfApi(hub.endpoint, token=hub.tokens[name]) for name in ("dora", "eve"))
-        dora.create_repo("lab/secret", private=True)
-        with pytest.raises(HfHubHTTPError, match="may write"):
-            eve.duplicate_repo("lab/secret", "eve/open", private=False)
-        eve.duplicate_repo("lab/secret", "eve/copy")
-        assert eve.model_info("eve/copy").private
+def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(lab: LocalHubProcess) -> None:
+    dora, eve = (HfApi(lab.endpoint, token=lab.tokens[name]) for name in ("dora", "eve"))
+    dora.create_repo("lab/secret", private=True)
+    with pytest.raises(HfHubHTTPError, match="may write"):
+        eve.duplicate_repo("lab/secret", "eve/open", private=False)
+    eve.duplicate_repo("lab/secret", "eve/copy")
+    assert eve.model_info("eve/copy").private
 
 
 def test_the_source_of_a_protected_space_is_not_everybody_s(
     ada: HfApi, bob: HfApi, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
-    space = str(
-        ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio", visibility="protected").repo_id
-    )
+    settings = {"repo_type": "space", "space_sdk": "gradio", "visibility": "protected"}
+    space = str(ada.create_repo(f"ada/{fresh()}", **settings).repo_id)
     ada.upload_file(path_or_fileobj=b"secret", path_in_repo="app.py", repo_id=space, repo_type="space")
     assert ada.space_info(space).sha
     assert status_of(bob.hf_hub_download, space, "app.py", repo_type="space", local_dir=tmp_path / "bob") == 404
