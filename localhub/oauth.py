@@ -81,9 +81,8 @@ def authorize(call: Call) -> Response:
         return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
     values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
-    with call.store.write():
-        call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())
-        call.store.change("INSERT INTO oauth_requests VALUES (?, ?, ?)", *values)
+    call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())
+    call.store.change("INSERT INTO oauth_requests VALUES (?, ?, ?)", *values)
     users = "".join(_choice(call, user) for user in call.users.users if user.tokens)
     host = urlsplit(request["redirect_uri"]).netloc
     wanted = "".join(f"<li>{escape(SCOPES[name])} <small>({name})</small></li>" for name in request["scope"].split())
@@ -142,10 +141,9 @@ def _authorization_request(call: Call) -> dict[str, str]:
 
 def _redirect_with_code(call: Call, request: dict[str, str], user: User, orgs: list[str]) -> Response:
     code, request = secrets.token_urlsafe(32), request | {"orgs": " ".join(orgs)}
-    with call.store.write():
-        call.store.change("DELETE FROM oauth_codes WHERE expires < ?", time.time())
-        values = (code, user.name, json.dumps(request), time.time() + CODE_LIFETIME_S)
-        call.store.change("INSERT INTO oauth_codes VALUES (?, ?, ?, ?)", *values)
+    call.store.change("DELETE FROM oauth_codes WHERE expires < ?", time.time())
+    values = (code, user.name, json.dumps(request), time.time() + CODE_LIFETIME_S)
+    call.store.change("INSERT INTO oauth_codes VALUES (?, ?, ?, ?)", *values)
     return _back(request, {"code": code})
 
 
