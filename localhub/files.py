@@ -61,17 +61,7 @@ def lfs_info(entry: Entry, key: str) -> Json:
     return {key: sha256, "size": entry.size, "pointerSize": len(lfs_pointer(sha256, entry.size))}
 
 
-def xet_hash(sha256: str) -> str:
-    """The name of a large file in the other storage, which the client asks for before it has one copied (lfs.py).
-
-    There is no such storage here; a client that sends the name back has seen the file listed.
-    """
-    return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
-
-
-def _entries(
-    call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bool, with_xet: bool = False
-) -> list[Json]:
+def _entries(call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bool) -> list[Json]:
     """The JSON of files and folders, in the order of `paths`."""
     ids = tree_ids(tree) if any(path not in tree for path in paths) else {}
     last: dict[str, Row] = {}  # by path, the commit that changed it or something below it
@@ -93,8 +83,6 @@ def _entries(
             item = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
             if entry.sha256:
                 item["lfs"] = lfs_info(entry, "oid")
-                if with_xet:  # never in trees: a snapshot would be fetched from there
-                    item["xetHash"] = xet_hash(entry.sha256)
         if expand:
             item["lastCommit"] = {"id": last[path]["sha"], "title": last[path]["title"], "date": last[path]["date"]}
             if entry:
@@ -130,7 +118,7 @@ def paths_info(call: Call) -> list[Json]:
     wanted, expand = form.get("paths", []), form.get("expand", ["false"])[-1].lower() == "true"
     tree = call.hub.trees.at(repo.id, call.commit_of(repo))
     known = {*tree, *folders(tree)}
-    return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand, with_xet=True)
+    return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand)
 
 
 @router.on("GET", "/{P}{id}/resolve/{rev}/{path*}")

@@ -1,12 +1,9 @@
-"""Large files: the LFS batch, the upload of whole files and of parts, completion, verification, copies between repos.
+"""Large files: the LFS batch, the upload of whole files and of parts, completion, verification.
 
 An upload URL holds a random id and needs no token, because the client sends none there. The bytes are
 hashed on their way into DATA/tmp; only content whose sha256 is the promised one becomes an object, and an
 object belongs to the repos to which it was uploaded. So nobody can commit, by its digest alone, what they
 never had. A URL takes its content again, so that a client whose answer was lost can repeat itself.
-
-A copy gives a repo the objects of another one that the caller may read, without their bytes. Only what a commit of
-the source holds can be copied, and nothing from a private repo into one that others may read.
 """
 
 from __future__ import annotations
@@ -23,9 +20,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from localhub.access import Repo, can_take_part, require_write
-from localhub.files import xet_hash
-from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
-from localhub.protocol import Call, Json, Router, items_of, list_of, text_of
+from localhub.http_errors import HubError, bad_request, not_found, unprocessable
+from localhub.protocol import Call, Json, Router, items_of, list_of
 from localhub.store import Store, now
 
 router = Router()
@@ -48,7 +44,7 @@ def _objects(body: Json) -> list[tuple[str, int]]:
 
 
 def has(store: Store, repo: int, sha256: str) -> bool:
-    """Whether a large file was uploaded or copied to the repo."""
+    """Whether a large file was uploaded to the repo, or came with a duplicate."""
     return store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo, sha256) is not None
 
 
@@ -187,33 +183,3 @@ def verify(call: Call) -> Response:
     if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
         raise not_found("The object was not uploaded, or has another size")
     return JSONResponse({}, media_type=MEDIA_TYPE)
-
-
-@router.on("POST", "/api/{T}/{id}/lfs-files/duplicate")
-def duplicate(call: Call) -> Json:
-    """Large files of this repo become objects of another one; what cannot be copied is named with its reason."""
-    source, body = call.readable(), call.json()
-    me = call.signed_in()
-    call.require_files(source)
-    wanted = body.get("target")
-    target = call.repo(text_of(wanted, "type"), text_of(wanted, "name"))
-    require_write(call.users, me, target)
-    if not source.is_open and target.is_open:
-        raise forbidden("Files of a private repo are not copied into one that others may read")
-    failed: list[Json] = []
-    for item in items_of(body, "files"):
-        sha256 = text_of(item, "sha256")
-        # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
-        if (
-            text_of(item, "xetHash") == xet_hash(sha256)
-            and has(call.store, source.id, sha256)
-            and call.store.row(
-                "SELECT 1 FROM commits, json_each(commits.files) AS file"
-                " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
-                *(source.id, f'"{sha256}"', sha256),
-            )
-        ):
-            call.store.change("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", target.id, sha256)
-        else:
-            failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
-    return {"failed": failed}

@@ -13,7 +13,6 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
-from localhub.files import xet_hash
 from localhub.process import LocalHubProcess
 
 
@@ -70,13 +69,6 @@ def regular(path: str, content: bytes = b"x") -> dict[str, object]:
 
 def large(path: str, sha256: str, size: int) -> dict[str, object]:
     return {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}}
-
-
-def copy_large_file(api: HfApi, source: str, target: str, sha256: str) -> Any:
-    """The Hub's answer to who names a file of one repo and wants it in another."""
-    file = {"sha256": sha256, "xetHash": xet_hash(sha256)}
-    body = {"target": {"type": "model", "name": target}, "files": [file]}
-    return ask(api, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
 
 
 class Answer(NamedTuple):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, HfApi
-from huggingface_hub.errors import FileDuplicationError, HfHubHTTPError
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, batch, commit_files, copy_large_file, header, large, post_commit, regular, status_of
+from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of
 from starlette.testclient import TestClient
 
 from localhub.process import LocalHubProcess
@@ -211,7 +211,6 @@ def test_large_files_are_listed_once_and_deleted_from_every_branch_and_commit(ad
     ada.permanently_delete_lfs_files(repo, [one], rewrite_history=False)
     assert contents(ada, repo, "b.bin", revision=earlier) == b"\0two"
     assert ask(ada, "GET", f"/{repo}/resolve/{earlier}/a.bin").status_code == 404
-    assert copy_large_file(ada, repo, repo, one.oid).json()["failed"]
     for revision in ("main", "dev"):
         assert {*ada.list_repo_files(repo, revision=revision)} == {".gitattributes", "b.bin"}
 
@@ -250,104 +249,3 @@ def test_a_plain_commit_of_a_binary_file_is_refused_and_names_it(ada: HfApi, rep
     ada.upload_file(path_or_fileobj=binary, path_in_repo="a.png", repo_id=repo)  # the client asks first, and uses LFS
     [info] = ada.get_paths_info(repo, "a.png")
     assert info.lfs.size == len(binary)
-
-
-LARGE, SMALL = b"\0large" * 3000, b"small"
-
-
-@pytest.fixture
-def source(ada: HfApi, repo: str) -> str:
-    commit_files(ada, repo, {"w.bin": LARGE, "s.txt": SMALL})
-    return repo
-
-
-@pytest.fixture
-def target(ada: HfApi, fresh: Callable[[], str]) -> str:
-    return ada.create_repo(f"ada/{fresh()}").repo_id
-
-
-def copy(api: HfApi, source: str, target: str, path: str = "w.bin", revision: str = "main") -> Any:
-    operation = CommitOperationCopy(path, path, src_revision=revision, src_repo_id=source, src_repo_type="model")
-    return api.create_commit(target, [operation], commit_message="copy")
-
-
-def holds(api: HfApi, repo: str, content: bytes) -> bool:
-    """Whether a commit to `repo` could name the content."""
-    return "actions" not in batch(api, repo, hashlib.sha256(content).hexdigest(), len(content))
-
-
-def test_a_large_file_is_copied_without_its_bytes_and_a_small_one_by_its_content(
-    ada: HfApi, source: str, target: str
-) -> None:
-    for path, content in (("w.bin", LARGE), ("s.txt", SMALL)):
-        copy(ada, source, target, path)
-        [copied], [original] = (ada.get_paths_info(repo, [path]) for repo in (target, source))
-        assert (copied.lfs, copied.blob_id) == (original.lfs, original.blob_id)
-        assert contents(ada, target, path) == content
-    sha = str(ada.model_info(source).sha)
-    ada.delete_file("w.bin", source)
-    ada.delete_file("w.bin", target)
-    copy(ada, source, target, revision=sha)  # of an older commit
-    assert ada.file_exists(target, "w.bin")
-
-
-def test_only_paths_info_names_the_other_storage(ada: HfApi, source: str) -> None:
-    """A tree that did would send snapshots there."""
-    assert ada.get_paths_info(source, ["w.bin"])[0].xet_hash
-    assert not ada.get_paths_info(source, ["s.txt"])[0].xet_hash
-    assert not any(getattr(entry, "xet_hash", None) for entry in ada.list_repo_tree(source, recursive=True))
-
-
-def test_what_was_uploaded_but_never_committed_cannot_be_copied(ada: HfApi, source: str, target: str) -> None:
-    hidden = b"\0hidden" * 3000
-    ada.preupload_lfs_files(source, [CommitOperationAdd("hidden.bin", hidden)])
-    assert holds(ada, source, hidden)
-    assert copy_large_file(ada, source, target, hashlib.sha256(hidden).hexdigest()).json()["failed"]
-    assert not holds(ada, target, hidden)
-
-
-def test_a_digest_alone_gives_nobody_a_file_and_the_client_is_told_which_cannot_be_copied(
-    ada: HfApi, source: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub.hf_api import RepoFile
-
-    make = RepoFile.__init__
-
-    def odd(self: RepoFile, **values: Any) -> None:
-        make(self, **values)
-        self.xet_hash = "0" * 64
-
-    monkeypatch.setattr(RepoFile, "__init__", odd)
-    with pytest.raises(FileDuplicationError, match="Not a file of this repo"):
-        copy(ada, source, target)
-    assert not holds(ada, target, LARGE)
-
-
-def test_nobody_copies_from_what_they_cannot_read_or_to_what_they_cannot_write(
-    ada: HfApi, bob: HfApi, carol: HfApi, source: str, target: str, bobs: str, fresh: Callable[[], str]
-) -> None:
-    copy(bob, source, bobs)  # a public source
-    assert status_of(copy, bob, source, target) == status_of(copy, carol, source, target) == 403
-    ada.update_repo_settings(source, private=True)
-    second = bob.create_repo(f"bob/{fresh()}").repo_id
-    assert copy_large_file(bob, source, second, hashlib.sha256(LARGE).hexdigest()).status_code == 404
-    assert not holds(bob, second, LARGE)
-
-
-def test_the_files_of_a_gated_repo_are_copied_only_by_those_who_were_let_in(
-    ada: HfApi, bob: HfApi, source: str, bobs: str
-) -> None:
-    ada.update_repo_settings(source, gated="manual")
-    assert status_of(copy, bob, source, bobs) == 403
-    assert not holds(bob, bobs, LARGE)
-
-
-def test_a_private_file_is_not_copied_to_where_others_may_read_it(
-    ada: HfApi, source: str, target: str, fresh: Callable[[], str]
-) -> None:
-    ada.update_repo_settings(source, private=True)
-    assert status_of(copy, ada, source, target) == 403
-    assert not holds(ada, target, LARGE)
-    hidden = ada.create_repo(f"ada/{fresh()}", private=True).repo_id
-    copy(ada, source, hidden)
-    assert holds(ada, hidden, LARGE)
