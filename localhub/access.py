@@ -38,7 +38,6 @@ class Repo:
     sdk: str | None
     hardware: str | None
     sleep_s: int | None
-    paused: bool
     downloads: int
     storage: int
     card: dict[str, Any]
@@ -77,7 +76,7 @@ def repo_key(repo_type: str, full_name: str) -> str:
 def repo_of_row(row: sqlite3.Row) -> Repo:
     values = {name: row[name] for name in Repo.__dataclass_fields__}
     values |= {name: json.loads(row[name]) for name in ("card", "config", "safetensors")}
-    return Repo(**(values | {"paused": bool(row["paused"])}))
+    return Repo(**values)
 
 
 def tags_of(store: Store, repo: Repo) -> list[str]:

@@ -14,7 +14,7 @@ from localhub.access import PREFIX, Repo, can_create, can_write, repo_key, repo_
 from localhub.cards import SDKS, count_parameters, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
-from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, text_of
+from localhub.protocol import Call, Hub, Json, Router, optional_text, optional_whole, text_of
 from localhub.store import REPO_TABLES, now
 from localhub.tree import MAIN, Changes, File, Fixed, Message
 from localhub.users import Identity
@@ -141,16 +141,9 @@ def create(call: Call) -> Json:
     repo_type, namespace, name = _named(call, body)
     visibility = optional_text(body, "visibility") or _asked_private(body)
     hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
-    values = [
-        (kind, text_of(item, "key"), text_of(item, "value"), optional_text(item, "description"))
-        for kind in ("secrets", "variables")
-        for item in items_of(body, kind)
-    ]
     me, sdk = call.signed_in(), optional_text(body, "sdk")
     repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
     call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
-    rows = [(repo.id, *value, now()) for value in values]
-    call.store.connection().executemany("INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)", rows)
     return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
 
 

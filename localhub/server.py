@@ -42,7 +42,6 @@ from localhub import (
     pages,
     refs,
     repos,
-    spaces,
     webhooks,
     xet,
 )
@@ -53,7 +52,7 @@ from localhub.seed import examples, seed_datasets, seed_zoo, with_mirrors
 from localhub.users import default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
-_MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, xet, spaces, repos, files, listing, pages)
+_MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, xet, repos, files, listing, pages)
 ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
 
 

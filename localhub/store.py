@@ -68,8 +68,6 @@ CREATE TABLE IF NOT EXISTS deliveries (
     state TEXT NOT NULL DEFAULT 'pending', attempts INTEGER NOT NULL DEFAULT 0, status_code INTEGER,
     error TEXT, date TEXT NOT NULL, finished_at TEXT);
 CREATE INDEX IF NOT EXISTS deliveries_of ON deliveries (webhook, state);
-CREATE TABLE IF NOT EXISTS space_values (repo INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
-    value TEXT NOT NULL, description TEXT, date TEXT NOT NULL, PRIMARY KEY (repo, kind, key));
 CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
     part_size INTEGER, date TEXT NOT NULL, repo INTEGER);
 CREATE TABLE IF NOT EXISTS repo_objects (repo INTEGER NOT NULL, sha256 TEXT NOT NULL,
@@ -83,7 +81,7 @@ CREATE TABLE IF NOT EXISTS oauth_tokens (token TEXT PRIMARY KEY, refresh TEXT NO
 # Every table whose rows belong to one repo; all of them go when the repo goes.
 REPO_TABLES = (
     *("aliases", "repo_tags", "refs", "commits", "likes", "access_requests"),
-    *("discussions", "events", "space_values", "repo_objects"),
+    *("discussions", "events", "repo_objects"),
 )
 
 

@@ -232,6 +232,7 @@ def test_who_may_not_read_a_gated_repo_s_files_reads_no_difference(ada: HfApi, b
         ("/api/models/ada/x/lfs-files/duplicate", "copies of large files between repos"),
         ("/datasets/ada/x.git/info/refs?service=git-receive-pack", "git over HTTP"),
         ("/api/spaces/ada/x/logs/run", "running Spaces"),
+        ("/api/spaces/ada/x/secrets", "running Spaces"),
         ("/api/organizations/zoo/overview", "account"),
         ("/oauth/device", "sign-in"),
     ],

@@ -348,17 +348,14 @@ def test_a_repo_that_is_deleted_while_somebody_reads_it_is_read_as_it_was(
 STRANGE: tuple[Any, ...] = (None, True, -1, 2**70, "", "\ud800", "../x\0", [None], {})
 LINE: dict[str, Any] = {"path": "p", "content": "", "encoding": "base64", "oid": "0" * 64, "size": 1, "summary": "s"}
 TEXTS = "tag title comment key value secret requestId description content message gitIgnore"
-VALUES = [{"key": "k", "value": "v", "description": "d"}]
 GOOD: dict[str, Any] = {
     **dict.fromkeys(TEXTS.split(), "text"),
     **dict.fromkeys(("private", "pullRequest"), True),
-    **dict.fromkeys(("flavor", "hardware"), "cpu-basic"),
-    **dict.fromkeys(("secrets", "variables"), VALUES),
     "name": "two",
     "type": "model",
     "organization": "ada",
     "sleepTimeSeconds": 60,
-    "seconds": 5,
+    "hardware": "cpu-basic",
     "url": "http://127.0.0.1:1",
     "watched": [{"type": "user", "name": "ada"}],
     "domains": ["repo"],
@@ -407,7 +404,7 @@ def bodies(route: Route) -> Iterator[bytes]:
 
 
 def address(template: str, filler: str) -> str:
-    known = {"T": "models", "S": "spaces", "P": "", "values": "secrets", "rev": "main", "ref": "main", "num": "1"}
+    known = {"T": "models", "S": "spaces", "P": "", "rev": "main", "ref": "main", "num": "1"}
     kind = "space" if "{S}" in template else "repo"
     return re.sub(r"\{(\w+)\*?\}", lambda m: {**known, "id": f"ada/{kind}"}.get(m[1], filler), template)
 
