@@ -1,8 +1,8 @@
-"""Accounts: whoami, overviews, likes, and the requests for access to gated repos."""
+"""Accounts: whoami, likes, and the requests for access to gated repos."""
 
 from __future__ import annotations
 
-from localhub.access import TYPES, Repo, orgs_shown
+from localhub.access import Repo, orgs_shown
 from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.store import now
@@ -45,28 +45,6 @@ def whoami(call: Call) -> Json:
         "orgs": orgs,
         "auth": {"type": kind, "accessToken": {"displayName": me.role, "role": role_of_token, "createdAt": _CREATED}},
     }
-
-
-@router.on("GET", "/api/users/{user}/overview")
-def user_overview(call: Call) -> Json:
-    user = call.users.user(call.parts["user"])
-    if user is None:
-        raise not_found("User not found")
-    counted = call.store.rows(
-        "SELECT type, count(*) AS n FROM repos WHERE ns = ? AND visibility = 'public' GROUP BY type", user.name
-    )
-    count = {row["type"]: row["n"] for row in counted}
-    orgs = [{"name": o.name, "fullname": o.fullname, "avatarUrl": ""} for o, _ in call.users.orgs_of(user.name)]
-    numbers = {f"num{kind.capitalize()}": count.get(kind.removesuffix("s"), 0) for kind in TYPES}
-    return {**person(user), "type": "user", "isPro": False, "orgs": orgs, **numbers}
-
-
-@router.on("GET", "/api/organizations/{org}/members")
-def org_members(call: Call) -> list[Json]:
-    org = call.users.org(call.parts["org"])
-    if org is None:
-        raise not_found("Organization not found")
-    return [person(user) for user in call.users.users if user.name in org.members]
 
 
 @router.on("POST", "/api/{T}/{id}/like")

@@ -44,7 +44,7 @@ def _objects(body: Json) -> list[tuple[str, int]]:
 
 
 def has(store: Store, repo: int, sha256: str) -> bool:
-    """Whether a large file was uploaded to the repo, or came with a duplicate."""
+    """Whether a large file was uploaded to the repo."""
     return store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo, sha256) is not None
 
 

@@ -48,7 +48,7 @@ _UNSERVED = {
     r"/api/(?:models|datasets|spaces)/[^/]+(?:/[^/]+)?/xet-read-token/.*": "downloads through Xet",
     r".*\.git/(?:info/refs|git-(?:upload|receive)-pack|HEAD|objects/.*)": "git over HTTP; use `hf upload`",
     r".*\.git/info/lfs/locks.*": "locks of large files",
-    _REPO + "/lfs-files/duplicate": "copies of large files between repos; download and upload them",
+    _REPO + "/(?:lfs-files/)?duplicate": "copies between repos; download and upload the files",
     r"(?:/api)?/buckets(?:/.*)?": "buckets",
     r"/api/collections(?:/.*)?": "collections",
     r"/api/(?:daily_)?papers(?:/.*)?": "papers",

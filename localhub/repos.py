@@ -10,7 +10,7 @@ import re
 from collections import Counter
 
 from localhub import webhooks
-from localhub.access import PREFIX, Repo, can_create, can_write, repo_key, repo_of_row, require_manage
+from localhub.access import PREFIX, Repo, can_create, repo_key, repo_of_row, require_manage
 from localhub.cards import SDKS, count_parameters, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
@@ -182,28 +182,6 @@ def move(call: Call) -> Json:
     moved = {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}
     webhooks.queue(call.hub, repo, "move", "repo", movedTo=moved)
     return {"url": f"{call.endpoint}/{PREFIX[repo_type]}{owner}/{name}"}
-
-
-@router.on("POST", "/api/{T}/{id}/duplicate")
-def duplicate(call: Call) -> Json:
-    """A new repo with the files of this one in one commit; it is seen by whom this one is, unless the body says so."""
-    source, body = call.readable(), call.json()
-    call.require_files(source)
-    namespace, _, name = text_of(body, "repository").partition("/")
-    visibility = optional_text(body, "visibility") or _asked_private(body) or source.visibility
-    me = call.signed_in()
-    if not source.is_open and visibility == "public" and not can_write(call.users, me, source):
-        raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
-    repo = add_repo(call.hub, me, source.type, namespace, name, visibility=visibility, sdk=source.sdk)
-    head = call.hub.trees.head(source.id)
-    files = call.hub.trees.at(source.id, head) if head else {}
-    objects = [(repo.id, entry.sha256) for entry in files.values() if entry.sha256]
-    call.store.connection().executemany("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", objects)
-    message = Message(f"Duplicate from {source.full_name}", me.user.name)
-    changes = {path: entry.file for path, entry in files.items()}
-    commit_to(call.hub, repo, changes, message, ref=MAIN, parent=call.hub.trees.head(repo.id))
-    call.store.change("UPDATE repos SET gated = ? WHERE id = ?", source.gated, repo.id)
-    return {"url": f"{call.endpoint}/{repo.path}"}
 
 
 def _asked_private(body: Json) -> str | None:

@@ -155,7 +155,7 @@ def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], st
         f"repos tag create {one} v1",
         f"repos branch create {one} dev",
         f"repos settings {one} --gated auto",
-        f"repos duplicate {one} {two}",
+        f"repos create {two}",
         f"repos move {two} {three}",
         f"repos delete-files {one} a.txt",
         f"repos delete {three} -y",
@@ -229,7 +229,8 @@ def test_who_may_not_read_a_gated_repo_s_files_reads_no_difference(ada: HfApi, b
         ("/api/papers/search", "papers"),
         ("/api/spaces/hardware", "hardware"),  # no Space of that name
         ("/api/models/ada/x/xet-read-token/main", "Xet"),
-        ("/api/models/ada/x/lfs-files/duplicate", "copies of large files between repos"),
+        ("/api/models/ada/x/lfs-files/duplicate", "copies between repos"),
+        ("/api/models/ada/x/duplicate", "copies between repos"),
         ("/datasets/ada/x.git/info/refs?service=git-receive-pack", "git over HTTP"),
         ("/api/spaces/ada/x/logs/run", "running Spaces"),
         ("/api/spaces/ada/x/secrets", "running Spaces"),

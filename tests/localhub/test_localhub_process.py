@@ -174,9 +174,11 @@ def test_a_size_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
     assert lab.tokens == {name: f"hf_{name}_write" for name in ("dora", "eve", "finn")}
     assert lab.oauth["client_id"] == "app"
-    finn = api_of(lab, "finn")
+    finn, eve = api_of(lab, "finn"), api_of(lab, "eve")
     repo = finn.create_repo("lab/own").repo_id
     assert finn.model_info(repo).private
+    assert eve.model_info(repo).private
+    assert status_of(eve.create_branch, repo, branch="x") == 403
     assert status_of(HfApi(lab.endpoint, token=False).model_info, repo) == 401
     (tmp_path / "users.json").write_text('{"users": "nobody"}')
     with pytest.raises(Exception, match="users file cannot be used"):

@@ -22,11 +22,6 @@ def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, c
     assert carol.whoami()["auth"]["accessToken"]["role"] == "read"
 
 
-def test_members_are_listed_by_name_and_full_name(ada: HfApi) -> None:
-    members = {member.username: member.fullname for member in ada.list_organization_members("zoo")}
-    assert members["ada"]
-
-
 def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo: str) -> None:
     stranger = HfApi(local_hub.endpoint, token="hf_nobody_has_this_token")
     assert status_of(stranger.whoami) == status_of(stranger.model_info, repo) == 401

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 from processes import Beside
 from raw_requests import ask, batch, header, large, post_commit, regular, status_of
@@ -30,7 +29,6 @@ from localhub.access import find_repo
 from localhub.cards import count_parameters
 from localhub.commits import Operation, apply
 from localhub.diffs import difference
-from localhub.process import LocalHubProcess
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
@@ -78,39 +76,6 @@ def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada: HfApi, c
     assert ask(carol, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 403
 
 
-# copies of whole repos
-
-
-def test_a_duplicate_is_seen_by_whom_its_source_is(ada: HfApi, secret: str, fresh: Callable[[], str]) -> None:
-    copy = str(ada.duplicate_repo(secret, f"ada/{fresh()}").repo_id)
-    assert ada.model_info(copy).private
-    opened = str(ada.duplicate_repo(secret, f"ada/{fresh()}", private=False).repo_id)  # its owner says so
-    assert not ada.model_info(opened).private
-    ada.update_repo_settings(opened, gated="manual")
-    assert ada.model_info(str(ada.duplicate_repo(opened, f"ada/{fresh()}").repo_id)).gated == "manual"
-
-
-def test_a_duplicate_has_the_files_and_begins_a_history_of_its_own(
-    ada: HfApi, repo: str, fresh: Callable[[], str], tmp_path: Path
-) -> None:
-    ada.upload_file(path_or_fileobj=LARGE, path_in_repo="x.bin", repo_id=repo)
-    ada.upload_file(path_or_fileobj=b"words", path_in_repo="notes.txt", repo_id=repo)
-    copy = str(ada.duplicate_repo(repo, f"ada/{fresh()}").repo_id)
-    assert sorted(ada.list_repo_files(copy)) == sorted(ada.list_repo_files(repo))
-    for name, content in (("x.bin", LARGE), ("notes.txt", b"words")):
-        assert Path(ada.hf_hub_download(copy, name, local_dir=tmp_path)).read_bytes() == content
-    assert [commit.title for commit in ada.list_repo_commits(copy)] == [f"Duplicate from {repo}", "initial commit"]
-
-
-def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(lab: LocalHubProcess) -> None:
-    dora, eve = (HfApi(lab.endpoint, token=lab.tokens[name]) for name in ("dora", "eve"))
-    dora.create_repo("lab/secret", private=True)
-    with pytest.raises(HfHubHTTPError, match="may write"):
-        eve.duplicate_repo("lab/secret", "eve/open", private=False)
-    eve.duplicate_repo("lab/secret", "eve/copy")
-    assert eve.model_info("eve/copy").private
-
-
 def test_the_source_of_a_protected_space_is_not_everybody_s(
     ada: HfApi, bob: HfApi, fresh: Callable[[], str], tmp_path: Path
 ) -> None:
@@ -120,7 +85,6 @@ def test_the_source_of_a_protected_space_is_not_everybody_s(
     assert ada.space_info(space).sha
     assert status_of(bob.hf_hub_download, space, "app.py", repo_type="space", local_dir=tmp_path / "bob") == 404
     assert status_of(bob.list_repo_files, space, repo_type="space") == 404
-    assert status_of(bob.duplicate_repo, space, f"bob/{fresh()}", repo_type="space") == 404
     assert space not in [found.id for found in bob.list_spaces()]
     assert space in [found.id for found in ada.list_spaces()]
 
@@ -361,7 +325,6 @@ GOOD: dict[str, Any] = {
     "domains": ["repo"],
     "fromRepo": "ada/repo",
     "toRepo": "ada/zz",
-    "repository": "ada/dd",
     "sdk": "gradio",
     "operation": "upload",
     "transfers": ["multipart"],
