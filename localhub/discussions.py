@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import suppress
 from typing import Any
 
 from localhub import webhooks
 from localhub.access import Repo, can_write
-from localhub.diffs import difference
-from localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
+from localhub.http_errors import bad_request, conflict, forbidden, not_found
 from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.store import new_id, now
@@ -170,15 +168,9 @@ def details(call: Call) -> Json:
     answer = {**_summary(repo, row), "events": [_event(event) for event in events]}
     if row["pull_request"]:
         conflicts = row["status"] in ("open", "draft") and _merge_plan(call.hub, repo, row)[1]
-        diff = ""  # for readers who may not see the files
-        with suppress(HubError):
-            call.require_files(repo)
-            if call.flag("diff") and (sides := _sides(call.hub, repo, row)):
-                diff = difference(call.store, sides[0], sides[2])
         answer |= {
             "changes": {"base": row["base"], "mergeCommitId": row["merged"]},
             "filesWithConflicts": conflicts or [],
-            "diff": diff,
         }
     return answer
 
@@ -234,22 +226,15 @@ def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, bod
     return event
 
 
-def _sides(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Tree, Tree, Tree] | None:
-    """The files where the pull request left its base, of the base, and of the pull request; None without a base."""
-    base, head = hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
-    if base is None or head is None:
-        return None
-    on_base = {commit.sha for commit in hub.trees.history(repo.id, base)}
-    fork = next((commit.sha for commit in hub.trees.history(repo.id, head) if commit.sha in on_base), None)
-    return hub.trees.at(repo.id, fork) if fork else {}, hub.trees.at(repo.id, base), hub.trees.at(repo.id, head)
-
-
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
     """The changes that merging would make on the base, and the paths in conflict."""
-    sides = _sides(hub, repo, row)
-    if sides is None:
+    base, head = hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+    if base is None or head is None:
         return {}, [row["base"]]
-    old, ours, theirs = sides
+    on_base = {commit.sha for commit in hub.trees.history(repo.id, base)}
+    fork = next((commit.sha for commit in hub.trees.history(repo.id, head) if commit.sha in on_base), None)
+    old: Tree = hub.trees.at(repo.id, fork) if fork else {}
+    ours, theirs = hub.trees.at(repo.id, base), hub.trees.at(repo.id, head)
     changes: dict[str, File | None] = {}
     conflicts: list[str] = []
     for path in sorted({*old, *theirs}):

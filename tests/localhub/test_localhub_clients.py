@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import ROOT, as_ada, printed_by
-from raw_requests import commit_files
 
 from localhub.process import LocalHubProcess
 
@@ -171,52 +169,6 @@ def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], st
     assert three not in models
     assert data in datasets
     assert ada.model_info(one).gated == "auto"
-
-
-def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
-    hf: Hf, ada: HfApi, repo: str, tmp_path: Path
-) -> None:
-    before = {"kept.txt": b"same\n", "changed.txt": b"".join(b"line %d\n" % n for n in range(40)), "gone.txt": b"bye"}
-    after = {
-        "kept.txt": before["kept.txt"],
-        "changed.txt": before["changed.txt"].replace(b"line 3\n", b"LINE 3\n").replace(b"line 39\n", b"end"),
-        "new.txt": "ein neuer, größer\n".encode(),
-        'odd "name".txt': b"x\n",
-        "empty.txt": b"",
-    }
-    commit_files(ada, repo, before)
-    changes = [CommitOperationAdd(name, text) for name, text in after.items() if before.get(name) != text]
-    ada.create_commit(repo, [*changes, CommitOperationDelete("gone.txt")], commit_message="proposed", create_pr=True)
-    ada.upload_file(path_or_fileobj=b"later\n", path_in_repo="unrelated.txt", repo_id=repo)  # on main, meanwhile
-    [shown] = hf(f"discussions diff {repo} 1")
-    assert "-line 3\n+LINE 3" in shown
-    assert "unrelated.txt" not in shown
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for name, text in before.items():
-        (tree / name).write_bytes(text)
-    diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
-    applied = subprocess.run(["git", "apply", "-"], cwd=tree, input=diff, capture_output=True, text=True, check=False)
-    assert applied.returncode == 0, applied.stderr
-    assert {path.name: path.read_bytes() for path in tree.iterdir()} == after
-
-
-def test_a_difference_of_many_lines_is_found_at_once_and_large_files_show_their_pointers(ada: HfApi, repo: str) -> None:
-    lines = [b"%d\n" % (n * 7919 % 100_003) for n in range(30_000)]
-    ada.upload_file(path_or_fileobj=b"".join(lines), path_in_repo="long.txt", repo_id=repo)
-    commit_files(ada, repo, {"long.txt": b"".join(sorted(lines)), "m.bin": b"\0" * 100}, create_pr=True)
-    diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
-    assert "+version https://git-lfs" in diff
-    removed, added = (sorted(re.findall(rf"^\{sign}(\d+)$", diff, re.MULTILINE)) for sign in "-+")
-    assert removed == added  # the same lines in another order
-    assert len(removed) > 1000
-
-
-def test_who_may_not_read_a_gated_repo_s_files_reads_no_difference(ada: HfApi, bob: HfApi, repo: str) -> None:
-    ada.upload_file(path_or_fileobj=b"secret\n", path_in_repo="a.txt", repo_id=repo, create_pr=True)
-    ada.update_repo_settings(repo, gated="manual")
-    assert "secret" in ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
-    assert not bob.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

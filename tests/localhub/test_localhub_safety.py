@@ -14,7 +14,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,12 +27,11 @@ from hubmerge.errors import HubUnavailableError
 from localhub.access import find_repo
 from localhub.cards import count_parameters
 from localhub.commits import Operation, apply
-from localhub.diffs import difference
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
 from localhub.server import ROUTES, app_of
 from localhub.store import Store
-from localhub.tree import MAIN, Entry, File, Message, Tree
+from localhub.tree import MAIN, File, Message, Tree
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -163,17 +161,6 @@ def test_a_header_whose_shape_is_no_list_of_lengths_counts_nothing(tmp_path: Pat
 def test_a_header_without_measure_is_not_counted(tmp_path: Path) -> None:
     for size, counted in ((1000, {"F32": 2}), (25 * 1024 * 1024 + 1, {})):
         assert count_parameters(weights(tmp_path, [2], size)) == counted
-
-
-def test_large_files_and_long_differences_are_left_out(tmp_path: Path) -> None:
-    def change(size: int, count: int = 1) -> str:
-        (tmp_path / "blob").write_bytes(b"x" * size)
-        store = SimpleNamespace(git_path=lambda oid: tmp_path / "blob")
-        return difference(store, {}, {f"f{n}": Entry("0" * 40, size, None, "0" * 40) for n in range(count)})
-
-    assert "\n+xxx" in change(1000)
-    assert "Binary files" in change(1024 * 1024 + 1)
-    assert change(600_000, count=2).endswith("… the rest is left out\n")
 
 
 def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
