@@ -146,7 +146,7 @@ def can_create(users: Users, identity: Identity, namespace: str) -> bool:
 
 
 def can_take_part(identity: Identity | None) -> bool:
-    """Whether the token may open discussions and pull requests, like and comment."""
+    """Whether the token may open discussions and pull requests, and comment."""
     if identity is None or identity.role == "read":
         return False
     wanted = {"write-discussions", "write-repos", "manage-repos"}

@@ -1,4 +1,4 @@
-"""Accounts: whoami, likes, and the requests for access to gated repos."""
+"""Accounts: whoami, and who is let into gated repos."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from localhub.access import Repo, orgs_shown
 from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.store import now
-from localhub.users import User, object_id
+from localhub.users import object_id
 
 router = Router()
 _ADD_REQUEST = "INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?) RETURNING 1"
 _STATUSES = ("pending", "accepted", "rejected")
 _CREATED = "2026-01-01T00:00:00.000Z"  # of every token
-
-
-def person(user: User) -> Json:
-    return {"user": user.name, "name": user.name, "fullname": user.fullname or user.name, "avatarUrl": ""}
 
 
 @router.on("GET", "/api/whoami-v2")
@@ -47,51 +43,10 @@ def whoami(call: Call) -> Json:
     }
 
 
-@router.on("POST", "/api/{T}/{id}/like")
-def like(call: Call) -> Json:
-    repo, me = call.readable(), call.participant()
-    call.store.change("INSERT OR IGNORE INTO likes VALUES (?, ?, ?)", repo.id, me.user.name, now())
-    return {}
-
-
-@router.on("DELETE", "/api/{T}/{id}/like")
-def unlike(call: Call) -> Json:
-    repo, me = call.readable(), call.signed_in()
-    call.store.change("DELETE FROM likes WHERE repo = ? AND user = ?", repo.id, me.user.name)
-    return {}
-
-
-@router.on("GET", "/api/{T}/{id}/likers")
-def likers(call: Call) -> list[Json]:
-    rows = call.store.rows("SELECT user FROM likes WHERE repo = ? ORDER BY date", call.readable().id)
-    return [person(user) for row in rows if (user := call.users.user(row["user"]))]
-
-
 @router.on("GET", "/api/users/{user}/likes")
 def liked(call: Call) -> list[Json]:
-    rows = call.store.rows(
-        "SELECT type, ns || '/' || name AS name, likes.date FROM likes JOIN repos ON repos.id = likes.repo"
-        " WHERE likes.user = ? AND visibility = 'public' ORDER BY likes.date DESC",
-        call.parts["user"],
-    )
-    return [{"createdAt": row["date"], "repo": {"name": row["name"], "type": row["type"]}} for row in rows]
-
-
-@router.on("POST", "/api/{T}/{id}/ask-access")
-def ask_access(call: Call) -> Json:
-    """A user asks to be let into a gated repo; an `auto` gate lets them in at once, unless they were rejected."""
-    repo, me = call.readable(), call.signed_in()
-    if not repo.gated:
-        raise bad_request("This repo is not gated")
-    sql = "SELECT status FROM access_requests WHERE repo = ? AND user = ?"
-    known = call.store.row(sql, repo.id, me.user.name)
-    if known and known["status"] != "pending":
-        return {"status": known["status"]}
-    status = "accepted" if repo.gated == "auto" else "pending"
-    call.store.change(
-        "INSERT OR REPLACE INTO access_requests VALUES (?, ?, ?, ?)", repo.id, me.user.name, status, now()
-    )
-    return {"status": status}
+    """None: the client asks, and nothing can be liked here."""
+    return []
 
 
 def _request_id(repo: Repo, user: str) -> str:
@@ -107,7 +62,14 @@ def access_requests(call: Call) -> list[Json]:
     return [
         {
             "requestId": _request_id(repo, user.name),
-            "user": {**person(user), "_id": object_id("user", user.name), "email": user.email or None},
+            "user": {
+                "_id": object_id("user", user.name),
+                "user": user.name,
+                "name": user.name,
+                "fullname": user.fullname or user.name,
+                "email": user.email or None,
+                "avatarUrl": "",
+            },
             "status": status,
             "timestamp": row["date"],
         }

@@ -20,12 +20,11 @@ from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router
 
 router = Router()
-_LIKES = "(SELECT count(*) FROM likes WHERE likes.repo = repos.id)"
 _SORTS = {
     **dict.fromkeys(("lastModified", "last_modified"), "modified_at"),
     **dict.fromkeys(("createdAt", "created_at"), "created_at"),
     "downloads": "downloads",
-    **dict.fromkeys(("likes", "trendingScore", "trending_score"), _LIKES),
+    **dict.fromkeys(("likes", "trendingScore", "trending_score"), "id"),  # no repo has likes: the newest first
 }
 _REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
 _MOST_CONDITIONS = 200  # the database takes 1,000
@@ -36,9 +35,6 @@ _ENTRY = {"docker": "Dockerfile", "static": "index.html"}  # the file that a Spa
 def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False) -> dict[str, Callable[[], Any]]:
     """Every property that can be shown, each computed when asked for."""
     store = call.store
-
-    def likes() -> int:
-        return int(store.rows("SELECT count(*) AS n FROM likes WHERE repo = ?", repo.id)[0]["n"])
 
     def siblings() -> list[Json]:
         items: list[Json] = []
@@ -67,8 +63,8 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         "disabled": lambda: False,
         "downloads": lambda: repo.downloads,
         "downloadsAllTime": lambda: repo.downloads,
-        "likes": likes,
-        "trendingScore": likes,
+        "likes": lambda: 0,
+        "trendingScore": lambda: 0,
         "tags": lambda: tags_of(store, repo),
         "cardData": lambda: repo.card,
         "usedStorage": lambda: repo.storage,

@@ -64,6 +64,8 @@ _UNSERVED = {
     ),
     r"/api/datasets/[^/]+/[^/]+/(?:parquet|croissant|sql)(?:/.*)?": "the dataset viewer",
     r"/api/(?:users|organizations)/[^/]+/.*": "this list of an account",
+    _REPO + "/like(?:rs)?": "likes",
+    _REPO + "/ask-access": "requests for access; the owner grants it",
     r"/api/settings/.*": "these settings",
     r"/api/(?:inference.*|tasks|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",
     r"/oauth/(?:device|register)": "this kind of sign-in; use /oauth/authorize",
@@ -159,10 +161,10 @@ class Call:
         return self.identity
 
     def participant(self) -> Identity:
-        """The caller, whose token may like, comment and open pull requests."""
+        """The caller, whose token may comment and open pull requests."""
         me = self.signed_in()
         if not can_take_part(me):
-            raise forbidden("This token may not like repos or take part in discussions")
+            raise forbidden("This token may not take part in discussions")
         return me
 
     def repo(self, repo_type: str, full_name: str) -> Repo:

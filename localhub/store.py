@@ -48,8 +48,6 @@ CREATE TABLE IF NOT EXISTS commits (
     repo INTEGER NOT NULL, sha TEXT NOT NULL, parent TEXT, title TEXT NOT NULL, description TEXT NOT NULL,
     author TEXT NOT NULL, date TEXT NOT NULL, whole INTEGER NOT NULL, weight INTEGER NOT NULL,
     files TEXT NOT NULL, PRIMARY KEY (repo, sha));
-CREATE TABLE IF NOT EXISTS likes (repo INTEGER NOT NULL, user TEXT NOT NULL, date TEXT NOT NULL,
-    PRIMARY KEY (repo, user));
 CREATE TABLE IF NOT EXISTS access_requests (repo INTEGER NOT NULL, user TEXT NOT NULL, status TEXT NOT NULL,
     date TEXT NOT NULL, PRIMARY KEY (repo, user));
 CREATE TABLE IF NOT EXISTS discussions (
@@ -80,7 +78,7 @@ CREATE TABLE IF NOT EXISTS oauth_tokens (token TEXT PRIMARY KEY, refresh TEXT NO
 """
 # Every table whose rows belong to one repo; all of them go when the repo goes.
 REPO_TABLES = (
-    *("aliases", "repo_tags", "refs", "commits", "likes", "access_requests"),
+    *("aliases", "repo_tags", "refs", "commits", "access_requests"),
     *("discussions", "events", "repo_objects"),
 )
 

@@ -1,4 +1,4 @@
-"""Listings: what a card says becomes tags, tags filter, pages are complete, likes count."""
+"""Listings: what a card says becomes tags, tags filter, pages are complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
-from raw_requests import ask, commit_files
+from raw_requests import commit_files
 
 CARD = """---
 license: apache-2.0
@@ -93,18 +93,6 @@ def test_a_listing_of_many_is_complete_and_sorted(ada: HfApi, fresh) -> None:
     assert [repo for page in seen for repo in page] == repos[::-1]
     ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repos[3])
     assert next(iter(ada.list_models(search=prefix, sort="last_modified"))).id == repos[3]
-
-
-def test_likes_are_counted_once_per_user_and_sort(ada: HfApi, bob: HfApi, reader: HfApi, repo: str) -> None:
-    for api in (ada, ada, bob):
-        assert ask(api, "POST", f"/api/models/{repo}/like").status_code == 200
-    assert ada.model_info(repo).likes == 2
-    assert sorted(user.username for user in ada.list_repo_likers(repo)) == ["ada", "bob"]
-    assert next(iter(ada.list_models(sort="likes"))).id == repo
-    assert repo in bob.list_liked_repos("bob").models
-    bob.unlike(repo)
-    assert ada.model_info(repo).likes == 1
-    assert ask(reader, "POST", f"/api/models/{repo}/like").status_code == 403
 
 
 def test_a_fetch_of_the_config_counts_as_a_download(ada: HfApi, repo: str, tmp_path) -> None:

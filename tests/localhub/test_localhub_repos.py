@@ -92,19 +92,6 @@ def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody
     assert (info.sha, info.private) == (head, False)
 
 
-def test_who_asks_again_is_told_what_holds(ada: HfApi, bob: HfApi, repo: str) -> None:
-    def asked() -> tuple[str, int]:
-        status = ask(bob, "POST", f"/api/models/{repo}/ask-access").json()["status"]
-        return status, status_of(bob.auth_check, repo)
-
-    ada.update_repo_settings(repo, gated="manual")
-    assert asked() == ("pending", 403)
-    ada.update_repo_settings(repo, gated="auto")
-    assert asked() == ("accepted", 200)
-    ada.reject_access_request(repo, "bob", rejection_reason=None)
-    assert asked() == ("rejected", 403)
-
-
 def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fresh: Fresh, tmp_path) -> None:
     old, new = f"ada/{fresh()}", f"zoo/{fresh()}"
     ada.create_repo(old)
