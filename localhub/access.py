@@ -42,7 +42,6 @@ class Repo:
     storage: int
     card: dict[str, Any]
     config: dict[str, Any]
-    safetensors: dict[str, Any] | None  # number of parameters by dtype, and their total
     pipeline_tag: str | None
     library: str | None
 
@@ -75,7 +74,7 @@ def repo_key(repo_type: str, full_name: str) -> str:
 
 def repo_of_row(row: sqlite3.Row) -> Repo:
     values = {name: row[name] for name in Repo.__dataclass_fields__}
-    values |= {name: json.loads(row[name]) for name in ("card", "config", "safetensors")}
+    values |= {name: json.loads(row[name]) for name in ("card", "config")}
     return Repo(**values)
 
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
@@ -25,9 +24,6 @@ _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.M
 _OPENED = re.compile(r"\A\s*---[ \t]*\n")
 _CARD_LIMIT = 1024 * 1024  # characters
 _DEEPEST = 64  # levels of lists and mappings
-_DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
-_DIMENSIONS = 16
-_HEADER_LIMIT = 25 * 1024 * 1024  # bytes
 _LICENSES = """
 apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
 bigcode-openrail-m afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc
@@ -296,33 +292,6 @@ def _config(text: str) -> dict[str, Any]:
         return {key: _plain(config[key]) for key in ("architectures", "model_type") if strings(config.get(key))}
     except (ValueError, RecursionError):
         return {}
-
-
-def count_parameters(path: Path) -> dict[str, int]:
-    """Parameters by dtype from the header of a safetensors file; empty for what is not one."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= _HEADER_LIMIT else {}
-        counts: dict[str, int] = {}
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                dtype, shape = tensor["dtype"], tensor["shape"]
-                if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype) or not _is_shape(shape):
-                    return {}
-                counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
-        return counts
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}  # anyone may upload anything under that name
-
-
-def _is_shape(value: object) -> bool:
-    """Whether a product can be taken of it: of texts and lists it would be as long as the numbers beside them say."""
-    return (
-        isinstance(value, list)
-        and len(value) <= _DIMENSIONS
-        and all(type(length) is int and 0 <= length < 2**53 for length in value)
-    )
 
 
 def _unique(tags: list[str]) -> tuple[str, ...]:

@@ -76,7 +76,6 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
             "pipeline_tag": lambda: repo.pipeline_tag,
             "library_name": lambda: repo.library,
             "config": lambda: repo.config,
-            "safetensors": lambda: repo.safetensors,
             "model-index": lambda: repo.card.get("model-index"),
             "childrenModelCount": children,
             "baseModels": lambda: repo.card.get("base_model"),

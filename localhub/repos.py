@@ -1,4 +1,4 @@
-"""Repos as a whole: create, delete, move, duplicate, settings, and what is derived from their head.
+"""Repos as a whole: create, delete, move, settings, and what is derived from their head.
 
 Every change is one transaction that also queues the webhook deliveries it causes.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 
 from localhub import webhooks
 from localhub.access import PREFIX, Repo, can_create, repo_key, repo_of_row, require_manage
-from localhub.cards import SDKS, count_parameters, derive
+from localhub.cards import SDKS, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
 from localhub.protocol import Call, Hub, Json, Router, optional_text, optional_whole, text_of
@@ -102,17 +101,12 @@ def _refresh(hub: Hub, repo: Repo) -> None:
         return hub.store.git_path(entry.oid).read_text("utf-8", errors="replace")
 
     derived = derive(repo.type, text("README.md"), text("config.json"), tree, repo.sdk)
-    counts: Counter[str] = Counter()
-    for path, entry in tree.items():
-        if repo.type == "model" and path.endswith(".safetensors") and "/" not in path and entry.sha256:
-            counts.update(count_parameters(hub.store.lfs_path(entry.sha256)))
-    weights = {"parameters": counts, "total": counts.total()} if counts else None
     storage = sum(entry.size for entry in tree.values())
     hub.store.change(
-        "UPDATE repos SET card = ?, config = ?, safetensors = ?, library = ?, pipeline_tag = ?, storage = ?,"
-        " modified_at = ? WHERE id = ?",
-        *(json.dumps(derived.card), json.dumps(derived.config), json.dumps(weights), derived.library),
-        *(derived.pipeline_tag, storage, now(), repo.id),
+        "UPDATE repos SET card = ?, config = ?, library = ?, pipeline_tag = ?, storage = ?, modified_at = ?"
+        " WHERE id = ?",
+        *(json.dumps(derived.card), json.dumps(derived.config), derived.library, derived.pipeline_tag),
+        *(storage, now(), repo.id),
     )
     hub.store.change("DELETE FROM repo_tags WHERE repo = ?", repo.id)
     tags = [(repo.id, place, tag) for place, tag in enumerate(derived.tags)]

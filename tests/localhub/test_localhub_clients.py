@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
-from processes import ROOT, as_ada, printed_by
+from processes import as_ada, printed_by
 
 from localhub.process import LocalHubProcess
 
@@ -40,26 +38,6 @@ def hf(local_hub: LocalHubProcess, tmp_path: Path) -> Hf:
     return lambda *commands: json.loads(
         printed_by(COMMANDS, given=json.dumps(commands), folder=tmp_path, **environment)
     )
-
-
-def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
-    hf: Hf, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
-) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a clone")
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    tracked = [path for path in listed.split("\0") if path and (ROOT / path).is_file()]
-    for path in tracked:
-        (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / path, tmp_path / "clone" / path)
-    space = f"ada/{fresh()}"
-    hf(f"repos create {space} --type space --space-sdk gradio", f"upload {space} clone . --repo-type space")
-    stored = {item.path: item for item in ada.list_repo_tree(space, repo_type="space", recursive=True)}
-    assert {*tracked} <= stored.keys()
-    assert stored["examples/zoo/base/model.safetensors"].lfs is not None  # type: ignore[union-attr]
-    info = ada.space_info(space)
-    assert info.card_data.title == "hubmerge"  # type: ignore[attr-defined]
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:

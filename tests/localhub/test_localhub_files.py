@@ -1,9 +1,8 @@
-"""Reading: the headers of downloads, trees, long histories and the headers of weights."""
+"""Reading: the headers of downloads, trees and long histories."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -115,23 +114,6 @@ def test_an_old_commit_reads_the_same_after_a_long_history_and_a_restart(tmp_pat
                 assert entries[path].last_commit.oid == oids[int(content)]
                 url = f"{hub.endpoint}/{repo}/resolve/{oids[number]}/{path}"
                 assert get_session().get(url).content == content
-
-
-def test_safetensors_headers_are_read_by_range_and_counted(ada: HfApi, repo: str) -> None:
-    header = {
-        "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
-        "scale": {"dtype": "F8_E4M3", "shape": [], "data_offsets": [24, 25]},
-        "__metadata__": {"format": "pt"},
-    }
-    text = json.dumps(header).encode()
-    content = len(text).to_bytes(8, "little") + text + bytes(25)
-    ada.upload_file(path_or_fileobj=content, path_in_repo="model.safetensors", repo_id=repo)
-    assert ada.get_safetensors_metadata(repo).parameter_count == {"F32": 6, "F8_E4M3": 1}
-    assert ada.model_info(repo).safetensors.parameters == {"F32": 6, "F8_E4M3": 1}
-    assert ada.model_info(repo).safetensors.total == 7
-    broken = b"\xff" * 8 + b"not a header"
-    ada.upload_file(path_or_fileobj=broken, path_in_repo="model.safetensors", repo_id=repo)
-    assert ada.model_info(repo).safetensors is None
 
 
 def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:

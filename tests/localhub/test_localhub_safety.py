@@ -11,7 +11,6 @@ import json
 import os
 import re
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
 from localhub.access import find_repo
-from localhub.cards import count_parameters
 from localhub.commits import Operation, apply
 from localhub.protocol import Hub, Route, open_hub
 from localhub.seed import seed_folder
@@ -134,33 +132,6 @@ def test_a_data_folder_that_cannot_be_used_is_refused_with_the_reason(
 
 
 # what strangers upload
-
-
-def weights(folder: Path, shape: object, header_bytes: int = 0) -> Path:
-    """A safetensors file that states this shape of a tensor, in a header of so many bytes or as many as it takes."""
-    header = json.dumps({"a": {"dtype": "F32", "shape": shape}}).encode().ljust(header_bytes)
-    (folder / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    return folder / "m.safetensors"
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [["x", 10**8], [[0], 10**8], [1.5], [True], [-1], [2**53], [1] * 17, 3, {"a": 1}, None, [None], "12"],
-)
-def test_a_header_whose_shape_is_no_list_of_lengths_counts_nothing(tmp_path: Path, shape: object) -> None:
-    """Nor does it take memory: Python multiplies a text and a list, too."""
-    path = weights(tmp_path, shape)
-    tracemalloc.start()
-    try:
-        assert count_parameters(path) == {}
-        assert tracemalloc.get_traced_memory()[1] < 10**7
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_header_without_measure_is_not_counted(tmp_path: Path) -> None:
-    for size, counted in ((1000, {"F32": 2}), (25 * 1024 * 1024 + 1, {})):
-        assert count_parameters(weights(tmp_path, [2], size)) == counted
 
 
 def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
