@@ -48,7 +48,7 @@ def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Probl
     """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
     tensors = {n: t for n, t in base.tensors.items() if n not in kept}
-    unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
+    unsupported = [n for n, t in tensors.items() if t.entry.dtype.startswith("F") and t.entry.dtype not in FLOAT_DTYPES]
     if unsupported:
         problems.append(_dtype_problem(base, unsupported, "Convert them to float32."))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
@@ -134,8 +134,15 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         # every other problem would follow from this one
         step = f"Remove {agent.ref.id} or choose its own base."
         return [unfit("another architecture", expected=expected, got=got, next_step=step)]
-    if problems := [*_quantized(agent), *_unmerged(base, agent)]:
-        return problems  # it stores other tensors by its nature
+    problems = _quantized(agent)
+    if parts := adapter_parts(base, agent):
+        what, expected = "an adapter that is not merged into the weights beside it", "the base's tensors alone"
+        step = (
+            "Save it anew after PEFT's merge_and_unload(), or name the adapter that PEFT's own save_pretrained writes."
+        )
+        problems.append(unfit(what, expected=expected, got=named(parts), next_step=step))
+    if problems:  # it stores other tensors by its nature
+        return problems
     base_tensors, tensors = base.tensors, agent.tensors
     resized = any(
         is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
@@ -171,9 +178,9 @@ def agent_problems(base: Model, agent: Model, ignoring: str | None = None) -> li
         vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
         what = "another vocabulary size or shape" if vocabulary else "other shapes"
         problems.append(unfit(what, expected="the base's shapes", got=named(shapes)))
-    dtypes = [n for n in common if not _dtypes_meet(base_tensors[n].entry.dtype, tensors[n].entry.dtype)]
-    if dtypes:
-        problems.append(_dtype_problem(agent, dtypes, remove))
+    dtypes = {n: {base_tensors[n].entry.dtype, tensors[n].entry.dtype} for n in common}
+    if apart := [n for n, both in dtypes.items() if len(both) > 1 and not both.issubset(FLOAT_DTYPES)]:
+        problems.append(_dtype_problem(agent, apart, remove))
     return problems
 
 
@@ -199,21 +206,6 @@ def _stands_for_others(model: Model, where: str, expected: str, got: str) -> Pro
     return incompatible(what, where=where, expected=expected, got=got, next_step=step)
 
 
-def _unmerged(base: Model, agent: Model) -> list[Problem]:
-    if not (parts := adapter_parts(base, agent)):
-        return []
-    return [
-        incompatible(
-            "an adapter that is not merged into the weights beside it",
-            where=str(agent.ref),
-            expected="the base's tensors alone",
-            got=named(parts),
-            next_step="Save it anew after PEFT's merge_and_unload(), or name the adapter that PEFT's own "
-            "save_pretrained writes.",
-        )
-    ]
-
-
 def _dtype_problem(model: Model, names: Sequence[str], otherwise: str) -> Problem:
     # as float64 scales of a loss are, which no result needs, or positions that were cast with the weights
     few = len(names) <= NAMED_AT_MOST and len(names) < len(model.tensors)
@@ -225,16 +217,6 @@ def _dtype_problem(model: Model, names: Sequence[str], otherwise: str) -> Proble
         got=named([f"{n} ({model.tensors[n].entry.dtype})" for n in names]),
         next_step=_with_line("To keep the base's", ignoring, otherwise),
     )
-
-
-def _dtypes_meet(base: str, agent: str) -> bool:
-    if base in FLOAT_DTYPES or agent in FLOAT_DTYPES:
-        return base in FLOAT_DTYPES and agent in FLOAT_DTYPES
-    return base == agent
-
-
-def _is_unsupported(dtype: str) -> bool:
-    return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
 def differences(base: Model, agent: Model) -> list[str]:

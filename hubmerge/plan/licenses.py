@@ -115,25 +115,20 @@ _LINKS = MappingProxyType(
 )
 
 
-def _close(edges: Iterable[tuple[str, str]], ids: Iterable[str]) -> dict[str, frozenset[str]]:
-    """id → everything it covers, itself included: the transitive closure of `edges` (covered, covering)."""
-    below: dict[str, set[str]] = {name: {name} for name in ids}
-    pairs = list(edges)
-    while any(below[low] - below[high] for low, high in pairs):
-        for low, high in pairs:
-            below[high] |= below[low]
-    return {name: frozenset(names) for name, names in below.items()}
-
-
 def _table() -> dict[str, frozenset[str]]:
+    """id → everything it covers, itself included: the transitive closure of the pairs (covered, covering)."""
     strict = (*_COPYLEFT, *_MODEL, *_NONCOMMERCIAL)
-    edges = (
+    pairs = (
         *pairwise(_NOTICE),
         *((_NOTICE[-1], name) for name in (*_FREE, *_APART)),
         *((free, name) for free in _FREE for name in strict if (free, name) not in _REFUSED),
         *_SUCCESSORS,
     )
-    return _close(edges, (*_NOTICE, *_FREE, *_APART, *strict))
+    below = {name: {name} for name in (*_NOTICE, *_FREE, *_APART, *strict)}
+    while any(below[low] - below[high] for low, high in pairs):
+        for low, high in pairs:
+            below[high] |= below[low]
+    return {name: frozenset(names) for name, names in below.items()}
 
 
 _COVERS = MappingProxyType(_table())

@@ -20,11 +20,7 @@ _MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")
 
 
 def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> list[Problem]:
-    """Problems of the other modules of sentence-transformers' models, which a merge cannot reach.
-
-    Their weights go along where all models have the same. Where they differ, half of the result would silently be the
-    base's.
-    """
+    """Problems of the other modules; where their weights differ, half of the result would silently be the base's."""
     if MODULES not in base.files:
         return []
     problems = list(_foreign_modules(base, read))
@@ -33,7 +29,17 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
         weights = f"{folder}/model.safetensors"
         for model in (base, *agents):
             if weights not in model.files and any(_module_of(p) == folder for p in _module_weights(model)):
-                problems.append(_pickled_module(model, folder))
+                load = "from sentence_transformers import SentenceTransformer as S; "
+                load += f"S({model.ref.id!r}).save_pretrained('FOLDER')"
+                problems.append(
+                    incompatible(
+                        "a module whose weights are a pickle",
+                        where=f"{folder} in {model.ref}",
+                        expected=weights,
+                        got="pytorch_model.bin",
+                        next_step=f'A pickle is never opened; convert it: python -c "{load}".',
+                    )
+                )
         for agent in agents:
             if _other_module(base, agent, weights, read):
                 problems.append(
@@ -76,17 +82,6 @@ def _module_of(path: str) -> str:
 def _module_weights(model: Model) -> list[str]:
     weights = rf"{MODULE_FOLDER}/(?:model\.safetensors|pytorch_model\.bin)"
     return [path for path in model.files if re.fullmatch(weights, path, re.ASCII)]
-
-
-def _pickled_module(model: Model, folder: str) -> Problem:
-    load = f"from sentence_transformers import SentenceTransformer as S; S({model.ref.id!r}).save_pretrained('FOLDER')"
-    return incompatible(
-        "a module whose weights are a pickle",
-        where=f"{folder} in {model.ref}",
-        expected=f"{folder}/model.safetensors",
-        got="pytorch_model.bin",
-        next_step=f'A pickle is never opened; convert it: python -c "{load}".',
-    )
 
 
 def _other_module(base: Model, agent: Model, weights: str, read: ReadFile) -> bool:

@@ -149,7 +149,13 @@ class Plan:
     @cached_property
     def input_kinds(self) -> frozenset[InputKind]:
         """Of the merged tensors, each kind once."""
-        return frozenset(_kind_of(t) for t in self.tensors() if t.action == "merge")
+        kinds = set()
+        for inputs in (t.inputs for t in self.tensors() if t.action == "merge"):
+            made = [
+                t for t in inputs if isinstance(t, DerivedTensor) and not isinstance(t, BorrowedTensor | ZeroTensor)
+            ]
+            kinds.add(InputKind(frozenset(t.entry.dtype for t in inputs), bool(made)))
+        return frozenset(kinds)
 
     @cached_property
     def longest(self) -> int:
@@ -264,13 +270,6 @@ def refusal(problems: Sequence[Problem]) -> HubmergeError:
     codes = {problem.code for problem in problems}
     kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
     return kind("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
-
-
-def _kind_of(tensor: PlannedTensor) -> InputKind:
-    computed = any(
-        isinstance(t, DerivedTensor) and not isinstance(t, BorrowedTensor | ZeroTensor) for t in tensor.inputs
-    )
-    return InputKind(frozenset(t.entry.dtype for t in tensor.inputs), computed)
 
 
 def _labels(models: Sequence[Model]) -> tuple[str, ...]:
