@@ -61,6 +61,7 @@ HOSTILE: dict[str, tuple[str | bytes, int]] = {
     "text after the end": ('{"a":' + entry() + "}{}", 8),
     "a trailing comma": ('{"a":' + entry() + ",}", 8),
     "a trailing comma in a list": ('{"a":' + entry(shape="[2,]") + "}", 8),
+    "a colon for a comma": ('{"a":' + entry() + ':"b":' + entry(offsets="[8,16]") + "}", 16),
     "a missing comma": ('{"a":' + entry() + '"b":' + entry() + "}", 8),
     "nesting 10^5": ('{"a":' * 100_000, 8),
     "nested lists 10^5": ('{"a":' + entry(shape="[" * 100_000) + "}", 8),
@@ -265,42 +266,6 @@ def assert_safetensors_agrees(text: str | bytes, data_bytes: int) -> bool:
 @example('{"a":' + entry(shape="[]", offsets="[0,4]") + "}", 4)
 def test_whatever_is_accepted_safetensors_accepts_alike(text: str, data_bytes: int):
     assert_safetensors_agrees(text, data_bytes)
-
-
-_VALID = (
-    b'{"__metadata__":{"format":"pt"},"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
-    b'"a":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}}'
-)
-
-
-@settings(max_examples=1500, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, len(_VALID) - 1),
-            st.sampled_from(["replace", "insert", "delete"]),
-            st.sampled_from(list(b'{}[]",:0123456789-.eE \n\\abU_\x00\xff')),
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
-@example([(0, "insert", 32)])
-def test_a_mutated_header_is_refused_or_means_the_same_to_safetensors(mutations: list[tuple[int, str, int]]):
-    raw = bytearray(_VALID)
-    for at, kind, byte in mutations:
-        at = min(at, len(raw) - 1)
-        if kind == "replace":
-            raw[at] = byte
-        elif kind == "insert":
-            raw.insert(at, byte)
-        else:
-            del raw[at]
-    assert_safetensors_agrees(bytes(raw), 12)
-
-
-def test_the_unchanged_header_is_accepted():
-    assert assert_safetensors_agrees(_VALID, 12)
 
 
 _DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]

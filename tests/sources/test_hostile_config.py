@@ -1,7 +1,6 @@
 """What a merge of a hostile base says is loaded by transformers: nothing is fetched, and no code of the repo runs.
 
-The loads trust remote code, so that only what the files say decides. Each key is tried as it came, which shows that the
-traps catch something; test_config.py shows that each is left out.
+The loads trust remote code, so that only what the files say decides; test_config.py shows that each key is left out.
 """
 
 from __future__ import annotations
@@ -85,46 +84,23 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return hosts
 
 
-def happened(folder: Path, keys: dict[str, Any], asked: list[str]) -> list[str]:
-    """What loading the model with these keys does that it should not."""
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
-    done: list[str] = []
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-        if type(loaded).__module__ != "transformers.models.llama.modeling_llama":
-            done.append("another class")
-    except Exception as error:  # whatever a hostile file makes of it
-        done.append(type(error).__name__)
-    done += asked
-    return [*done, "code ran"] if (folder.parent / "ran").exists() else done
-
-
-HOSTILE: dict[str, dict[str, Any]] = {
-    "auto_map": {"auto_map": AUTO_MAP},
-    "kernels": {"attn_implementation": "org/kernel"},
-    "kernels of one function": {"attn_implementation": "org/kernel@v1:fn"},
-    "other weights": {"transformers_weights": "other.safetensors"},
-    "other configurations": {"configuration_files": ["config.1.0.0.json"]},
-    "quantization that names code": {"quantization_config": {"quant_method": "evil", "modules": "org/evil"}},
-    "an architecture of a dtype": {"dtype": "hub"},
-    "one key through another": {"attribute_map": {"hidden_act": "vocab_size"}, "hidden_act": "org/evil"},
-}
-# which this version of transformers no longer follows
-HARMLESS_NOW: dict[str, dict[str, Any]] = {
-    "private kernels": {"_attn_implementation": "org/kernel", "_attn_implementation_internal": "org/kernel"},
-    "kernels of experts": {"_experts_implementation_internal": "org/kernel"},
-    "custom pipelines": {"custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}}},
-    "trust": {"trust_remote_code": True, "custom_generate": "org/evil"},
-    "nested": {"other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"}},
-    "a path": {"name_or_path": "/etc", "_name_or_path": "org/evil", "backbone": "gpt2"},
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", HOSTILE)
-def test_keys_do_harm_where_they_stay(name: str, model: Path, asked: list[str]):
-    assert happened(model, HOSTILE[name], asked) != []
+HOSTILE: tuple[dict[str, Any], ...] = (
+    {"auto_map": AUTO_MAP},
+    {"attn_implementation": "org/kernel"},
+    {"attn_implementation": "org/kernel@v1:fn"},
+    {"transformers_weights": "other.safetensors"},
+    {"configuration_files": ["config.1.0.0.json"]},
+    {"quantization_config": {"quant_method": "evil", "modules": "org/evil"}},
+    {"dtype": "hub"},
+    {"attribute_map": {"hidden_act": "vocab_size"}, "hidden_act": "org/evil"},
+    # which this version of transformers no longer follows
+    {"_attn_implementation": "org/kernel", "_attn_implementation_internal": "org/kernel"},
+    {"_experts_implementation_internal": "org/kernel"},
+    {"custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}}},
+    {"trust_remote_code": True, "custom_generate": "org/evil"},
+    {"other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"}},
+    {"name_or_path": "/etc", "_name_or_path": "org/evil", "backbone": "gpt2"},
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -169,7 +145,7 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
         agents.append(model.parent / f"agent{number}")
         LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(agents[-1])
     config = json.loads((model / "config.json").read_text())
-    for keys in (*HOSTILE.values(), *HARMLESS_NOW.values()):
+    for keys in HOSTILE:
         config |= keys
     for key in ("transformers_weights", "configuration_files", "quantization_config", "hidden_act"):
         config.pop(key)
