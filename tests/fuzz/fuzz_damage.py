@@ -1,7 +1,7 @@
 """How a seed is damaged: in its structure where it can be read, else in its bytes. The same edits give the same bytes.
 
-Random bytes rarely pass a parser of JSON; a value of the wrong kind at the right place does. JSON is read for that and
-written again; YAML mostly is damaged line by line, which takes a tenth of the time.
+Random bytes rarely pass a parser of JSON; a value of the wrong kind at the right place does. JSON and YAML are read for
+that and written again.
 """
 
 from __future__ import annotations
@@ -36,19 +36,9 @@ TOKENS = (
 )
 
 
-VALUES = tuple(json.dumps(value).encode() for value in HOSTILE)
-
-
 def damaged(seed: bytes, kind: str, edits: Sequence[Edit]) -> bytes:
     """`seed` after the edits."""
     structure = [e for e in edits if e[0] % 4]
-    if kind in ("yaml", "card"):
-        lines = seed.split(b"\n")
-        for what, where, how in structure:
-            if what % 16 != 1:
-                _change_line(lines, what // 16, where, how)
-        seed = b"\n".join(lines)
-        structure = [e for e in structure if e[0] % 16 == 1]
     if kind == "lines":
         lines = seed.split(b"\n")
         for edit in structure:
@@ -133,31 +123,6 @@ def _change(table: Any, key: Any, what: int, how: int, other: tuple[Any, Any]) -
 
 def _copied(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, dict | list) else value
-
-
-def _change_line(lines: list[bytes], what: int, where: int, how: int) -> None:
-    """Of a text of keys and values, one a line."""
-    at = where % len(lines)
-    line, other = lines[at], lines[how % len(lines)]
-    head, colon, value = line.partition(b": ")
-    dash = head[: len(head) - len(head.lstrip(b" -"))]
-    match what % 10:
-        case 0 | 1 | 2:
-            lines[at] = (head + colon if colon else dash) + VALUES[how % len(VALUES)]
-        case 3 if len(lines) > 1:
-            del lines[at]
-        case 4:
-            lines.insert(where // len(lines) % len(lines), line)
-        case 5:
-            lines[at] = b" " * (how % 7) + line.lstrip(b" ")
-        case 6:
-            lines[at] = dash + other.lstrip(b" -")
-        case 7:
-            lines[at] = dash + (VALUES[how % len(VALUES)] + colon + value if colon else other)
-        case 8:
-            lines[at] = dash + other.lstrip(b" -").partition(b": ")[0] + colon + value
-        case _:
-            lines[at] = head + colon + other.partition(b": ")[2]
 
 
 def _spoilt(seed: bytes, what: int, where: int, how: int) -> bytes:

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from test_companions import AGENTS, BASE, DENSE, RICH
 
 from hubmerge.engine.options import StreamOptions
-from hubmerge.errors import IncompatibleError, MemoryLimitError
+from hubmerge.errors import IncompatibleError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_hub, prepare
 from hubmerge.output.publish import Target
@@ -96,10 +96,3 @@ def test_another_template_in_settings_of_the_same_size_is_told(repos: Repos):
     repos.upload(one, one, two)
     [warning] = repos.prepare().plan.warnings
     assert warning.startswith(f"{repos.names[2]}: the chat template in tokenizer_config.json differs")
-
-
-def test_a_bomb_of_licenses_is_too_big_with_nothing_of_it_fetched(repos: Repos):
-    repos.upload({}, {f"LICENSE-{n}": b"x" * 900_000 for n in range(20)}, {})
-    with pytest.raises(MemoryLimitError, match="license files that are too large together"):
-        repos.prepare()
-    assert not [path for path in repos.read if "LICENSE" in path]
