@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.errors import Problem
 from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.varying import (
     Place,
@@ -24,6 +24,7 @@ from hubmerge.methods.varying import (
     unmatched_layers,
     varies,
 )
+from hubmerge.text.wording import incompatible
 
 
 @dataclass(frozen=True)
@@ -117,29 +118,28 @@ def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[s
             continue
         warnings += [f"{what}: {words}" for words in unmatched_filters(setting, places)]
         for words in unmatched_layers(setting, places):
-            problems.append(_problem(words, what, next_step="Let its ranges end with the model's last layer."))
+            problems.append(
+                incompatible(words, where=what, next_step="Let its ranges end with the model's last layer.")
+            )
         left = [] if what in own else [name for name, place in places.items() if at(setting, place) is None]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             step = "Add a rule with `value` alone, which is for all others."
             if short := layers_short(setting, places):
                 step = f"{short}. Let its ranges end with the model's last layer."
-            problems.append(_problem("no rule decides for some tensors", what, got=f"{left[0]}{more}", next_step=step))
+            got = f"{left[0]}{more}"
+            problems.append(incompatible("no rule decides for some tensors", where=what, got=got, next_step=step))
     if not problems:
         values = TensorValues.of(given, names)
         for one in values.distinct:
             if reason := given.method.check(one.parameters, one.weights):
                 named = next((name for name in names if values[name] is one), "") if values.vary else ""
                 where = f"the parameters of {given.method.name}" + (f", for {named}" if named else "")
-                problems.append(_problem(reason, where, next_step="Change the weights or the parameters."))
+                problems.append(incompatible(reason, where=where, next_step="Change the weights or the parameters."))
                 break
         doubts = (given.method.doubt(one.parameters, one.weights) for one in values.distinct)
         warnings += [doubt for doubt in doubts if doubt][:1]
     return problems, warnings
-
-
-def _problem(what: str, where: str, got: str = "", next_step: str = "") -> Problem:
-    return Problem(IncompatibleError.code, what, where=where, got=got, next_step=next_step)
 
 
 def by_layer(given: Given, values: TensorValues, labels: Sequence[str]) -> list[dict[str, Any]]:

@@ -297,7 +297,7 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
         told = tuple(dict.fromkeys(map(_of_comparison, problems)))
         raise IncompatibleError("these models cannot be compared", problems=told)
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
-    zeros = replace(nothing, tensors={name: ZeroTensor.like(t) for name, t in seen.base.tensors.items()})
+    zeros = replace(nothing, tensors={name: ZeroTensor(t.shard, t.entry) for name, t in seen.base.tensors.items()})
     shards = _lay_out(recipe, (seen.base, *seen.agents, zeros), frozenset(), MAX_SHARD_BYTES)
     names = [name for group in (*dropped, *more) for name in group]
     notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []

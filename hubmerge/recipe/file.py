@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hubmerge.errors import RecipeError
 from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
@@ -37,24 +38,20 @@ class Document:
 
 def read_document(path: Path) -> Document:
     """The text of a file; RecipeError where it cannot be read. One character more than a recipe may have is enough."""
-    if path == _STANDARD_INPUT:
-        return Document(_text(sys.stdin, "standard input"), "standard input", Path())
+    piped = path == _STANDARD_INPUT
+    where = "standard input" if piped else str(path)
     try:
-        with path.open(encoding="utf-8") as file:
-            # a pipe, such as bash's <(…), is what standard input is
-            return Document(_text(file, str(path)), str(path), path.parent if path.is_file() else Path())
+        with nullcontext(sys.stdin) if piped else path.open(encoding="utf-8") as file:
+            text = file.read(MAX_RECIPE_BYTES + 1)
+            # another pipe, such as bash's <(…), is what standard input is
+            return Document(text, where, path.parent if path.is_file() else Path())
     except OSError as error:
         raise RecipeError(
             "the recipe cannot be read",
-            where=str(path),
+            where=where,
             got=error.strerror or str(error),
             next_step="Name a YAML file with base, agents and method; `hubmerge init BASE AGENT…` writes one.",
         ) from None
-
-
-def _text(file: IO[str], where: str) -> str:
-    try:
-        return file.read(MAX_RECIPE_BYTES + 1)
     except UnicodeDecodeError as error:
         raise RecipeError(
             "the recipe cannot be read",

@@ -343,7 +343,8 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             path = path[:-1]
         plain = Problem(RecipeError.code, issue_words(issue), place(where, *path))
         if kind == "extra_forbidden":
-            known = _known_keys(path)
+            table = CalibrationSpec if "calibration" in path[:-1] else AgentSpec if "agents" in path[:-1] else Recipe
+            known = tuple(table.model_fields)
             elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
             step = f"Did you mean {elsewhere}?" if elsewhere in missing else did_you_mean(path[-1], missing)
             step = step or did_you_mean(path[-1], known)
@@ -409,21 +410,12 @@ def _methods_with(parameter: str) -> str:
     return f"It is one of {', '.join(found)}." if found else "Leave it out."
 
 
-def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The keys that are known at the place of an unknown one."""
-    if "calibration" in path[:-1]:
-        return tuple(CalibrationSpec.model_fields)
-    return tuple((AgentSpec if "agents" in path[:-1] else Recipe).model_fields)
-
-
 _NEEDED = {
     "base": "Name the model that the agents were trained from.",
     "agents": "List the models to merge.",
     "method": "Choose one, such as ram_plus. `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
-
-
 _WORDS = {
     "missing": "this is missing",
     "extra_forbidden": "there is no such key",

@@ -62,8 +62,13 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
     problems: list[Problem] = []
     expanded = 0
     for number, entry in enumerate(entries):
-        if found := _entry_problems(entry, place(where, "sweep", number)):
-            problems.extend(found)
+        what, got = "", entry
+        if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
+            what = "an entry of a sweep has method, parameters and rounding"
+        elif not isinstance(entry.get("parameters", {}), Mapping):
+            what, got = "parameters are a table", entry["parameters"]
+        if what:
+            problems.append(Problem(RecipeError.code, what, place(where, "sweep", number), got=repr(got)[:120]))
             continue
         for choice, name in _expanded(entry):
             expanded += 1
@@ -112,15 +117,6 @@ def sweep_in(document: Document) -> Sweep | None:
 def _located(content: Any, document: Document) -> Sweep:
     variants = sweep_from_dict(content, document.where).variants
     return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
-
-
-def _entry_problems(entry: Any, where: str) -> list[Problem]:
-    if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
-        what = "an entry of a sweep has method, parameters and rounding"
-        return [Problem(RecipeError.code, what, where, got=repr(entry)[:120])]
-    if not isinstance(parameters := entry.get("parameters", {}), Mapping):
-        return [Problem(RecipeError.code, "parameters are a table", where, got=repr(parameters)[:120])]
-    return []
 
 
 def _expanded(entry: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -104,12 +104,12 @@ def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfi
     return AdapterConfig(
         rank=parser.rank("r", content.get("r", 8)),
         alpha=parser.number("lora_alpha", content.get("lora_alpha", 8)),
-        rslora=parser.flag("use_rslora"),
-        fan_in_fan_out=parser.flag("fan_in_fan_out"),
+        rslora=bool(parser.given("use_rslora", bool, "true or false")),
+        fan_in_fan_out=bool(parser.given("fan_in_fan_out", bool, "true or false")),
         rank_pattern=parser.patterns("rank_pattern", parser.rank),
         alpha_pattern=parser.patterns("alpha_pattern", parser.number),
-        base_name=parser.text("base_model_name_or_path"),
-        base_revision=parser.text("revision"),
+        base_name=parser.given("base_model_name_or_path", str, "text") or None,
+        base_revision=parser.given("revision", str, "text") or None,
     )
 
 
@@ -133,17 +133,12 @@ class _Fields:
             self._refuse(key, "a number", value)
         return float(value)
 
-    def flag(self, key: str) -> bool:
-        value = self._content.get(key, False)
-        if value is not None and not isinstance(value, bool):
-            self._refuse(key, "true or false", value)
-        return bool(value)
-
-    def text(self, key: str) -> str | None:
+    def given(self, key: str, kind: type, expected: str) -> Any:
+        """A value of this kind, or None."""
         value = self._content.get(key)
-        if value is not None and not isinstance(value, str):
-            self._refuse(key, "text", value)
-        return value or None
+        if value is not None and not isinstance(value, kind):
+            self._refuse(key, expected, value)
+        return value
 
     def patterns(self, key: str, read: Callable[[str, Any], Number]) -> dict[str, tuple[int, Number]]:
         table = self._content.get(key) or {}

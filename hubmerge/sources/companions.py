@@ -199,7 +199,8 @@ def read_companions(
             notes.append(f"{file.path}: left out (not JSON)")
         elif (file.kind == "text" and not _is_text(clean)) or (file.kind == "license" and b"\0" in clean):
             notes.append(f"{file.path}: left out (not text)")
-        elif not _is_data(file.kind, content):
+        # the length of a header may begin as a pickle does
+        elif content[8:9] != b"{" if file.kind == "weights" else content.startswith(_NO_DATA):
             notes.append(f"{file.path}: left out (a program, archive or pickle under another name)")
         else:
             files[file.path] = clean
@@ -378,19 +379,15 @@ def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:
             if is_of_tokenizer(path) and not own_tokenizer:
                 why = _OTHER_TOKENIZER
             groups.setdefault(why, []).append(ascii(path)[1:-1][:80])
-    said = [f"{_some(groups[why])} ({why})" for why in (*_REASONS, _OTHER_TOKENIZER, _UNKNOWN) if why in groups]
+    said = []
+    for why in (*_REASONS, _OTHER_TOKENIZER, _UNKNOWN):
+        # files of one folder as the folder
+        names = list(dict.fromkeys(f"{p.partition('/')[0]}/" if "/" in p else p for p in groups.get(why, ())))
+        if len(names) > 5:
+            names[3:] = [f"{names[3]} and {len(names) - 4} more"]
+        if names:
+            said.append(f"{', '.join(names)} ({why})")
     return f"{base.ref.id}: left out: {'; '.join(said)}" if said else ""
-
-
-def _some(paths: Sequence[str]) -> str:
-    """A few of the files by name; those of one folder as the folder."""
-    names = list(dict.fromkeys(f"{p.partition('/')[0]}/" if "/" in p else p for p in paths))
-    return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:4])} and {len(names) - 4} more"
-
-
-def _is_data(kind: Kind, content: bytes) -> bool:
-    # the length of a header may begin as a pickle does
-    return content[8:9] == b"{" if kind == "weights" else not content.startswith(_NO_DATA)
 
 
 def _is_text(content: bytes) -> bool:

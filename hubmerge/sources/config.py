@@ -96,9 +96,15 @@ def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[
 def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
     """Problems where the rest of the base's config.json would describe another model, one that nobody can load, or one
     whose weights lie elsewhere than where they were read."""
-    problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
+    problems = list(_own_code(base))
+    others = base.config.get("configuration_files")
+    if isinstance(others, list) and others:
+        problems.append(_elsewhere(base, "configuration_files", "configurations", "one config.json"))
+    problems += _looked_up(base)
     for model in (base, *agents):
-        problems += _other_weights(model)
+        weights = model.config.get("transformers_weights")
+        if weights and weights not in (*model.shards, INDEX):
+            problems.append(_elsewhere(model, "transformers_weights", "weights", ", ".join(model.shards[:1])))
     return problems
 
 
@@ -123,18 +129,6 @@ def _own_code(model: Model) -> Iterator[Problem]:
         got=f"{shown(model_type)}, {shown(', '.join(code.values()))}",
         next_step="Choose a version of the model for transformers' own classes, if there is one.",
     )
-
-
-def _other_configurations(model: Model) -> Iterator[Problem]:
-    others = model.config.get("configuration_files")
-    if isinstance(others, list) and others:
-        yield _elsewhere(model, "configuration_files", "configurations", "one config.json")
-
-
-def _other_weights(model: Model) -> Iterator[Problem]:
-    weights = model.config.get("transformers_weights")
-    if weights and weights not in (*model.shards, INDEX):
-        yield _elsewhere(model, "transformers_weights", "weights", ", ".join(model.shards[:1]))
 
 
 def _elsewhere(model: Model, key: str, what: str, expected: str) -> Problem:

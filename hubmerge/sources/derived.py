@@ -207,10 +207,6 @@ class UnitedTensor(_ChangedTensor):
 class ZeroTensor(DerivedTensor):
     """Zeros in the shape of a tensor, stored as it is."""
 
-    @classmethod
-    def like(cls, tensor: StoredTensor) -> ZeroTensor:
-        return cls(tensor.shard, tensor.entry)
-
     def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         return np.zeros(count, STORAGE[self.entry.dtype])
 

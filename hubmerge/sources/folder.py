@@ -30,7 +30,6 @@ from hubmerge.errors import (
     DiskError,
     FormatError,
     HeaderError,
-    HubmergeError,
     SourceChangedError,
     SourceNotFoundError,
 )
@@ -210,7 +209,11 @@ class ShardFiles:
                 if len(out) >= _AHEAD_LEAST_BYTES:
                     _read_ahead(number, offset, len(out))
         except OSError as error:
-            raise _unreadable(model, shard, error) from None
+            why = error.strerror or str(error)
+            if error.errno in _GONE:
+                raise _shard_changed(model, shard, why) from None
+            where, step = f"{shard} of {model.ref}", remedy(error)
+            raise DiskError("a shard cannot be read", where=where, got=why, next_step=step) from None
 
 
 def _read_ahead(file: int, offset: int, count: int) -> None:
@@ -250,14 +253,6 @@ def other_header(model: Model, shard: str) -> CorruptError:
         where=f"{shard} in {model.ref}",
         next_step="Run again; if it stays, do not trust the server.",
     )
-
-
-def _unreadable(model: Model, shard: str, error: OSError) -> HubmergeError:
-    """The error for a file that was there when the merge was planned and cannot be read now."""
-    why = error.strerror or str(error)
-    if error.errno in _GONE:
-        return _shard_changed(model, shard, why)
-    return DiskError("a shard cannot be read", where=f"{shard} of {model.ref}", got=why, next_step=remedy(error))
 
 
 def _shard_changed(model: Model, shard: str, why: str) -> SourceChangedError:

@@ -85,17 +85,13 @@ def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any])
         return None
     if scales in ((shape[0], 1), (shape[0],)):
         return (1, shape[1])
-    block = _stated_block(config) or _BLOCK
+    table = config.get("quantization_config")
+    stated = table.get("weight_block_size") if isinstance(table, dict) else None
+    block = _BLOCK
+    if isinstance(stated, list) and len(stated) == 2 and all(type(n) is int and 0 < n < 2**31 for n in stated):
+        block = (stated[0], stated[1])
     blocks = tuple(-(-size // part) for size, part in zip(shape, block, strict=True))
     return block if scales == blocks else None
-
-
-def _stated_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    table = config.get("quantization_config")
-    block = table.get("weight_block_size") if isinstance(table, dict) else None
-    if isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 2**31 for n in block):
-        return (block[0], block[1])
-    return None
 
 
 def _is_plain_fp8(table: Any) -> bool:

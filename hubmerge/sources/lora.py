@@ -60,8 +60,17 @@ def attached(base: Model, agent: Model) -> View:
     assert config is not None
     where = str(agent.ref)
     parts = _sorted(agent)
+    problems: list[Problem] = []
+    half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in parts.factors.items() if len(pair) != 2]
+    if parts.unknown or half:
+        what, expected = "an adapter with tensors that cannot be merged", "pairs of lora_A and lora_B, and full tensors"
+        got = named([*parts.unknown, *half])
+        problems.append(incompatible(what, where=where, expected=expected, got=got, next_step=WITH_PEFT))
+    elif not parts.factors:
+        what = "an adapter without a pair of lora_A and lora_B"
+        problems.append(incompatible(what, where=where, next_step="Remove it."))
     hints, warnings = _base_hint(base, agent, config)
-    problems = [*_strangers(parts, where), *hints]
+    problems += hints
     targets = {*parts.factors, *parts.full}
     renamed = renaming(targets, base.tensors, lambda names: all(n in base.tensors for n in names))
     names: Mapping[str, str] = {n: n for n in targets}
@@ -70,8 +79,12 @@ def attached(base: Model, agent: Model) -> View:
         warnings.append(f"{agent.ref.id}: {words}")
     tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
     tensors |= {names[n]: t for n, t in parts.full.items()}
-    problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
-    step = _other_base(config, base, agent)
+    if touched := tied_to_head(base, [names[n] for n in sorted(targets)]):
+        what, expected = "an adapter of an embedding that the base ties to its head", "an adapter of other layers"
+        problems.append(incompatible(what, where=where, expected=expected, got=named(touched), next_step=WITH_PEFT))
+    step = f"Remove {agent.ref.id} or choose the base it was trained from."
+    if config.base_name and config.base_name != base.ref.id:
+        step = f"Choose the adapter's own base, {ascii(config.base_name)[1:-1][:120]}, or remove {agent.ref.id}."
     missing = {names[n]: None for n in parts.factors if names[n] not in base.tensors}
     if missing:
         tensors = {n: t for n, t in tensors.items() if n not in missing}  # else told again, as one to ignore
@@ -141,29 +154,14 @@ def _sorted(agent: Model) -> _Parts:
     return parts
 
 
-def _strangers(parts: _Parts, where: str) -> Iterator[Problem]:
-    half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in parts.factors.items() if len(pair) != 2]
-    if parts.unknown or half:
-        yield incompatible(
-            "an adapter with tensors that cannot be merged",
-            where=where,
-            expected="pairs of lora_A and lora_B, and full tensors",
-            got=named([*parts.unknown, *half]),
-            next_step=WITH_PEFT,
-        )
-    elif not parts.factors:
-        yield incompatible("an adapter without a pair of lora_A and lora_B", where=where, next_step="Remove it.")
-
-
 def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[Problem], list[str]]:
     """Notes and problems from the adapter's own name for its base: a Hub id, or a path on its author's machine."""
     name = config.base_name
     if name == base.ref.id:
-        if config.base_revision and config.base_revision not in (base.ref.sha, base.ref.requested):
-            revision = ascii(config.base_revision)[1:-1][:80]
-            note = f"{agent.ref.id}: it was trained on {base.ref.id} at {revision}, and is applied to {base.ref}"
-            return [], [note]
-        return [], []
+        if config.base_revision in (None, base.ref.sha, base.ref.requested):
+            return [], []
+        revision = ascii(config.base_revision)[1:-1][:80]
+        return [], [f"{agent.ref.id}: it was trained on {base.ref.id} at {revision}, and is applied to {base.ref}"]
     told = "no base" if name is None else ascii(name)[1:-1][:120]
     note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
     if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
@@ -179,23 +177,6 @@ def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[P
         next_step=f"Choose {told} as the base; if both are the same weights, correct base_model_name_or_path.",
     )
     return [problem], []
-
-
-def _other_base(config: AdapterConfig, base: Model, agent: Model) -> str:
-    if config.base_name and config.base_name != base.ref.id:
-        return f"Choose the adapter's own base, {ascii(config.base_name)[1:-1][:120]}, or remove {agent.ref.id}."
-    return f"Remove {agent.ref.id} or choose the base it was trained from."
-
-
-def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Problem]:
-    if touched := tied_to_head(base, targets):
-        yield incompatible(
-            "an adapter of an embedding that the base ties to its head",
-            where=where,
-            expected="an adapter of other layers",
-            got=named(touched),
-            next_step=WITH_PEFT,
-        )
 
 
 def _adapted(

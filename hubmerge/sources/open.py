@@ -45,10 +45,9 @@ _MAX_CONFIG_VALUES = 100_000
 _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_DIGITS = 100  # of an integer; reading long ones takes quadratic time, and a library may lift Python's limit
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
-
 _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
-
 _TOLD_EVERY_S = 0.5
 
 
@@ -265,15 +264,14 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
             if entry.name in tensors:
                 raise IndexFileError("two shards store the same tensor", where=where, got=entry.name)
             tensors[entry.name] = StoredTensor(shard, entry)
-    if weight_map is not None:
-        for name, shard in weight_map.items():
-            if name not in tensors or tensors[name].shard != shard:
-                raise IndexFileError(
-                    "the index names a tensor that its shard does not hold",
-                    where=where,
-                    expected=ascii(f"{name[:80]} in {shard}")[1:-1],
-                    got="no such tensor",
-                )
+    for name, shard in (weight_map or {}).items():
+        if name not in tensors or tensors[name].shard != shard:
+            raise IndexFileError(
+                "the index names a tensor that its shard does not hold",
+                where=where,
+                expected=ascii(f"{name[:80]} in {shard}")[1:-1],
+                got="no such tensor",
+            )
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
     card = MappingProxyType(dict(place.card))
@@ -361,9 +359,6 @@ def not_fetched(places: Sequence[str]) -> FormatError:
     return FormatError(what, problems=problems)
 
 
-_MOST_DIGITS = 100  # of an integer; reading long ones takes quadratic time, and a library may lift Python's limit
-
-
 def _integer(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
         raise ValueError("an integer of too many digits")
@@ -379,11 +374,9 @@ def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
     try:
         value = json.loads(raw, parse_int=_integer)
     except (ValueError, RecursionError) as error:
-        at = (
-            f"{error.msg} (line {error.lineno}, column {error.colno})"
-            if isinstance(error, json.JSONDecodeError)
-            else ""
-        )
+        at = ""
+        if isinstance(error, json.JSONDecodeError):
+            at = f"{error.msg} (line {error.lineno}, column {error.colno})"
         raise FormatError("not valid JSON", where=where, got=at, next_step="Correct it, or fetch it again.") from None
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", where=where)

@@ -57,12 +57,6 @@ class Readable(Protocol):
     def inputs(self) -> tuple[StoredTensor, ...]: ...
 
 
-class _Scratch(threading.local):
-    """A thread's memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
-
-    buffer: NDArray[np.uint8] | None = None
-
-
 class ShardStore:
     """Knows the bytes of shards; called from several threads. This one reads files where they lie on this machine."""
 
@@ -143,7 +137,8 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         self._store = store
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
-        self._scratch = _Scratch()
+        # .buffer: a thread's memory for each chunk in turn; fresh memory would cost more than the reading
+        self._scratch = threading.local()
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements of `tensor` from `start`, as `entry.dtype` is stored (BF16 as uint16, others as their bits).
@@ -169,7 +164,7 @@ class TensorReader(AbstractContextManager["TensorReader"]):
         storage = _storage(dtype)
         width = count + _ROW_GAP // storage.itemsize
         needed = len(tensors) * width * storage.itemsize
-        buffer = self._scratch.buffer
+        buffer: NDArray[np.uint8] | None = getattr(self._scratch, "buffer", None)
         if buffer is None or buffer.size < needed:
             buffer = self._scratch.buffer = np.frombuffer(buffers.pages(needed), np.uint8)
         rows = tuple(buffer[:needed].view(storage).reshape(len(tensors), width)[:, :count])

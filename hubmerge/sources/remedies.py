@@ -46,7 +46,11 @@ class Place:
 
     def without_weights(self, expected: str, config: Mapping[str, Any]) -> FormatError:
         """The refusal: which files are there instead of safetensors of the `expected` name, and what to do."""
-        if latest := self._latest_checkpoint():
+        checkpoints = {
+            int(match[1]): match[0] for f in self.files if (match := _CHECKPOINT.fullmatch(f.partition("/")[0]))
+        }
+        if checkpoints:
+            latest = checkpoints[max(checkpoints)]
             return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
         if pickled := sorted(f for f in self.files if _PICKLED.fullmatch(f)):
             named = ", ".join(ascii(f)[1:-1] for f in pickled[:3])
@@ -74,11 +78,6 @@ class Place:
     def _error(self, expected: str, got: str, next_step: str) -> FormatError:
         return FormatError("no safetensors weights", where=self.where, expected=expected, got=got, next_step=next_step)
 
-    def _latest_checkpoint(self) -> str:
-        names = {PurePosixPath(f).parts[0] for f in self.files if PurePosixPath(f).parts}
-        steps = {int(match[1]): name for name in names if (match := _CHECKPOINT.fullmatch(name))}
-        return steps[max(steps)] if steps else ""
-
     def _below(self, ends: tuple[str, ...]) -> list[str]:
         """The folders with a file of one of these names."""
         folders = {f.rpartition("/")[0] for f in self.files if f.endswith(ends)}
@@ -94,18 +93,15 @@ class Place:
 
     def _convert(self, config: Mapping[str, Any]) -> str:
         adapter = any(f == "adapter_model.bin" for f in self.files)
-        code = _CONVERT_ADAPTER if adapter else _CONVERT.format(_class_of(config))
+        stated = config.get("architectures")
+        first = stated[0] if isinstance(stated, list) and stated else ""
+        named = first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
+        code = _CONVERT_ADAPTER if adapter else _CONVERT.format(named)
         if self.folder is not None:
             return f'If you trust it, convert it: python -c "{code}" {shlex.quote(str(self.folder))}'
         here = _plain(self.id.rpartition("/")[2])
         command = f'hf download {self.id} --local-dir {here} && python -c "{code}" {here}'
         return f"If you trust it, convert it, and name ./{here}: {command}"
-
-
-def _class_of(config: Mapping[str, Any]) -> str:
-    stated = config.get("architectures")
-    first = stated[0] if isinstance(stated, list) and stated else ""
-    return first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
 
 
 def origin_of(card: Mapping[str, Any]) -> str:

@@ -36,9 +36,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from types import MappingProxyType
 
-from hubmerge.errors import IncompatibleError, Problem
-from hubmerge.recipe.ignore import Ignored
+from hubmerge.recipe.ignore import Ignored, nothing
 from hubmerge.sources.base import Model, View, Views
+from hubmerge.text.wording import incompatible
 
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _WITH_HEAD = re.compile("LM|ForConditionalGeneration|BertForPreTraining")  # in the name of a class
@@ -55,7 +55,7 @@ _AGES = {
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-def untie(base: Model, agents: Sequence[Model], ignored: Ignored = lambda name: False) -> Views:
+def untie(base: Model, agents: Sequence[Model], ignored: Ignored = nothing) -> Views:
     """Views of all models in which a tied head, or another copy of a table, stands or is missing alike.
 
     Agents have no tensors of names that are ignored, and need none."""
@@ -160,8 +160,7 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
             continue
         if model is not base and _says_tied(model) is False:
             problems.append(
-                Problem(
-                    IncompatibleError.code,
+                incompatible(
                     "an output head of its own, where the base ties it to the embedding",
                     where=str(model.ref),
                     expected=f"no {head}, or tie_word_embeddings: true",
@@ -235,7 +234,7 @@ def _only(tensors: Iterable[str], names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) -> View:
+def aligned(base: Model, agent: Model, ignored: Ignored = nothing) -> View:
     """The agent under the base's names; unchanged where no single prefix explains the difference.
 
     Names in `ignored` may be there or not.
@@ -266,7 +265,10 @@ def renaming(
     for prefix in PREFIXES:
         off = {name: name.removeprefix(prefix) for name in names}
         on = {name: name if name in base else prefix + name for name in names}
-        for words, mapping in ((f"taken off {_those(names, prefix)}", off), ("put before its tensors' names", on)):
+        those = "its tensors' names"
+        if not all(n.startswith(prefix) for n in names):
+            those = "those of its tensors that have it"
+        for words, mapping in ((f"taken off {those}", off), ("put before its tensors' names", on)):
             candidates.append((f"the prefix {prefix!r} is {words} to match the base", mapping))
     found = [(w, m) for w, m in candidates if len(set(m.values())) == len(m) and fits(m.values())]
     return found[0] if len(found) == 1 else None
@@ -278,7 +280,3 @@ def _of_another_age(name: str) -> str:
             if name.endswith(one):
                 return name.removesuffix(one) + other
     return name
-
-
-def _those(names: Collection[str], prefix: str) -> str:
-    return "its tensors' names" if all(n.startswith(prefix) for n in names) else "those of its tensors that have it"

@@ -63,7 +63,11 @@ def views_of(
     grown = rows(tied.base, [_with_kept(tied.base, agent, kept) for agent in tied.agents])
     problems = (*(p for s in steps for p in s.problems), *tied.problems, *grown.problems)
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
-    told += _told_of(base, agents, kept, dropped)
+    if kept:
+        told.append(f"{base.ref.id}: {_tensors(kept)} kept unchanged by `ignore`: {named(kept)}")
+    for agent, names in zip(agents, dropped, strict=True):
+        if beyond := [name for name in names if name not in base.tensors]:
+            told.append(f"{agent.ref.id}: {_tensors(beyond)} left out by `ignore`: {named(beyond)}")
     warnings = (*told, *(w for s in steps for w in s.warnings), *tied.warnings, *grown.warnings)
     return replace(grown, problems=problems, warnings=warnings, kept=frozenset(kept))
 
@@ -133,17 +137,6 @@ def _with_kept(base: Model, agent: Model, kept: Collection[str]) -> Model:
     """The agent with the base's tensors of ignored names."""
     borrowed = {name: BorrowedTensor.of(base.tensors[name], BASE) for name in kept}
     return replace(agent, tensors=MappingProxyType({**agent.tensors, **borrowed})) if kept else agent
-
-
-def _told_of(base: Model, agents: Sequence[Model], kept: Sequence[str], dropped: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each model that says what `ignore` did to it; `dropped`: the names left out of each agent."""
-    beyond = [[name for name in names if name not in base.tensors] for names in dropped]
-    told = [f"{base.ref.id}: {_tensors(kept)} kept unchanged by `ignore`: {named(kept)}"] if kept else []
-    return told + [
-        f"{agent.ref.id}: {_tensors(names)} left out by `ignore`: {named(names)}"
-        for agent, names in zip(agents, beyond, strict=True)
-        if names
-    ]
 
 
 def _tensors(names: Sequence[str]) -> str:

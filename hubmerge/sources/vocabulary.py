@@ -126,7 +126,11 @@ class _Family:
         if len(sizes) != 1:
             return None
         (rows,) = sizes
-        return cls(base, tuple(_with_its_size(agent, tables, rows) for agent in agents), tables, rows)
+        seen = list(agents)
+        for k, agent in enumerate(agents):
+            if all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables):  # its own were ignored
+                seen[k] = replace(agent, config=with_vocab_size(agent.config, rows))
+        return cls(base, tuple(seen), tables, rows)
 
     def grown(self, keeper: int | None) -> Views:
         """`with_added_rows`, of agents that lack no rows."""
@@ -150,7 +154,9 @@ class _Family:
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
             config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
             tensors = MappingProxyType({**agent.tensors, **filled})
-            tokens = agent.tokens and _with_rows(agent.tokens, self.rows - lacking)
+            tokens = agent.tokens
+            if tokens is not None:  # those that have a row
+                tokens = replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < self.rows - lacking})
             agents[k] = replace(agent, tensors=tensors, config=config, tokens=tokens)
             warnings.append(
                 f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
@@ -381,17 +387,6 @@ class _Family:
         fits = model.config.get("vocab_size", self.rows) in sizes
         config = with_vocab_size(model.config, rows) if fits else model.config
         return replace(model, tensors=MappingProxyType(tensors), config=config)
-
-
-def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], rows: int) -> Model:
-    """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
-    borrowed = all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
-    return replace(agent, config=with_vocab_size(agent.config, rows)) if borrowed else agent
-
-
-def _with_rows(tokens: TokenTable, rows: int) -> TokenTable:
-    """The tokens that have one of the first rows."""
-    return replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < rows})
 
 
 def _shown(tokens: Sequence[str]) -> str:

@@ -37,6 +37,11 @@ def grown(tensors: dict[str, T], rows: int, seed: int = 0) -> dict[str, T]:
     }
 
 
+def cut(tensors: dict[str, T], rows: int) -> dict[str, T]:
+    """The tensors with the first rows of embedding and head."""
+    return {n: tensor(f32(t)[:rows], t.dtype) if n in (EMBED, HEAD) else t for n, t in tensors.items()}
+
+
 def tokenizer(vocab: int = 40, added: dict[str, int] | None = None, **words: int) -> bytes:
     return tokenizer_files(vocab, added, words)["tokenizer.json"]
 
@@ -58,6 +63,12 @@ def rows_of(plan: Plan) -> dict[str, int]:
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     return write_model(tmp_path / "base", BASE, files={"chat_template.jinja": b"base"})
+
+
+@pytest.fixture
+def padded(tmp_path: Path) -> Path:
+    """A base whose last four rows no token has."""
+    return write_model(tmp_path / "padded", BASE, files={"tokenizer.json": tokenizer(36)})
 
 
 @pytest.fixture
@@ -104,20 +115,6 @@ def test_the_number_of_rows_stands_where_the_base_states_it_or_has_its_default(
     assert {key: kept.get(key) for key in ("vocab_size", "text_config") if key in kept} == wanted
 
 
-def test_every_model_reads_the_donors_rows_beyond_its_own(tmp_path: Path, base: Path, plain: Path):
-    donor = agent(tmp_path / "donor", 1, 3, ADDED)
-    plan = plan_of(base, plain, donor)
-    own = [f32(BASE[EMBED]), f32(sparse_agent(BASE, 0.3, 8)[EMBED])]
-    theirs = f32(grown(sparse_agent(BASE, 0.3, 1), 3, 1)[EMBED])
-    (planned,) = (t for t in plan.tensors() if t.name == EMBED)
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
-        for k, expected in enumerate([*(np.concatenate([o, theirs[40:]]) for o in own), theirs]):
-            flat = expected.reshape(-1)
-            for start, count in ((0, 688), (0, 640), (640, 48), (630, 20), (687, 1), (640, 0)):
-                got = reader.values(k, planned.inputs[k], start, count)
-                assert got.tobytes() == flat[start : start + count].tobytes(), (k, start, count)
-
-
 def last_rows(plan: Plan) -> list[list[bytes]]:
     """Of embedding and head: the last two rows of every model, in BF16."""
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path())) as reader:
@@ -131,29 +128,27 @@ def last_rows(plan: Plan) -> list[list[bytes]]:
         ]
 
 
-def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_path: Path, base: Path):
+def test_the_added_rows_of_a_head_are_a_heads_also_in_an_agent_that_ties_it(tmp_path: Path, base: Path, padded: Path):
     tied = {n: t for n, t in sparse_agent(BASE, 0.3, 2).items() if n != HEAD}
     folder = write_model(tmp_path / "tied", tied, files={"tokenizer.json": tokenizer()})
     embedding, head = last_rows(plan_of(base, folder, agent(tmp_path / "donor", 1, 2, ADDED)))
     assert len(set(embedding)) == len(set(head)) == 1
     assert embedding != head
-    padded = write_model(tmp_path / "padded", BASE, files={"tokenizer.json": tokenizer(36)})
-    cut = {**tied, EMBED: tensor(f32(tied[EMBED])[:36], "BF16")}
-    short = write_model(tmp_path / "short", cut, files={"tokenizer.json": tokenizer(36)}, config=llama_config(cut))
+    small = cut(tied, 36)
+    short = write_model(tmp_path / "short", small, files={"tokenizer.json": tokenizer(36)}, config=llama_config(small))
     for rows in last_rows(plan_of(padded, short, write_model(tmp_path / "other", sparse_agent(BASE, 0.3, 3)))):
         assert rows[1] == rows[0], "the base's, where the agent has none"
 
 
-def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path):
+def test_a_token_whose_row_an_agent_lacks_is_not_of_that_agent(tmp_path: Path, padded: Path):
     """Its row would be the base's, which fills the table up and stands for no token."""
-    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
     files = {"tokenizer.json": tokenizer(36, {f"<{i}>": i for i in range(36, 42)})}
     donors = [agent(tmp_path / name, seed, 2, files=files) for seed, name in enumerate(("one", "two"))]
-    cut = {n: tensor(f32(t)[:36], t.dtype) if n in (EMBED, HEAD) else t for n, t in sparse_agent(BASE, 0.3, 3).items()}
-    short = write_model(tmp_path / "short", cut, files=files, config=llama_config(cut))
+    small = cut(sparse_agent(BASE, 0.3, 3), 36)
+    short = write_model(tmp_path / "short", small, files=files, config=llama_config(small))
     tables = []
     for agents in ((*donors, short), donors):
-        plan = plan_of(base, *agents)
+        plan = plan_of(padded, *agents)
         with TensorReader(plan.models, LocalOrFetched(NOWHERE, Path())) as reader:
             tables += [
                 reader.values(0, t.inputs[0], 0, t.elements).tobytes() for t in plan.tensors() if t.name == EMBED
@@ -263,7 +258,7 @@ def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path
 
 
 def test_fewer_rows_than_the_base_are_refused_and_not_got_from_another(tmp_path: Path, base: Path, plain: Path):
-    small = {n: tensor(f32(t)[:39], t.dtype) if n in (EMBED, HEAD) else t for n, t in BASE.items()}
+    small = cut(BASE, 39)
     listed = refused(base, plain, write_model(tmp_path / "small", small))
     assert [f"{EMBED}: 40×16 → 39×16" in t for t in listed] == [True], "one message for one cause"
     folder = write_model(tmp_path / "small", small, config=llama_config(small, vocab_size=None))
@@ -282,9 +277,8 @@ ODD_HEADS: dict[str, Callable[[int], T]] = {
 @pytest.mark.parametrize("head", ODD_HEADS.values(), ids=ODD_HEADS)
 @pytest.mark.parametrize("rows", [36, 40, 42])
 def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents_add_or_lack(
-    tmp_path: Path, rows: int, head: Callable[[int], T]
+    tmp_path: Path, padded: Path, rows: int, head: Callable[[int], T]
 ):
-    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
     tensors = sparse_agent(BASE, 0.3, 1)
     table = np.concatenate([f32(tensors[EMBED]), np.ones((2, 16), np.float32)])[:rows]
     odd = {**tensors, EMBED: tensor(table), HEAD: head(rows)}
@@ -293,17 +287,18 @@ def test_a_head_that_is_no_table_like_the_base_s_is_refused_whatever_rows_agents
     growing = agent(tmp_path / "donor", 2, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
     same = agent(tmp_path / "same", 3, files={"tokenizer.json": tokenizer(36)})
     for other in (growing, same):
-        told = [text for text in refused(base, folder, other) if f"{folder}@" in text]
+        told = [text for text in refused(padded, folder, other) if f"{folder}@" in text]
         assert any(f"{HEAD}: " in text or f"{HEAD} (I64)" in text for text in told), told
 
 
-def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(tmp_path: Path, plain: Path):
+def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_tokens(
+    tmp_path: Path, padded: Path, plain: Path
+):
     """`resize_token_embeddings(len(tokenizer))` cuts the padding of a base's tables."""
-    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(36)})
     trained = sparse_agent(BASE, 0.3, 1)
-    small = {n: tensor(f32(t)[:36], t.dtype) if n in (EMBED, HEAD) else t for n, t in trained.items()}
+    small = cut(trained, 36)
     short = write_model(tmp_path / "short", small, files={"tokenizer.json": tokenizer(36)}, config=llama_config(small))
-    plan = plan_of(base, plain, short)
+    plan = plan_of(padded, plain, short)
     assert (rows_of(plan), plan.config["vocab_size"]) == ({EMBED: 40, HEAD: 40}, 40)
     assert any("lacks the last 4 of the base's 40 rows of the vocabulary" in w for w in plan.warnings)
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
@@ -311,10 +306,10 @@ def test_rows_that_no_token_has_are_the_bases_where_an_agent_was_cut_to_its_toke
             expected = np.concatenate([f32(trained[planned.name])[:36], f32(BASE[planned.name])[36:]])
             assert reader.values(2, planned.inputs[2], 0, 640).tobytes() == expected.tobytes()
     (short / "tokenizer.json").write_bytes(tokenizer(36, w7=8, w8=7))
-    assert any(f"{EMBED}: 40×16 → 36×16" in t for t in refused(base, plain, short))
+    assert any(f"{EMBED}: 40×16 → 36×16" in t for t in refused(padded, plain, short))
     donor = agent(tmp_path / "donor", 1, 3, ADDED, files={"tokenizer.json": tokenizer(36, ADDED)})
     (short / "tokenizer.json").write_bytes(tokenizer(36))
-    assert rows_of(plan_of(base, short, donor)) == {EMBED: 43, HEAD: 43}
+    assert rows_of(plan_of(padded, short, donor)) == {EMBED: 43, HEAD: 43}
 
 
 def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, plain: Path):
