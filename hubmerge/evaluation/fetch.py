@@ -15,8 +15,8 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -98,13 +98,18 @@ def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     datasets.disable_progress_bars()
     tasks = spec["tasks"]
     store = Path(tasks[0]["folder"]).parent
-    with _alone(store):
-        prune(store)
-        for number, task in enumerate(tasks):
-            reporter.progress("fetch data", number, len(tasks), "tasks")
-            folder = Path(task["folder"])
-            if not folder.is_dir():
-                _fetch_task(task, folder, spec["token"], Path(spec["cache"]))
+    # nobody else fetches into the store until this process ends, so what is half-fetched there is of a killed one
+    held = os.open(store, os.O_RDONLY)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for left in store.glob("*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+    prune(store)
+    for number, task in enumerate(tasks):
+        reporter.progress("fetch data", number, len(tasks), "tasks")
+        folder = Path(task["folder"])
+        if not folder.is_dir():
+            _fetch_task(task, folder, spec["token"], Path(spec["cache"]))
     reporter.progress("fetch data", len(tasks), len(tasks), "tasks")
     return {}
 
@@ -119,20 +124,6 @@ def prune(store: Path) -> None:
         left -= used_bytes([folder])
         # nobody takes a half-removed one for whole
         shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.partial")), ignore_errors=True)
-
-
-@contextmanager
-def _alone(store: Path) -> Iterator[None]:
-    """One process at a time fetches into a store, so that what is half-fetched there is of one that was killed."""
-    held = os.open(store, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(held, fcntl.LOCK_EX)
-            for left in store.glob("*.partial"):
-                shutil.rmtree(left, ignore_errors=True)
-        yield
-    finally:
-        os.close(held)
 
 
 def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache: Path) -> None:

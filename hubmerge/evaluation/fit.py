@@ -111,14 +111,12 @@ def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
     """Remove this run's fetched weights if they do not fit on the disk, or it fills up meanwhile."""
     try:
         yield
-    except DiskError:
-        clear_weights(workdir)
-        raise
-    except OSError as error:
-        if (of_the_disk := of_disk(error, what)) is None:
+    except (DiskError, OSError) as error:
+        known = error if isinstance(error, DiskError) else of_disk(error, what)
+        if known is None:
             raise
         clear_weights(workdir)
-        raise of_the_disk from None
+        raise known from None
 
 
 def try_once_more(error: HubmergeError, workdir: Path, what: str) -> None:

@@ -18,7 +18,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from hubmerge.errors import ResultError
 
-SCHEMA = 1
 MAX_RESULT_BYTES = 1024 * 1024
 MAX_TEXT = 2000
 MAX_NAME = 300

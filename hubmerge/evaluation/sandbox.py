@@ -46,6 +46,10 @@ _VERDICT_BYTES = 4096
 _TAIL_BYTES = 500
 _READY = b"ready\n"
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
+_READABLE = (
+    *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"),
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/null", "/dev/urandom"),
+)
 
 # cpu_s follows the wall limit; file_bytes is the most that can be printed
 DEFAULT_LIMITS = Limits(memory_bytes=1 << 30, file_bytes=16 << 20, open_files=64)
@@ -73,7 +77,8 @@ def run_python(program: str | Sequence[str], tests: str = "", *, given: str = ""
         stack.enter_context(_child(asking, more, output, answered_end, asked_in, verdict_in))
         verdict = _listen(verdict_end.fileno(), timeout_s)
         if not verdict.startswith(_READY):
-            said = _tail(output)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            said = plain(output.read(_TAIL_BYTES).decode("utf-8", "replace"))
             raise (DeviceError if said else MachineFaultError)(
                 "the processes for generated code did not start",
                 expected="processes that say when they are confined",
@@ -97,7 +102,7 @@ def _child(
         "verdict_fd": others[0].fileno() if others else None,
         "parent": os.getpid(),
         "package_root": str(Path(__file__).resolve().parents[2]),
-        "readable": _readable(),
+        "readable": _READABLE,
     }
     with tempfile.TemporaryDirectory(prefix="hubmerge-sandbox-") as folder, tempfile.TemporaryFile() as told:
         told.write(json.dumps(job).encode())
@@ -129,12 +134,6 @@ def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
     return stack.enter_context(FileIO(reading, "r")), stack.enter_context(FileIO(writing, "w"))
 
 
-def _readable() -> list[str]:
-    """Python's library and the system's shared ones."""
-    folders = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"]
-    return [*folders, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/null", "/dev/urandom"]
-
-
 def _listen(said: int, timeout_s: float) -> bytes:
     """What the tests' process says until it closes the pipe, or until the time is over."""
     heard, ready = b"", False
@@ -152,9 +151,3 @@ def _listen(said: int, timeout_s: float) -> bytes:
         if not ready and heard.startswith(_READY):
             ready, deadline = True, time.monotonic() + timeout_s
     return heard
-
-
-def _tail(output: IO[bytes]) -> str:
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _TAIL_BYTES))
-    return plain(output.read(_TAIL_BYTES).decode("utf-8", "replace"))

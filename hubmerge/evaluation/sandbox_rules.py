@@ -18,6 +18,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
@@ -113,24 +114,14 @@ def _allow_reading_only(paths: Sequence[str]) -> None:
     )
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     ruleset = _checked("landlock_create_ruleset", ctypes.byref(attributes), ctypes.c_size_t(size), 0)
-    try:
-        for path in paths:
-            _allow(ruleset, path)
-        _checked("landlock_restrict_self", ruleset, 0)
-    finally:
-        os.close(ruleset)
-
-
-def _allow(ruleset: int, path: str) -> None:
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        return
-    try:
-        rule = _PathBeneath(_READ_FILE | (_READ_DIR if os.path.isdir(path) else 0), fd)
-        _checked("landlock_add_rule", ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
-    finally:
-        os.close(fd)
+    for path in paths:
+        with suppress(FileNotFoundError, PermissionError):
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            rule = _PathBeneath(_READ_FILE | (_READ_DIR if os.path.isdir(path) else 0), fd)
+            _checked("landlock_add_rule", ruleset, _PATH_BENEATH, ctypes.byref(rule), 0)
+            os.close(fd)
+    _checked("landlock_restrict_self", ruleset, 0)
+    os.close(ruleset)
 
 
 def _checked(name: str, *arguments: object) -> int:

@@ -20,7 +20,7 @@ from task_helpers import own_task, scored
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation import builtin, sandbox
-from hubmerge.evaluation.tasks import humaneval, mbpp
+from hubmerge.evaluation.tasks import code as code_tasks
 from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "humaneval" / "openai_humaneval" / "test.jsonl"
@@ -81,8 +81,7 @@ def test_damaged_solutions_of_humaneval_fail() -> None:
 
 
 def test_a_solution_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(humaneval, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(mbpp, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(code_tasks, "TIMEOUT_S", 0.5)
     assert scored(HUMANEVAL, ROWS[0], f"    while True: pass\n{ROWS[0]['canonical_solution']}") == 0.0
     code = MBPP_ROWS[0]["code"].replace("    return", "    while True: pass\n    return")
     assert scored(own_task("mbpp"), MBPP_ROWS[0], code) == 0.0

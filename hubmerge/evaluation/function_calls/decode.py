@@ -355,16 +355,13 @@ def _java_text(node: Node | None, text: str, depth: int) -> str:
 def _javascript_call(text: str) -> tuple[Call, ...]:
     for statement in _root(text, "javascript").children:
         for node in statement.children if statement.type == "expression_statement" else ():
-            if node.type == "call_expression" and node.child_count > 1:
-                return (Call(node.children[0].text.decode(), _javascript_arguments(node.children[1])),)
+            if node.type != "call_expression" or node.child_count < 2:
+                continue
+            found: dict[str | None, Any] = {}
+            for child in node.children[1].children:
+                if child.type == "assignment_expression":
+                    _add(found, child.children[0].text.decode(), unquoted(child.children[2].text.decode()))
+                elif child.type in ("identifier", "true"):
+                    _add(found, None, child.text.decode())
+            return (Call(node.children[0].text.decode(), found),)
     raise NotACallError("no call")
-
-
-def _javascript_arguments(node: Node) -> dict[str | None, Any]:
-    found: dict[str | None, Any] = {}
-    for child in node.children:
-        if child.type == "assignment_expression":
-            _add(found, child.children[0].text.decode(), unquoted(child.children[2].text.decode()))
-        elif child.type in ("identifier", "true"):
-            _add(found, None, child.text.decode())
-    return found
