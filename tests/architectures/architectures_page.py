@@ -1,6 +1,6 @@
-"""docs/architectures.md: what becomes of every architecture, written from a sweep.
+"""docs/architectures.md: what becomes of every architecture, its tables written from a sweep.
 
-python tests/architectures/architectures_page.py          writes the page, in some minutes
+python tests/architectures/architectures_page.py          writes the tables, in some minutes
 python tests/architectures/architectures_page.py llama    measures these families anew
 """
 
@@ -14,41 +14,9 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 COMPARED = "configuration, modules, weights"  # where no inputs were found
 
-_INTRODUCTION = """# Architectures
-
-<!-- written by tests/architectures/architectures_page.py, which the tests hold against a sweep -->
-
-A merge keeps everything that `config.json` says, but for what names code or a place to load something from, so it works
-for any architecture that `transformers` builds from a configuration. The table is a test of that: {count} families of
-transformers {version}. Each is built small with random weights, saved by `save_pretrained` in several shards, two
-agents are made of it, and `hubmerge` merges them into a folder. The result is loaded by its class, without missing or
-unexpected tensors, and gives bit for bit what the same weights give under the base's own `config.json`, for the inputs
-named. Where no inputs were found that a model of that size takes, configuration, modules and weights are compared.
-
-Language models are merged in bfloat16, the others in float32.
-"""
-_REFUSED = """
-## What is refused, and why
-
-Before anything is fetched, with `E_INCOMPATIBLE`:
-
-| config.json of the base | why |
-|---|---|
-| `auto_map` for a model type or class that transformers does not have | its code is not carried over |
-| `quantization_config`, `compression_config`, `quantization`, also of a part | but for fp8, numbers stand for others |
-| `configuration_files`, `transformers_weights` | they point to other files than those that were read |
-| `backbone` without a `backbone_config` | transformers would look it up on the Hub |
-| tensors of float64 | they are not merged; `ignore` keeps the base's |
-
-## What is left out, and told
-
-At any depth, in every JSON file of the result: `auto_map`, `custom_pipelines`, `custom_generate`, `trust_remote_code`,
-`attribute_map`, `gguf_file`, `init_inputs`, `audio_tokenizer`; keys with `implementation` in them; keys with `_` in
-front but for those that transformers computes with; text under keys that name a file, folder, address or repo; and text
-that reads as `repo--module.Class`, a path or an address. Labels, tokens, letters, templates and prompts are text,
-whatever they read like. `auto_map` beside a class that transformers has is left out, and that class is loaded. A kernel
-for attention is chosen where a model is loaded (`attn_implementation=`).
-"""
+_COUNTED = re.compile(r"\d+ families of\ntransformers [\w.]+\.(?= )")
+_BUILT = "| family | class | merged | loaded | same outputs for |\n|---|---|---|---|---|"
+_NOT_BUILT = "| family | class | why |\n|---|---|---|"
 _ROW = re.compile(r"\| `(\w+)` \| `(\w+)` \| (.*) \|")
 
 
@@ -63,20 +31,14 @@ def as_row(compared: str) -> str:
 
 
 def page(rows: dict[str, tuple[str, str]], version: str) -> str:
-    built = {f: row for f, row in rows.items() if row[1].startswith("yes")}
-    others = {f: row for f, row in rows.items() if f not in built}
-    lines = [
-        _INTRODUCTION.format(count=len(built), version=version),
-        "| family | class | merged | loaded | same outputs for |",
-        "|---|---|---|---|---|",
-        *(f"| `{family}` | `{name}` | {result} |" for family, (name, result) in sorted(built.items())),
-        "\n## Not built here\n",
-        "What needs no more than a package merges where that is installed, as was tried with timm and torchaudio.\n",
-        "| family | class | why |",
-        "|---|---|---|",
-        *(f"| `{family}` | `{name}` | {why} |" for family, (name, why) in sorted(others.items())),
-    ]
-    return "\n".join(lines) + "\n" + _REFUSED
+    """The page with these rows in its two tables, and how many architectures of which transformers were built."""
+    built = {family: row for family, row in rows.items() if row[1].startswith("yes")}
+    text = PAGE.read_text(encoding="utf-8")
+    text = _COUNTED.sub(f"{len(built)} families of\ntransformers {version}.", text)
+    for head, found in ((_BUILT, built), (_NOT_BUILT, {f: row for f, row in rows.items() if f not in built})):
+        lines = "".join(f"| `{family}` | `{name}` | {result} |\n" for family, (name, result) in sorted(found.items()))
+        text = re.sub(rf"({re.escape(head)}\n)(\|.*\n)*", lambda at: at[1] + lines, text)  # noqa: B023
+    return text
 
 
 def main(only: list[str]) -> None:
