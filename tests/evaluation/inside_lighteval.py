@@ -15,6 +15,7 @@ import re
 import shutil
 import types
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lighteval.metrics import apply_metric
 from lighteval.models.model_output import ModelResponse
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.errors import DeviceError, EvaluationError, MemoryLimitError
@@ -325,6 +327,25 @@ def alone(folder: Path, template: str | None, ends: list[int]) -> list[str]:
     return answers
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model of a run whose only task is `short`: the zoo's math agent, below the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for module in (lighteval_tasks, pipeline):
+        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
+    return shutil.copytree(ZOO / "math", tmp_path / models.MODEL_FOLDER)
+
+
+def line_of(prompts: Iterable[str], *, max_model_len: int | None = None) -> pipeline.JournaledPipeline:
+    """A pipeline that asks these prompts of the model in the working folder."""
+    Dataset.from_list([{"prompt": prompt} for prompt in prompts]).save_to_disk("test")
+    about = {"identity": "", "dtype": "float32", "seed": 0, "max_model_len": max_model_len, "batch_size": 8}
+    about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", Path())]}
+    spec = {**MACHINE, **about, "batch_tokens": None}
+    names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)
+    return pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
+
+
 @pytest.mark.parametrize(
     ("template", "config", "ends"),
     [
@@ -336,40 +357,35 @@ def alone(folder: Path, template: str | None, ends: list[int]) -> list[str]:
     ids=["of few tokens and many characters", "after the template's own BOS", "up to any end", "greedily"],
 )
 def test_an_answer_is_what_transformers_generates_for_its_prompt_alone(
-    template: str | None, config: dict[str, Any], ends: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    template: str | None, config: dict[str, Any], ends: list[int], folder: Path
 ) -> None:
-    folder = tmp_path / models.MODEL_FOLDER
-    shutil.copytree(ZOO / "math", folder)
     (folder / "generation_config.json").unlink()
     stated = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**stated, "dtype": "float32", **config}))
     if template:
         (folder / "chat_template.jinja").write_text(template)
-    Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]).save_to_disk(str(tmp_path / "test"))
-    monkeypatch.chdir(tmp_path)
-    for module in (lighteval_tasks, pipeline):
-        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
-    assert [sample.answer for sample in line_of(tmp_path).scored()["short"]] == alone(folder, template, ends)
+    assert [sample.answer for sample in line_of(PROMPTS).scored()["short"]] == alone(folder, template, ends)
 
 
-def line_of(folder: Path) -> pipeline.JournaledPipeline:
-    """A pipeline of the task `short`, whose rows and model lie in the working folder."""
-    about = {"identity": "", "dtype": "float32", "seed": 0, "max_model_len": None, "batch_size": 8}
-    about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", folder)]}
-    spec = {**MACHINE, **about, "batch_tokens": None}
-    names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)
-    return pipeline.JournaledPipeline(names, models.load_model(spec), spec, told)
-
-
-def test_reasoning_is_no_answer_even_where_the_chat_template_began_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_reasoning_is_no_answer_even_where_the_chat_template_began_it() -> None:
     answers = {"<think>5</think>4": "4", "or 5?</think>4": "4", "4": "4", "<think>5": "<think>5"}
-    shutil.copytree(ZOO / "math", tmp_path / models.MODEL_FOLDER)
-    Dataset.from_list([{"prompt": answer} for answer in answers]).save_to_disk(str(tmp_path / "test"))
-    monkeypatch.chdir(tmp_path)
-    for module in (lighteval_tasks, pipeline):
-        monkeypatch.setattr(module, "registry", lambda: {"short": SHORT})
-    line = line_of(tmp_path)
+    line = line_of(answers)
     line.model.greedy_until = lambda batch: [ModelResponse(text=[doc.query]) for doc in batch]
     assert {sample.prompt: sample.answer for sample in line.scored()["short"]} == answers
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_model_too_short_for_a_task_is_refused_and_nothing_is_generated() -> None:
+    with pytest.raises(EvaluationError, match="cannot read the prompts of a task"):
+        line_of(PROMPTS, max_model_len=8).scored()
+    assert not Path("generations").exists()
+
+
+def test_a_checkpoint_without_all_its_tensors_does_not_load(folder: Path) -> None:
+    """transformers itself fills them with random numbers."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EvaluationError, match=r"its own config\.json: got missing keys: .*layers\.1\.mlp\.up_proj"):
+        line_of(PROMPTS)

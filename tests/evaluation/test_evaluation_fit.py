@@ -22,7 +22,6 @@ from hubmerge.errors import DeviceError
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.fit import Weights, fitting_dtype, weights_of
 from hubmerge.evaluation.result import EvaluationResult, parse_result
-from hubmerge.evaluation.runner import EvaluateOptions
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.machine import resources
@@ -104,15 +103,6 @@ def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
     assert parse_result(narrow.to_json().encode(), where="x") == narrow
 
 
-def test_a_model_runs_in_the_dtype_that_its_config_names_as_it_does_for_anybody_who_loads_it(
-    scripted: Scripted, workdir: Path, tmp_path: Path
-) -> None:
-    model = str(_in_float32(tmp_path / "wide", {"dtype": "bfloat16"}))
-    ran = scripted(IN_ITS_DTYPE, model=model, allow_local=True, options={"device": "cpu"}).environment
-    assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"
-    assert (ran.dtype, ran.stored_dtype) == ("bfloat16", None)
-
-
 def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched_and_nothing_is_said_of_it(
     scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,26 +129,6 @@ def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Pat
     monkeypatch.setattr(resources, "memory_bytes", lambda: None)
     scripted(IN_ITS_DTYPE, options={"device": "cpu"})
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] > 9 * GB
-
-
-@pytest.mark.slow
-def test_transformers_loads_the_model_in_the_dtype_that_was_chosen(
-    tmp_path: Path, hub: Hub, rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = ModelName.parse(str(_in_float32(tmp_path / "wide", weights=True)))
-    options = EvaluateOptions(data_cache=rows, device="cpu")
-
-    def ran(workdir: Path) -> EvaluationResult:
-        suite = pin("zoo", hub, limit=4)
-        return runner.evaluate(name, suite, hub=hub, workdir=workdir, options=options, allow_local=True)
-
-    wide = ran(tmp_path / "wide-run").environment
-    assert (wide.dtype, wide.stored_dtype) == ("float32", None)
-    monkeypatch.setattr("hubmerge.evaluation.fit.bytes_for_weights", lambda memory: 500_000)
-    narrow = ran(tmp_path / "narrow-run").environment
-    assert (narrow.dtype, narrow.stored_dtype) == ("bfloat16", "float32")
-    assert wide.batch_tokens is not None
-    assert narrow.batch_tokens == pytest.approx(2 * wide.batch_tokens, rel=0.01)  # half the bytes for keys and values
 
 
 def test_the_limits_of_a_batch_and_how_many_prompts_were_cut_stand_in_the_result(
@@ -202,8 +172,8 @@ def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype_in_one_of_its_suites
 # --- helpers -------------------------------------------------------------------------------------------------
 
 
-def _in_float32(folder: Path, config: dict[str, str] | None = None, *, weights: bool = False) -> Path:
-    """The zoo's math agent in float32: with its own values, or with zeros."""
+def _in_float32(folder: Path, config: dict[str, str] | None = None) -> Path:
+    """The zoo's math agent in float32, with zeros for weights."""
     import ml_dtypes  # noqa: F401  numpy's bfloat16
 
     shutil.copytree(ZOO / "math", folder)
@@ -211,6 +181,5 @@ def _in_float32(folder: Path, config: dict[str, str] | None = None, *, weights: 
     known = {k: v for k, v in known.items() if k not in ("dtype", "torch_dtype")}
     (folder / "config.json").write_text(json.dumps(known | (config or {})))
     for path in folder.glob("*.safetensors"):
-        stored = {name: values.astype(np.float32) for name, values in load_file(path).items()}
-        save_file({name: values if weights else np.zeros_like(values) for name, values in stored.items()}, path)
+        save_file({name: np.zeros(values.shape, np.float32) for name, values in load_file(path).items()}, path)
     return folder
