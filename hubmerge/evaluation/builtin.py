@@ -15,12 +15,13 @@ from __future__ import annotations
 import ast
 import base64
 import importlib
-import inspect
+import importlib.util
 import io
 import json
 import pickle
 import zlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import EvaluationError
@@ -112,22 +113,23 @@ def passes(code: str, tests: dict[str, Any]) -> bool:
 
 @cache
 def grader() -> str:
-    """The source of lighteval's grading functions, without what it needs other packages for."""
-    module = importlib.import_module("lighteval.tasks.tasks.lcb.codegen_metrics")
+    """The source of lighteval's grading functions, without what it needs other packages for.
+
+    It is read and not imported: the module raises Python's limit on the digits of a number for the whole process.
+    """
+    found = importlib.util.find_spec("lighteval.tasks.tasks.lcb.codegen_metrics")
+    assert found is not None, "it comes with the extra for evaluations"
     kept: list[ast.stmt] = []
-    found: set[str] = set()
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.parse(Path(str(found.origin)).read_text("utf-8")).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
             if not {name.partition(".")[0] for name in names} & _NOT_IN_THE_SANDBOX:
                 kept.append(node)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            if node.name in _GRADER:
-                found.add(node.name)
-                kept.append(node)
         elif isinstance(node, ast.Assign):
             kept.append(node)
-    if found != _GRADER:
-        raise EvaluationError("this lighteval grades otherwise", where="lcb", got=f"no {sorted(_GRADER - found)}")
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in _GRADER:
+            kept.append(node)
+    if lacking := _GRADER - {getattr(node, "name", "") for node in kept}:
+        raise EvaluationError("this lighteval grades otherwise", where="lcb", got=f"no {sorted(lacking)}")
     # the sandbox is the guard
     return "def reliability_guard(*_):\n    pass\n" + ast.unparse(ast.Module(kept, []))

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import sys
 import time
 import zlib
 from dataclasses import replace
@@ -66,7 +67,7 @@ def test_every_reference_solution_of_humaneval_passes() -> None:
 
 
 def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
-    for row in ROWS[::12]:
+    for row in ROWS[::41]:
         body = row["canonical_solution"]
         assert scored(HUMANEVAL, row, body) == scored(HUMANEVAL, row, body[1:]) == 1.0
         assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
@@ -74,7 +75,7 @@ def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
 
 
 def test_damaged_solutions_of_humaneval_fail() -> None:
-    for row in ROWS[::6]:
+    for row in ROWS[::41]:
         assert scored(HUMANEVAL, row, "    return None\n") == 0.0
     for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
         assert scored(HUMANEVAL, ROWS[0], answer) == 0.0
@@ -191,6 +192,12 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch: pytest.Mo
 )
 def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:
     assert builtin.passes(code, tests) is passes
+
+
+def test_to_grade_a_program_changes_no_limit_of_the_process_that_asks() -> None:
+    before = sys.get_int_max_str_digits()
+    assert builtin.passes("print(3)", ADD) is False
+    assert sys.get_int_max_str_digits() == before == 4300
 
 
 def test_tests_of_any_size_are_no_fault_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
