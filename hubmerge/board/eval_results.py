@@ -65,12 +65,12 @@ def publish_scores(hub: Hub, repo: str, results: Iterable[EvaluationResult], *, 
 def differ_in_scores_alone(one: RepoState, other: RepoState) -> bool:
     """Whether two commits of a repo differ in nothing but files that `publish_scores` writes, so that a result of one
     is one of the other."""
-    blobs = [
-        {path: file.blob for path, file in state.files.items() if path not in (CARD, MANIFEST)}
-        for state in (one, other)
-    ]
-    blobs = [{path: blob for path, blob in each.items() if not path.startswith(f"{FOLDER}/")} for each in blobs]
-    return blobs[0] == blobs[1] and None not in blobs[0].values()
+
+    def others(state: RepoState) -> dict[str, str | None]:
+        ours = (CARD, MANIFEST)
+        return {p: file.blob for p, file in state.files.items() if p not in ours and not p.startswith(f"{FOLDER}/")}
+
+    return others(one) == others(other) and None not in others(one).values()
 
 
 def evaluation_rows(
@@ -80,20 +80,17 @@ def evaluation_rows(
 
     `names`: of the merge's repo, also one from before it was renamed."""
     results = [r for r in results if r.split == "test"]
-    own: dict[str, EvaluationResult] = {}
     # under the same name there may have been another merge before
     mine = [r for r in results if r.model in names and r.facts.recipe in (None, report.recipe_yaml)]
-    for result in sorted(mine, key=lambda r: (r.created, r.sha, r.suite_version)):
-        own[result.suite] = result
+    own = {r.suite: r for r in sorted(mine, key=lambda r: (r.created, r.sha, r.suite_version))}
     rows: list[dict[str, Any]] = []
     for _, newest in sorted(own.items()):
         same = [r for r in results if (r.suite, r.suite_version) == (newest.suite, newest.suite_version)]
-        theirs = {
-            p.label: next((r for r in same if (r.model, r.sha) == (p.id, p.sha)), None)
-            for p in report.parents
-            if p.kind == "hub"
-        }
-        runs = {"": newest, **{label: r for label, r in theirs.items() if r is not None}}
+        runs = {"": newest}
+        for p in report.parents:
+            found = next((r for r in same if (r.model, r.sha) == (p.id, p.sha)), None)
+            if p.kind == "hub" and found is not None:
+                runs[p.label] = found
         metrics = {t.task: t.metric for r in runs.values() for t in r.tasks}
         rows += [_row(run, *task, label) for task in metrics.items() for label, run in runs.items()]
     return rows
@@ -102,18 +99,13 @@ def evaluation_rows(
 def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str, Any]:
     task = next((t for t in run.tasks if t.task == name), None)
     row: dict[str, Any] = {"suite": run.suite, "suite_version": run.suite_version, "task": name, "metric": metric}
-    row |= {"model": label} if label else _how_asked(name)
+    if label:
+        row["model"] = label
+    elif (known := registry().get(name)) is not None:  # its name for readers, and its prompt
+        row |= {"title": known.title, "prompt": known.asked, "chat": known.chat}
     if task is None:  # a failed run: no number, never a zero
         return row | {"value": None}
     return row | {key: getattr(task, key) for key in _OF_A_SCORE} | {"created": run.created}
-
-
-def _how_asked(name: str) -> dict[str, Any]:
-    """The task's name for readers, and its prompt."""
-    task = registry().get(name)
-    if task is None:
-        return {}
-    return {"title": task.title, "prompt": task.asked, "chat": task.chat}
 
 
 def benchmark_files(rows: Iterable[Mapping[str, Any]], source_url: str = "") -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
-from hubmerge.output.scores import Estimate, SkillsKept
+from hubmerge.output.scores import Estimate
 
 SCHEMA = 2
 _A_PART = 100
@@ -69,7 +69,15 @@ def row_data(row: Row) -> dict[str, Any]:
             {**_named(task, "task", "domain", "metric"), **_limits(task.score), **_named(task, *_OF_TASKS)}
             for task in row.tasks
         ],
-        "skills": _skills(row.skills),
+        "skills": row.skills
+        and {
+            "kept": row.skills.kept,
+            "mean": _estimate(row.skills.mean),
+            "skills": [
+                {**_named(s, "task", "domain", "best_parent", "kept"), **_limits(s.gain_kept)}
+                for s in row.skills.skills
+            ],
+        },
         "skills_rank": row.skills_rank,
         "instruction_change": _estimate(row.instruction_change),
         "parents": [_named(parent, "role", "id", "sha", "weight", "status") for parent in row.parents],
@@ -98,13 +106,6 @@ def _limits(estimate: Estimate) -> dict[str, float]:
 
 def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
     return None if estimate is None else _limits(estimate)
-
-
-def _skills(found: SkillsKept | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    skills = [{**_named(s, "task", "domain", "best_parent", "kept"), **_limits(s.gain_kept)} for s in found.skills]
-    return {"kept": found.kept, "mean": _estimate(found.mean), "skills": skills}
 
 
 def suite_csv(suite: SuiteBoard) -> str:
@@ -171,8 +172,8 @@ def _head(suite: SuiteBoard) -> dict[str, Any]:
 
 
 def _three(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    values = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+    columns = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
+    return {column: getattr(estimate, field, None) for column, field in columns.items()}
 
 
 def flag_text(flag: RowFlag) -> str:

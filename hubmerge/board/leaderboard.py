@@ -43,6 +43,7 @@ MAX_TASKS = 200
 MAX_PARENTS = 65  # a base and 64 agents
 _NAME = re.compile(r"[A-Za-z0-9][\w.+\-]{0,99}", re.ASCII)
 _CLOCKS_DIFFER = timedelta(days=1)
+_Descent = tuple[Lineage, Mapping[Node, tuple[RowFlag, ...]]]  # what rows descend from, and the flags that they carry
 _AS_STATED = tuple(f.name for f in fields(TaskLine) if f.name != "score")  # what a task's line has as its result has it
 
 
@@ -68,7 +69,10 @@ def build_board(
     decided = _accept(results, now, frozenset(trusted), out)
     accepted = [result for result, _ in decided.values()]
     standing = Standing({key: found for key, (_, found) in decided.items()}, committed)
-    descent = {is_signed: _Descent.of(told, flags) for is_signed, told in standing.ancestry(accepted).items()}
+    descent: dict[bool, _Descent] = {}
+    for is_signed, told in standing.ancestry(accepted).items():
+        lineage = Lineage(told)
+        descent[is_signed] = lineage, lineage.flagged(flags)
     suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
     for result in standing.admit(accepted, split, out):
         suites[result.suite][result.suite_version].append(result)
@@ -79,7 +83,12 @@ def build_board(
         versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
         shown = (suite_versions or {}).get(suite, versions[0])
         group = _with_equal_tasks(found.get(shown, []), standing, out)
-        scored = _all_scored(group, out)
+        scored: dict[Node, _Scored] = {}
+        for result in group:
+            try:
+                scored[result.model, result.sha] = _scored(result)
+            except (ArithmeticError, ValueError) as error:  # bounds keep these out; one file must never end the board
+                out.add(Refusal(result_path(result)[:300], f"its scores cannot be computed with: {error}"[:300]))
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
         boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, descent, standing)))
@@ -113,10 +122,6 @@ def _accept(
 ) -> dict[tuple[str, ...], tuple[EvaluationResult, Provenance]]:
     """Per run one credible result and its provenance, in an order that does not depend on the input's."""
     best: dict[tuple[str, ...], tuple[EvaluationResult, Provenance]] = {}
-
-    def preference(pair: tuple[EvaluationResult, Provenance]) -> tuple[Any, ...]:
-        return (pair[1] == "signed", *_preference(pair[0]))
-
     for result in results:
         if reason := _doubt(result, now):
             out.add(Refusal(result_path(result)[:300], reason))
@@ -129,10 +134,10 @@ def _accept(
         if known is None:
             best[key] = (result, found)
         elif known[0] != result:
-            best[key], (other, _) = sorted((known, (result, found)), key=preference, reverse=True)
-            out.add(
-                Refusal(result_path(other), f"another result of the same run is preferred to that of {other.created}")
-            )
+            pairs = [known, (result, found)]
+            (other, _), best[key] = sorted(pairs, key=lambda pair: (pair[1] == "signed", *_preference(pair[0])))
+            why = f"another result of the same run is preferred to that of {other.created}"
+            out.add(Refusal(result_path(other), why))
     return dict(sorted(best.items(), key=itemgetter(0)))
 
 
@@ -213,16 +218,6 @@ class _Scored:
         return {(t.domain, t.task): t.score for t in self.tasks}
 
 
-def _all_scored(group: Iterable[EvaluationResult], out: set[Refusal]) -> dict[Node, _Scored]:
-    scored: dict[Node, _Scored] = {}
-    for result in group:
-        try:
-            scored[result.model, result.sha] = _scored(result)
-        except (ArithmeticError, ValueError) as error:  # bounds keep these out; one file must never end the board
-            out.add(Refusal(result_path(result)[:300], f"its scores cannot be computed with: {error}"[:300]))
-    return scored
-
-
 def _scored(result: EvaluationResult) -> _Scored:
     lines = tuple(
         TaskLine(score=score_interval(t.value, t.samples, t.stderr), **{name: getattr(t, name) for name in _AS_STATED})
@@ -272,25 +267,12 @@ def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
     return _Scored(told, tuple(tasks), ordered, overall, failures, narrowed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Descent:
-    """What rows descend from, and the flags that they carry."""
-
-    lineage: Lineage
-    flags: Mapping[Node, tuple[RowFlag, ...]]
-
-    @staticmethod
-    def of(results: Iterable[EvaluationResult], flags: Iterable[Flag]) -> _Descent:
-        lineage = Lineage(results)
-        return _Descent(lineage, lineage.flagged(flags))
-
-
 def _rows(
     scored: Mapping[Node, _Scored], descent: Mapping[bool, _Descent], standing: Standing
 ) -> tuple[tuple[str, ...], tuple[Row, ...]]:
     """The domains and the rows; `descent`: of signed rows (True), and of others."""
     of = {node: descent[standing.is_signed(own.result)] for node, own in scored.items()}
-    marks = {node: own.flags.get(node, ()) for node, own in of.items()}
+    marks = {node: flags.get(node, ()) for node, (_, flags) in of.items()}
     decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
     newest = _newest([s.result for s in scored.values()], standing)
     shown = set(newest.values())
@@ -319,24 +301,19 @@ def _rows(
                 [_parent(p, credible) for p in own.result.facts.parents],
                 ranks,
                 rank=_rank(own.overall.high, lows) if counts and own.overall else None,
-                ancestors=tuple(f"{id}@{sha}" for id, sha in of[node].lineage.ancestors(node)),
+                ancestors=tuple(f"{id}@{sha}" for id, sha in of[node][0].ancestors(node)),
                 flags=marks[node],
                 superseded=node != newest[node[0]],
                 provenance=standing.shown(own.result),
                 committed_by=standing.committed_by(own.result),
             )
         )
-    return domains, tuple(sorted(_ranked_by_skills(rows), key=_place))
-
-
-def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
-    """The rows, those with a rank and skills with their rank by them, too."""
     orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
     known = sorted(order for order in orders if order is not None)
-    return [
-        row if order is None else replace(row, skills_rank=_rank(order, known))
-        for row, order in zip(rows, orders, strict=True)
-    ]
+    for place, order in enumerate(orders):
+        if order is not None:
+            rows[place] = replace(rows[place], skills_rank=_rank(order, known))
+    return domains, tuple(sorted(rows, key=_place))
 
 
 def _rank(value: Any, others: Sequence[Any]) -> int:

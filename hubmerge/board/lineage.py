@@ -69,8 +69,8 @@ class Lineage:
                     if child not in seen:
                         seen.add(child)
                         waiting.append(child)
-        return {node: tuple(sorted(own, key=_flag_order)) for node, own in found.items()}
 
+        def order(flag: RowFlag) -> tuple[bool, str, str, str]:
+            return (flag.community, flag.inherited_from or "", flag.kind, flag.reason)
 
-def _flag_order(flag: RowFlag) -> tuple[bool, str, str, str]:
-    return (flag.community, flag.inherited_from or "", flag.kind, flag.reason)
+        return {node: tuple(sorted(own, key=order)) for node, own in found.items()}

@@ -218,13 +218,17 @@ class ResultsDataset:
         for path in paths:
             if path in KEEPERS_FILES and (data := self._small(sha, path, MAX_FLAGS_BYTES, refused)) is not None:
                 files.append((path, data))
-        published = self._published(sha, tree, refused)
+        published: tuple[str, ...] = ()
+        if KEYS in tree and (data := self._small(sha, KEYS, MAX_KEYS_BYTES, refused)) is not None:
+            try:
+                published = parse_keys(data)
+            except ValueError as error:
+                refused.append(Refusal(KEYS, str(error)))
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
         read = parse_files(files, trusted)
-        refused = [*read.refused, *refused]
-        found = {**vars(read), "refused": tuple(refused)}
+        found = {**vars(read), "refused": (*read.refused, *refused)}
         loaded = LoadedResults(**found, sha=sha, contents=contents, tree=tree, published=published)
         return self._with_committers(loaded)
 
@@ -253,16 +257,6 @@ class ResultsDataset:
             accounts[shown] = tuple(dict.fromkeys((*accounts.get(shown, ()), *names)))
         committed = Committed(accounts, self.repo.partition("/")[0])
         return replace(loaded, committed=committed, knows_committers=len(known) == len(files))
-
-    def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
-        if KEYS not in tree:
-            return ()
-        data = self._small(sha, KEYS, MAX_KEYS_BYTES, refused)
-        try:
-            return () if data is None else parse_keys(data)
-        except ValueError as error:
-            refused.append(Refusal(KEYS, str(error)))
-            return ()
 
     def _contents(
         self, sha: str, tree: Mapping[str, TreeFile], wanted: Sequence[TreeFile], refused: list[Refusal]

@@ -63,7 +63,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         return max(run.merge(recipe, target) for (_, recipe), target in zip(variants, targets, strict=True))
     target = run.target()
     found, folder, unfinished = run.pick(dict(variants))
-    code = run.merge(dict(variants)[found.chosen], target, _told(found, folder), unfinished.pins)
+    told = {  # about the choice: the table, and the same as data
+        "pick.md": (folder / "pick.md").read_bytes(),
+        "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
+    }
+    code = run.merge(dict(variants)[found.chosen], target, told, unfinished.pins)
     if code == 0:
         unfinished.end()
         remove_run(folder)
@@ -206,14 +210,6 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
     return {
         path.stem: [float(v) for v in pq.read_table(path, columns=["score"])["score"].to_pylist()]
         for path in sorted((workdir / DETAILS).glob("*.parquet"))
-    }
-
-
-def _told(found: Pick, folder: Path) -> dict[str, bytes]:
-    """The files that are published about the choice: the table, and the same as data."""
-    return {
-        "pick.md": (folder / "pick.md").read_bytes(),
-        "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
     }
 
 

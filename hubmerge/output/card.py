@@ -136,7 +136,12 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "parameters": [(name, worded(value)) for name, value in _parameters(report)],
         "legend": _legend(report.method),
         "compared": total["elements"],
-        "varying_weights": _varying_weights(report),
+        # the agents whose weight differs from tensor to tensor
+        "varying_weights": {
+            parent.label
+            for parent, agent in zip(agents, report.recipe.get("agents") or (), strict=False)
+            if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
+        },
         "by_layer": report.method.get("by_layer") or [],
         "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
         "bibtex": "\n\n".join(_bibtex(p) for p in report.method["papers"] if _ARXIV.fullmatch(str(p["arxiv"]))),
@@ -213,16 +218,6 @@ def _parameters(report: Report) -> list[tuple[str, Any]]:
         *report.method["parameters"].items(),
         *((f"{key} of {label}", value) for label, table in own.items() for key, value in table.items()),
     ]
-
-
-def _varying_weights(report: Report) -> frozenset[str]:
-    """The agents, by their labels, whose weight differs from tensor to tensor."""
-    labels = [p.label for p in report.parents if p.role == "agent"]
-    return frozenset(
-        label
-        for label, agent in zip(labels, report.recipe.get("agents") or (), strict=False)
-        if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
-    )
 
 
 def _parent_link(parent: Parent, endpoint: str) -> Markdown:

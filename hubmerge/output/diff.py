@@ -317,12 +317,9 @@ def _notes(plan: Plan, integers: Mapping[str, int]) -> Iterable[str]:
     base_dtypes, agent_dtypes = _side(plan.base).dtypes, _side(agent).dtypes
     if agent.kind == plan.base.kind == "weights" and base_dtypes != agent_dtypes:
         yield (
-            f"{agent.ref.id} is stored as {_listed(agent_dtypes)}, the base as {_listed(base_dtypes)}: what "
+            f"{agent.ref.id} is stored as {', '.join(agent_dtypes)}, the base as {', '.join(base_dtypes)}: what "
             "rounding to the narrower one moved counts as a change, too"
         )
     if differing := [name for name, count in integers.items() if count]:
-        yield f"{len(differing)} tensors of integers differ, which no figure here includes: {_listed(differing[:5])}"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words)
+        named = ", ".join(differing[:5])
+        yield f"{len(differing)} tensors of integers differ, which no figure here includes: {named}"

@@ -74,7 +74,7 @@ def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: M
         shades = Shades(CIVIDIS, 0.0, max(known) or 1.0)
         heat.title(title)
         heatmap(heat, values, shades)
-        heat.x_axis([(n, str(depths[n])) for n in _few(len(depths))], "layer")
+        heat.x_axis([(n, str(depths[n])) for n in range(0, len(depths), 1 + (len(depths) - 1) // 12)], "layer")
         shades.scale(drawing, heat.left + width + 6, top, height)
         left = beside + width + _SCALE + _EDGE
     wholes = [_percent(getattr(change, measure)) for change in diff.modules.values()]
@@ -87,11 +87,6 @@ def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: M
     bars.y_axis([])
     for n, name in enumerate(names):
         drawing.text(beside - 6, bars.at(0.0, last - n)[1] + 4, name, anchor="end")
-
-
-def _few(count: int) -> range:
-    """The positions from 0 to `count` − 1 that have room for a number."""
-    return range(0, count, 1 + (count - 1) // 12)
 
 
 def _histogram(drawing: Drawing, top: float, diff: Diff) -> None:

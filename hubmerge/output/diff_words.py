@@ -30,8 +30,8 @@ class Table:
 
 
 def compared(diff: Diff) -> str:
-    parameters = f"{short_count(diff.total.elements)} parameters in {_plural(diff.tensor_count, 'tensor')}"
-    return f"{diff.architecture}: {parameters} compared"
+    tensors = f"{diff.tensor_count:,} tensor{'s' * (diff.tensor_count != 1)}"
+    return f"{diff.architecture}: {short_count(diff.total.elements)} parameters in {tensors} compared"
 
 
 def verdict(diff: Diff) -> str:
@@ -54,14 +54,15 @@ def side(model: Side) -> str:
 def facts(diff: Diff) -> list[tuple[str, str]]:
     """Facts about the whole update, as name and value."""
     total, epsilon = diff.total, plain(diff.epsilon)
-    found = [
+    known = [
         (f"changed by more than {epsilon}", f"{percent(total.density)} ({count(total.changed)} parameters)"),
         (f"changed by {epsilon} at most", percent(total.slightly_changed_share)),
         ("exactly the base's value", f"{percent(total.identical_share)} ({count(total.identical)} parameters)"),
     ]
     if total.l2 == 0:
-        return found
-    found += [
+        return known
+    return [
+        *known,
         (
             "length of the update, ‖δ‖ (L2)",
             f"{number(total.l2)}, {percent(total.relative_l2)} of the base's {number(total.base_l2)}",
@@ -76,7 +77,6 @@ def facts(diff: Diff) -> list[tuple[str, str]]:
         ("excess kurtosis of δ", f"{number(total.kurtosis)} (0: as a normal distribution's)"),
         ("small beside the largest |δ|", f"{percent(total.l0_sparsity)} are below a hundredth of it (L0 sparsity)"),
     ]
-    return found
 
 
 def thresholds(diff: Diff) -> str:
@@ -159,7 +159,3 @@ def number(value: float | None) -> str:
 def plain(value: float) -> str:
     """0.00001 rather than 1e-05."""
     return f"{value:.12f}".rstrip("0").rstrip(".") if value >= 1e-9 else number(value)
-
-
-def _plural(number: int, word: str) -> str:
-    return f"{number:,} {word}" + ("" if number == 1 else "s")

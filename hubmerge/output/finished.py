@@ -109,7 +109,10 @@ def publish_folder(
     data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
     parents = ((p.id, p.private or _is_private(p, hub)) for p in report.parents)
     target.refuse_to_expose(chain(data, parents))
-    stated = replace(_licensed(report, license_choice), target=report.target or target.repo)
+    stated = replace(report, target=report.target or target.repo)
+    if license_choice is not None or report.license.get("id", "unknown") == "unknown":
+        known = strictest([p.license for p in report.parents])
+        stated = replace(stated, license=choose(known, license_choice).as_dict())
     if license_choice is not None and find_published(hub, target, report.identity) is not None:
         observer.warning(f"{target.repo} holds this merge already and stays as it is, its license too")
     observer.stage("publish")
@@ -152,13 +155,6 @@ def _is_private(parent: Parent, hub: Hub) -> bool:
         return parent.kind == "hub" and hub.repo_state(parent.id).private
     except (SourceNotFoundError, GatedError):  # gone since, of another Hub, or not private
         return False
-
-
-def _licensed(report: Report, choice: str | None) -> Report:
-    """The report with a license under which it may be published."""
-    if choice is None and report.license.get("id", "unknown") != "unknown":
-        return report
-    return replace(report, license=choose(strictest([p.license for p in report.parents]), choice).as_dict())
 
 
 def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:

@@ -134,6 +134,8 @@ def make_report(
     total = statistics.total
     result = merged.total
     scales, weights = _intended(plan, merged, total)
+    own = {label: dict(a.parameters) for label, a in zip(labels, plan.recipe.agents, strict=True) if a.parameters}
+    varying = by_layer(plan.recipe.given, plan.values, labels)
     # elsewhere the tally holds a copy of what was stored
     both_roundings = method.rescales and any(d in SIXTEEN_BITS for d in plan.merged_dtypes)
     return Report(
@@ -148,7 +150,8 @@ def make_report(
             **{name: getattr(method, name) for name in ("name", "title", "summary", "formula")},
             "papers": [asdict(p) for p in method.papers],
             "parameters": dict(plan.recipe.parameters),
-            **_own_and_varying(plan, labels),
+            **({"own": own} if own else {}),
+            **({"by_layer": varying} if varying else {}),
         },
         parents=(
             _parent(plan.base, "base", plan.base_label, 1.0),
@@ -198,13 +201,6 @@ def _tokenizer(plan: Plan, labels: Sequence[str]) -> str:
     if plan.vocabulary.united:
         return "union"
     return labels[plan.vocabulary.donor - 1] if plan.vocabulary.donor else "base"
-
-
-def _own_and_varying(plan: Plan, labels: Sequence[str]) -> dict[str, Any]:
-    """The agents' own parameters, and the settings that differ from tensor to tensor, as parts of `method`."""
-    own = {label: dict(a.parameters) for label, a in zip(labels, plan.recipe.agents, strict=True) if a.parameters}
-    rows = by_layer(plan.recipe.given, plan.values, labels)
-    return ({"own": own} if own else {}) | ({"by_layer": rows} if rows else {})
 
 
 def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[float | None, ...], tuple[float, ...]]:
