@@ -75,8 +75,6 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
         ({"HUGGING_FACE_HUB_TOKEN": "hf_of_the_old_one"}, "hf_of_the_old_one"),
         ({"HF_TOKEN_PATH": str(tmp_path / "elsewhere")}, "hf_of_a_path"),
         ({"HF_HOME": str(tmp_path / "home")}, "hf_of_the_home"),
-        ({"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, "None"),
-        ({"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": "http://127.0.0.1:9"}, "None"),
         ({"HF_HOME": str(tmp_path)}, "None"),
     ):
         assert printed_by(code, **variables) == f"{token}\n", variables
@@ -109,40 +107,37 @@ def state(folder: Path) -> dict[Path, tuple[bytes, int, int]]:
     return {p: (p.read_bytes(), p.stat().st_mtime_ns, p.stat().st_nlink) for p in files}
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "client-cache"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    return folder
+class Models:
+    """A base and two agents in three shards each, in repos of a test's own, and the recipe of their merge."""
+
+    def __init__(self, ada: HfApi, folder: Path, name: str) -> None:
+        self.ada, self.folder, self.cache = ada, folder, folder / "client-cache"
+        self.base, self.one, self.two = (f"{name}-{part}" for part in ("base", "one", "two"))
+        for repo, path in zip((self.base, self.one, self.two), write_parents(folder, shards=3), strict=True):
+            ada.create_repo(repo)
+            ada.upload_folder(repo_id=repo, folder_path=path)
+        self.recipe = folder / "hub.yaml"
+        self.recipe.write_text(json.dumps(recipe_dict(self.base, [self.one, self.two])))
+
+    def fetch(self, *repos: str, **options: Any) -> None:
+        """As the client does into its cache; without names, all of them."""
+        for repo in repos or (self.base, self.one, self.two):
+            snapshot_download(repo, endpoint=self.ada.endpoint, token=self.ada.token, cache_dir=self.cache, **options)
+
+    def cached(self, repo: str, file: str) -> Path:
+        [path] = self.cache.glob(f"models--{repo.replace('/', '--')}/snapshots/*/{file}")
+        return path
+
+    def merged(self, out: str, *more: str) -> Path:
+        assert main(["merge", str(self.recipe), "--out", str(self.folder / out), *more]) == 0
+        return self.folder / out
 
 
 @pytest.fixture
-def models(ada: HfApi, tmp_path: Path, name: str) -> Callable[[str], str]:
-    """Names of repos of this test's own: a base and two agents in three shards."""
-    for folder in write_parents(tmp_path, shards=3):
-        ada.create_repo(f"{name}-{folder.name}")
-        ada.upload_folder(repo_id=f"{name}-{folder.name}", folder_path=folder)
-    return lambda part: f"{name}-{part}"
-
-
-@pytest.fixture
-def recipe(models: Callable[[str], str], tmp_path: Path) -> Path:
-    path = tmp_path / "hub.yaml"
-    path.write_text(json.dumps(recipe_dict(models("base"), [models("one"), models("two")])))
-    return path
-
-
-def fetch_all(
-    ada: HfApi, models: Callable[[str], str], cache: Path, names: tuple[str, ...] = ("base", "one", "two")
-) -> None:
-    for name in names:
-        snapshot_download(models(name), endpoint=ada.endpoint, token=ada.token, cache_dir=cache)
-
-
-def merged(recipe: Path, out: str, *more: str) -> Path:
-    folder = recipe.parent / out
-    assert main(["merge", str(recipe), "--out", str(folder), *more]) == 0
-    return folder
+def models(ada: HfApi, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Models:
+    made = Models(ada, tmp_path, name)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(made.cache))
+    return made
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -158,96 +153,89 @@ def weights(folder: Path) -> bytes:
 
 
 def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+    models: Models, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fresh = merged(recipe, "fresh")
+    fresh = models.merged("fresh")
     assert fetched(fresh) > 0
-    fetch_all(ada, models, cache)
-    before = state(cache)
+    models.fetch()
+    before = state(models.cache)
     capsys.readouterr()
-    assert main(["inspect", str(recipe), "--json"]) == 0
+    assert main(["inspect", str(models.recipe), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["download_bytes"] == 0
     for number, more in enumerate(([], ["--disk-budget", "0.00003"], ["--chunk-elements", "100", "--threads", "1"])):
-        out = merged(recipe, f"cached{number}", *more)
+        out = models.merged(f"cached{number}", *more)
         assert fetched(out) == 0
         assert not (out / ".hubmerge").exists()
         assert weights(out) == weights(fresh)
-    assert main(["probe", str(recipe)]) == 0
-    assert state(cache) == before
+    assert main(["probe", str(models.recipe)]) == 0
+    assert state(models.cache) == before
 
 
-def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path
-) -> None:
-    fresh = merged(recipe, "fresh")
-    fetch_all(ada, models, cache)
-    [blob] = [p for p in cache.rglob("model-00002-of-00003.safetensors") if models("one").split("/")[1] in str(p)]
-    whole = blob.resolve().read_bytes()
+def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(models: Models) -> None:
+    fresh = models.merged("fresh")
+    models.fetch()
+    blob = models.cached(models.one, "model-00002-of-00003.safetensors").resolve()
+    whole = blob.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
-    config = next(p for p in cache.rglob("config.json") if models("two").split("/")[1] in str(p)).resolve()
-    for path, content in ((blob.resolve(), flipped), (config, b"{}")):
+    for path, content in ((blob, flipped), (models.cached(models.two, "config.json").resolve(), b"{}")):
         path.chmod(0o644)
         path.write_bytes(content)
-    before = state(cache)
-    again = merged(recipe, "again")
+    before = state(models.cache)
+    again = models.merged("again")
     assert fetched(again) == len(whole)
     assert weights(again) == weights(fresh)
-    assert state(cache) == before
+    assert state(models.cache) == before
 
 
-def test_another_commit_in_the_cache_counts_for_nothing(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path
-) -> None:
-    fetch_all(ada, models, cache)
-    moved = write_model(tmp_path / "moved", sparse_agent(random_base(0), 0.1, 9), shards=3)
-    ada.upload_folder(repo_id=models("one"), folder_path=moved)
-    assert fetched(merged(recipe, "out")) == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
+def test_another_commit_in_the_cache_counts_for_nothing(models: Models) -> None:
+    models.fetch()
+    moved = write_model(models.folder / "moved", sparse_agent(random_base(0), 0.1, 9), shards=3)
+    models.ada.upload_folder(repo_id=models.one, folder_path=moved)
+    assert fetched(models.merged("out")) == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
 
 
 def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    online = manifest(merged(recipe, "online"))
-    fetch_all(ada, models, cache)
+    online = manifest(models.merged("online"))
+    models.fetch()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
-    assert main(["inspect", str(recipe)]) == 0
-    offline = manifest(merged(recipe, "offline"))
+    assert main(["inspect", str(models.recipe)]) == 0
+    offline = manifest(models.merged("offline"))
     for same in ("identity", "files", "license"):
         assert online[same] == offline[same]
 
 
 def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
-) -> None:  # fmt: skip
-    ada.update_repo_settings(models("one"), private=True)
-    fetch_all(ada, models, cache)
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    models.ada.update_repo_settings(models.one, private=True)
+    models.fetch()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    out = merged(recipe, "offline")
+    out, target = models.merged("offline"), f"{models.base}-merge"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert "a public merge would tell what private models or data hold" in refused("publish", out, models("merge"))
-    assert main(["publish", str(out), models("merge"), "--private"]) == 0
+    assert "a public merge would tell what private models or data hold" in refused("publish", out, target)
+    assert main(["publish", str(out), target, "--private"]) == 0
 
 
 def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str],
-) -> None:  # fmt: skip
-    fetch_all(ada, models, cache, ("base", "one"))
-    ada.hf_hub_download(models("two"), "config.json", cache_dir=cache)
-    shard = "model-00003-of-00003.safetensors"
-    next(p for p in cache.rglob(shard) if models("one").split("/")[1] in str(p)).unlink()
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    models.fetch(models.base, models.one)
+    models.ada.hf_hub_download(models.two, "config.json", cache_dir=models.cache)
+    shard, out = "model-00003-of-00003.safetensors", models.folder / "out"
+    models.cached(models.one, shard).unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    first, second = refused("merge", recipe, "--out", tmp_path / "out").splitlines()
+    first, second = refused("merge", models.recipe, "--out", out).splitlines()
     assert "E_SOURCE: HF_HUB_OFFLINE forbids the network" in first
     assert f"got it without {shard}" in first
-    assert first.endswith(f"hf download {models('one')}")
+    assert first.endswith(f"hf download {models.one}")
     assert "got it without model.safetensors" in second
-    assert not (tmp_path / "out").exists()
-    assert main(["publish", str(tmp_path / "out"), "ada/x"]) == 1
+    assert not out.exists()
+    assert main(["publish", str(out), "ada/x"]) == 1
     with pytest.raises(HubmergeError, match="HF_HUB_OFFLINE forbids the network") as caught:
-        Hub(str(ada.endpoint), str(ada.token), cache=ClientCache()).whoami()
+        Hub(str(models.ada.endpoint), str(models.ada.token), cache=ClientCache()).whoami()
     assert not caught.value.problems[0].next_step.startswith("Check the connection")
 
 
@@ -261,14 +249,13 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     ids=["weights", "shards", "no tokenizer"],
 )
 def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
-    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], fetched: list[str], told: str,
-) -> None:  # fmt: skip
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], fetched: list[str], told: str
+) -> None:
     """Its license and its tokenizer would be gone from the merge."""
-    fetch_all(ada, models, cache, ("one", "two"))
-    snapshot_download(models("base"), endpoint=ada.endpoint, token=ada.token, cache_dir=cache, allow_patterns=fetched)
+    models.fetch(models.one, models.two)
+    models.fetch(models.base, allow_patterns=fetched)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert told in refused("merge", recipe, "--out", tmp_path / "out")
+    assert told in refused("merge", models.recipe, "--out", models.folder / "out")
 
 
 def test_a_cached_card_or_index_without_measure_is_not_parsed(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from examples.zoo.domains import (
     write_held_out,
 )
 from examples.zoo.evaluate import read_questions
-from examples.zoo.figures import Figures
 from examples.zoo.train import AGENT_NAMES, BASE_NAME
 
 
@@ -106,10 +105,6 @@ def test_every_word_is_in_the_vocabulary_and_the_typical_mistake_is_never_right(
         mistake = domain.mistake(prompt)
         assert words.issuperset(f"{prompt} {domain.solve(prompt)} {mistake}".split())
         assert not domain.verify(prompt, mistake)
-
-
-def test_figures_survive_the_way_through_their_file(figures):
-    assert Figures.from_json(figures.to_json()) == figures
 
 
 def test_the_committed_cards_are_what_the_command_writes_from_the_figures(zoo, figures, tmp_path):
