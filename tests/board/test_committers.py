@@ -219,21 +219,13 @@ def test_several_authors_are_not_the_owner_alone() -> None:
         assert rows(build_board([one], committed=Committed({result_path(one): names}, "ada")))["org/x"].run_by == said
 
 
-def test_the_published_table_names_the_committer(lab: LocalHubProcess) -> None:
-    add(lab, "bob", "lab/tables", strange("evil/x"))
-    dataset = opened(lab, "lab/tables")
-    dataset.publish(own("carol"))
-    data = {"evil/x": "bob"} | {r.model: None for r in family()}
-    sha = dataset.load().sha
-    table = dataset._hub.read_file("lab/tables", sha, BOARD_TABLE)
-    assert {r["model"]: r["committed_by"] for r in pq.read_table(io.BytesIO(table)).to_pylist()} == data
-
-
-def test_the_published_table_names_nobody_for_a_result_that_is_replaced_with_it(lab: LocalHubProcess) -> None:
+def test_the_published_table_names_the_committer_and_nobody_for_a_result_that_is_replaced_with_it(
+    lab: LocalHubProcess,
+) -> None:
     """Its committer is known once it is committed; it is not the one of the result before."""
-    dataset, failed = opened(lab, "lab/replaced", Trust()), result("org/x", "f", created="2026-01-01T00:00:00+00:00")
-    add(lab, "bob", "lab/replaced", failed)
+    dataset, failed = opened(lab, "lab/tables", Trust()), result("org/x", "f", created="2026-01-01T00:00:00+00:00")
+    add(lab, "bob", "lab/tables", strange("evil/x"), failed)
     dataset.publish([strange("org/x"), strange("org/y")])
-    sha = dataset._hub.head("lab/replaced")
-    table = pq.read_table(io.BytesIO(dataset._hub.read_file("lab/replaced", sha, BOARD_TABLE))).to_pylist()
-    assert {(line["model"], line["committed_by"]) for line in table} == {("org/x", None), ("org/y", None)}
+    table = dataset._hub.read_file("lab/tables", dataset._hub.head("lab/tables"), BOARD_TABLE)
+    told = {line["model"]: line["committed_by"] for line in pq.read_table(io.BytesIO(table)).to_pylist()}
+    assert told == {"evil/x": "bob", "org/x": None, "org/y": None}

@@ -255,27 +255,6 @@ def test_a_lora_adapter_that_peft_saved_is_its_product_on_the_targets_alone(tmp_
     assert found.total.identical == sum(t.size for n, t in before.items() if n not in changed)
 
 
-def test_a_model_that_transformers_saved_in_shards_and_in_another_dtype(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = BertForSequenceClassification(BertConfig(**shape, vocab_size=40))
-    model.save_pretrained(tmp_path / "base")
-    before = {n: t.detach().numpy().copy() for n, t in model.state_dict().items()}
-    with torch.no_grad():
-        model.bert.encoder.layer[1].output.dense.weight += 0.25
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "agent", max_shard_size="5KB")
-    assert len(list((tmp_path / "agent").glob("*.safetensors"))) > 1
-    after = {n: t.detach().float().numpy() for n, t in model.state_dict().items()}
-    floats = [n for n, t in before.items() if t.dtype == np.float32]
-    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
-    assert_all_as_defined(found, {n: before[n] for n in floats}, {n: after[n] for n in floats})
-    assert found.top("relative_l2", 1) == ["bert.encoder.layer.1.output.dense.weight"]
-    assert set(found.modules) == {"embedding", "attention", "mlp", "norm", "other", "head"}
-
-
 @pytest.mark.parametrize(
     ("name", "module", "layer"),
     [
@@ -433,9 +412,8 @@ def test_every_key_of_the_json_is_documented_and_the_other_way_round(example: Di
     tensors = next(iter(data["tensors"].values()))
     assert set(tensors) == documented("\nA group:\n")
     assert set(data["total"]) == set(tensors) - {"shape"}
-    for part in ("kind", "id", "sha", "requested", "weights", "dtypes"):
-        assert f"`{part}`" in DOCS.read_text(encoding="utf-8")
     assert set(data["base"]) == {"kind", "id", "sha", "requested", "weights", "dtypes"}
+    assert [part for part in data["base"] if f"`{part}`" not in DOCS.read_text(encoding="utf-8")] == []
     assert set(data["magnitudes"][0]) == {"exponent", "elements", "l1"}
     assert Diff.from_json(json.loads(json.dumps(data))) == example
 

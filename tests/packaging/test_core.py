@@ -62,11 +62,6 @@ def test_a_command_names_the_extra_that_it_needs_before_it_does_anything(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_program_reads_the_extra_as_json() -> None:
-    done = _core("serve", "--log-json")
-    assert '"code": "E_EXTRA"' in done.stderr
-
-
 def test_what_belongs_to_no_extra_stays_an_error_of_python() -> None:
     assert extras.explained(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
     assert extras.explained(ModuleNotFoundError("no name")) is None
