@@ -47,10 +47,10 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
         Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
         Column("model", "Model", lambda r: r.model.lower(), lambda r: _model_cell(r, is_signed), is_number=False),
         Column("kept", "Skills kept", lambda r: (s := r.skills) and s.order, skills_text),
-        *(_estimate(f"score-{d}", domain_title(d), _domain_score(d)) for d in suite.domains if several),
+        *(_domain_score(d) for d in suite.domains if several),
         _estimate("overall", "Overall", lambda r: r.overall),
         Column("best", "Rank by skills", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
-        *(Column(f"gain-{t}", f"{task_title(t)[:40]} kept", _gain_kept(t), _gain_text(t)) for t in skills),
+        *(_gain(t) for t in skills),
         _text("synergy", "Synergy", _synergy),
         _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
         _text("parents", "Parents scored", _parents),
@@ -120,16 +120,17 @@ def task_title(name: str) -> str:
     return known.title if known else name.replace("_", " ").strip().capitalize()
 
 
-def _gain_of(row: Row, task: str) -> Skill | None:
-    return next((s for s in (row.skills.skills if row.skills else ()) if s.task == task), None)
+def _gain(task: str) -> Column:
+    def of(row: Row) -> Skill | None:
+        return next((s for s in (row.skills.skills if row.skills else ()) if s.task == task), None)
 
-
-def _gain_kept(task: str) -> Callable[[Row], float | None]:
-    return lambda row: skill.gain_kept.value if (skill := _gain_of(row, task)) else None
-
-
-def _gain_text(task: str) -> Callable[[Row], str]:
-    return lambda row: skill.text if (skill := _gain_of(row, task)) else NOTHING
+    title = f"{task_title(task)[:40]} kept"
+    return Column(
+        f"gain-{task}",
+        title,
+        lambda r: (s := of(r)) and s.gain_kept.value,
+        lambda r: s.text if (s := of(r)) else NOTHING,
+    )
 
 
 def domain_title(domain: str) -> str:
@@ -137,8 +138,8 @@ def domain_title(domain: str) -> str:
     return words[:1].upper() + words[1:40]
 
 
-def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
-    return lambda row: line.score if (line := row.domain(name)) else None
+def _domain_score(name: str) -> Column:
+    return _estimate(f"score-{name}", domain_title(name), lambda r: line.score if (line := r.domain(name)) else None)
 
 
 def _synergy(row: Row) -> str:

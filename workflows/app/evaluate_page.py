@@ -104,13 +104,13 @@ def queue_panel(queue: EvaluationQueue, titles: Mapping[str, str]) -> Markup:
     """What is measured now and what waits, in its order."""
     more = queue.waiting_in_all - len(queue.waiting)
     return join(
-        section("Measured now", _table(queue.running, titles, "Since") or _nothing("Nothing is measured just now.")),
-        section("Waiting", _table(queue.waiting, titles, "Asked for") or _nothing("Nothing waits.")),
+        section("Measured now", _table(queue.running, titles, "Since", "Nothing is measured just now.")),
+        section("Waiting", _table(queue.waiting, titles, "Asked for", "Nothing waits.")),
         el("p", f"And {more:,} more.", cls="hm-dim") if more > 0 else None,
     )
 
 
-def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], since: str) -> Markup | None:
+def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], since: str, otherwise: str) -> Markup:
     rows = [
         (
             link(job_href(each.job), each.model),
@@ -120,8 +120,4 @@ def _table(found: tuple[QueuedEvaluation, ...], titles: Mapping[str, str], since
         )
         for each in found
     ]
-    return table(("Model", "Measured", "Progress", since), rows) if rows else None
-
-
-def _nothing(text: str) -> Markup:
-    return el("p", text, cls="hm-dim")
+    return table(("Model", "Measured", "Progress", since), rows) if rows else el("p", otherwise, cls="hm-dim")

@@ -54,11 +54,16 @@ def example_models(settings: Settings) -> tuple[str, ...]:
 
 def skills_figure() -> Markup:
     """Three agents, their average and their merge, skill by skill, each bar with a line where the base stands."""
+    line = el("span", el("i", cls="hm-base-line"), "The base")  # which stands in the bars
     skills = [
         el(
             "section",
             el("h2", name),
-            el("ul", *(_bar(*bar, base) for bar in zip(_BARS, scores, strict=True)), _base(base)),
+            el(
+                "ul",
+                *(_bar(*bar, base) for bar in zip(_BARS, scores, strict=True)),
+                el("li", line, el("b", f"{base:.1f}%")),
+            ),
         )
         for name, (base, *scores) in MEASURED.values()
     ]
@@ -77,11 +82,6 @@ def _bar(named: tuple[str, str], score: float, base: float) -> Markup:
     line = el("i", style=f"left: {base:.1f}%")
     track = el("span", fill, line, cls="hm-gain", aria_hidden="true")
     return el("li", el("span", label), el("b", f"{score:.1f}%"), track)
-
-
-def _base(score: float) -> Markup:
-    """What the line in the bars above stands for."""
-    return el("li", el("span", el("i", cls="hm-base-line"), "The base"), el("b", f"{score:.1f}%"))
 
 
 def _standing(service: Service, board: BoardSource | None) -> Markup:

@@ -186,7 +186,14 @@ def badge(state: str) -> Markup:
 
 
 def job_header(view: JobView) -> Markup:
-    facts = [("Started by", view.user), *_subject(view), ("Submitted", when(view.created))]
+    visibility = ("Visibility", "private" if view.private else "public")
+    if view.kind == "evaluate":
+        subject = [("What", "Evaluation"), ("Suite", view.suite)]
+    elif view.kind == "diff":
+        subject = [("What", "Comparison"), visibility]
+    else:
+        subject = [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
+    facts = [("Started by", view.user), *subject, ("Submitted", when(view.created))]
     if view.state != "queued" and (begun := moment(view.started)):
         seconds = ((moment(view.finished) or datetime.now(UTC)) - begun).total_seconds()
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(seconds)))
@@ -197,24 +204,19 @@ def job_header(view: JobView) -> Markup:
     return join(el("div", el("h1", view.target), badge(shown_state(view)), cls="hm-title"), facts_grid(facts))
 
 
-def _subject(view: JobView) -> list[tuple[str, str]]:
-    visibility = ("Visibility", "private" if view.private else "public")
-    if view.kind == "evaluate":
-        return [("What", "Evaluation"), ("Suite", view.suite)]
-    if view.kind == "diff":
-        return [("What", "Comparison"), visibility]
-    return [("Method", method_title(str(view.recipe.get("method", "unknown")))), visibility]
-
-
 def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> Markup | None:
     """How the job ended: the repo with its verdict, or the reason why there is none; or that it cannot begin."""
-    again = _again(view)
+    to_form = f"merge?job={quote(view.id, safe='')}"
+    again = link(to_form, "Use this recipe again") if view.recipe else None
     if view.state == "queued" and needs_login(view):
-        again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
+        again = link(to_form, "Sign in and start it once more")
         sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
-        return _recorded(view, view.result)
+        scores = table_of(view.result, "scores").items()
+        known = [(str(k), percent_text(score)) for k, v in scores if (score := number(v)) is not None]
+        page = el("p", link(model_href(view.target), "The model's page, with these scores"))
+        return notice("good", "Recorded", facts_grid(known) if known else None, page)
     if view.kind == "diff" and len(view.models) == 2 and view.state == "done":
         return notice("good", "Compared", el("p", link(diff_href(*view.models), "What the training changed")))
     if view.state == "done" and view.result:
@@ -225,7 +227,18 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
             "Published",
             el("p", link(model_href(repo, commit), repo), cls="hm-result"),
             verdict,
-            where_next(view, endpoint, repo, commit),
+            el(
+                "ul",
+                el(
+                    "li",
+                    link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card"),
+                ),
+                el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
+                el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
+                el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
+                el("li", again) if again else None,
+                cls="hm-next-steps",
+            ),
             scorings_panel(view),
             _run_facts(view.result.get("run")),
         )
@@ -236,22 +249,6 @@ def outcome_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -
         told = el("p", "Nothing was published. A repo that was made for it is empty.")
         return notice("info", "Cancelled", told, el("p", again) if again else None)
     return None
-
-
-def _again(view: JobView) -> Markup | None:
-    return link(f"merge?job={quote(view.id, safe='')}", "Use this recipe again") if view.recipe else None
-
-
-def where_next(view: JobView, endpoint: str, repo: str, commit: str) -> Markup:
-    return el(
-        "ul",
-        el("li", link(model_href(repo, commit), "Its page: scores, how to use it, what changed, recipe and card")),
-        el("li", link(f"{endpoint}/{quote(repo)}", "On the Hub: card and files")),
-        el("li", link(f"leaderboard?q={quote(repo, safe='')}", "On the leaderboard")),
-        el("li", link(f"merge?agent={quote(repo, safe='/')}", "Merge it with others")),
-        el("li", again) if (again := _again(view)) else None,
-        cls="hm-next-steps",
-    )
 
 
 _SCORING_WORDS = {
@@ -296,17 +293,6 @@ def _run_facts(run: object) -> Markup | None:
     if isinstance(fetch, Mapping):
         facts += fetch_facts(fetch)
     return fold("What the merge took", facts_grid(facts)) if facts else None
-
-
-def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
-    """The scores by domain, and where they stand now."""
-    known = [(k, score) for k, v in table_of(result, "scores").items() if (score := number(v)) is not None]
-    return notice(
-        "good",
-        "Recorded",
-        facts_grid((str(domain), percent_text(value)) for domain, value in known) if known else None,
-        el("p", link(model_href(view.target), "The model's page, with these scores")),
-    )
 
 
 def job_panel(view: JobView, endpoint: str, verdict: Markup | None = None) -> tuple[Markup, Markup, Markup]:

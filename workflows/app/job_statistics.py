@@ -33,12 +33,10 @@ def statistics_panel(view: JobView) -> Markup | None:
     layers = layers_figure(
         _shares_by_layer(view.statistics), "Layer by layer" if ended else "The layers counted so far"
     )
-    if not ended:  # nothing is folded while it is counted
-        first, bar, agents, *more = statistics_parts(view.statistics, "counted so far")
-        return section("What the agents changed", first, bar, agents, layers, *more)
-    first, bar, agents, *more = statistics_parts(view.statistics)
-    folded = fold("More numbers", *more) if any(more) else None
-    return section("What the agents changed", first, bar, agents, layers, folded)
+    first, bar, agents, *more = statistics_parts(view.statistics, "counted" if ended else "counted so far")
+    if ended and any(more):  # nothing is folded while it is counted
+        more = [fold("More numbers", *more)]
+    return section("What the agents changed", first, bar, agents, layers, *more)
 
 
 def _shares_by_layer(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -59,36 +57,37 @@ def layers_figure(agents: Mapping[str, Mapping[str, float]], what: str = "Layer 
     most = max((share for shares in agents.values() for share in shares.values()), default=0.0)
     if len(depths) < 2 or not most:
         return None
-    rows = [
-        el("li", el("span", name, cls="hm-dots-name"), _bars(shares, depths, most), _ends(shares))
-        for name, shares in agents.items()
-        if shares
-    ]
+    rows = []
+    for name, shares in agents.items():
+        if shares:
+            bars = (el("i", style=f"height:{100 * shares.get(d, 0.0) / most:.1f}%") for d in depths)
+            drawn = el("span", *bars, cls="hm-layer-bars", aria_hidden="true")
+            first, last = (percent_text(end(shares.values())) for end in (min, max))
+            ends = el("span", first if first == last else f"{first} to {last}", cls="hm-dots-value")
+            rows.append(el("li", el("span", name, cls="hm-dots-name"), drawn, ends))
     told = f"{what}, from the first to the last; a full bar is {percent_text(most)} of a layer."
     return el("figure", el("ul", *rows, cls="hm-layers"), el("figcaption", told, cls="hm-dim"))
-
-
-def _bars(shares: Mapping[str, float], depths: Sequence[str], most: float) -> Markup:
-    bars = (el("i", style=f"height:{100 * shares.get(d, 0.0) / most:.1f}%") for d in depths)
-    return el("span", *bars, cls="hm-layer-bars", aria_hidden="true")
-
-
-def _ends(shares: Mapping[str, float]) -> Markup:
-    least, most = (percent_text(end(shares.values())) for end in (min, max))
-    return el("span", least if least == most else f"{least} to {most}", cls="hm-dots-value")
 
 
 def statistics_parts(values: Mapping[str, Any], counted: str = "counted") -> list[Markup | None]:
     """Shares, agents, overlaps and pairs of the `total` of a report."""
     elements = number_of(values, "elements") or 0
-    agents, pairs = tables_of(values, "agents"), tables_of(values, "pairs")
+    agents = tables_of(values, "agents")
+    pairs = [
+        (
+            " + ".join(map(str, list_of(pair, "agents"))),
+            *(_told(pair, key, ".3f") for key in ("jaccard", "cosine")),
+            _told(pair, "sign_agreement", percent_text),
+        )
+        for pair in tables_of(values, "pairs")
+    ]
     return [
         el("p", f"{short_count(round(elements))} parameters {counted}.", cls="hm-dim"),
         share_bar(values.get("shares")),
         agents_table(agents),
         _concentration_table(agents),
         _overlap_table(list_of(values, "overlap_share"), len(agents)),
-        table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
+        table(("Pair", "Jaccard", "Cosine", "Same sign"), pairs) if pairs else None,
     ]
 
 
@@ -110,20 +109,19 @@ def share_bar(shares: Any) -> Markup:
 
 
 def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
-    head = ("Agent", "Changed", "Unique part", "Shared part", "Shared / unique")
-    return table(head, [_agent_row(agent) for agent in agents])
-
-
-def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
-    density, unique = number_of(agent, "density"), number_of(agent, "unique_share")
-    rho, changed = agent.get("rho"), density is not None and density > 0
-    return (
-        str(agent.get("agent", "")),
-        _meter(density),
-        percent_text(unique) if unique is not None and changed else "–",
-        percent_text(1 - unique) if unique is not None and changed else "–",
-        "nothing unique" if rho == "inf" else _told(agent, "rho", ".3g"),
-    )
+    rows: list[Sequence[object]] = []
+    for agent in agents:
+        density, unique = number_of(agent, "density"), number_of(agent, "unique_share")
+        meter: Markup | str = "–"
+        if density is not None:
+            fill = el("span", cls="hm-meter-fill", style=f"width:{min(density, 1.0) * 100:.2f}%")
+            meter = el("span", el("span", fill, cls="hm-meter"), percent_text(density), cls="hm-cell")
+        parts = ("–", "–")
+        if unique is not None and density is not None and density > 0:
+            parts = (percent_text(unique), percent_text(1 - unique))
+        rho = "nothing unique" if agent.get("rho") == "inf" else _told(agent, "rho", ".3g")
+        rows.append((str(agent.get("agent", "")), meter, *parts, rho))
+    return table(("Agent", "Changed", "Unique part", "Shared part", "Shared / unique"), rows)
 
 
 def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
@@ -154,13 +152,6 @@ def _told(values: Mapping[str, Any], key: str, form: str | Callable[[float], str
     return format(number, form) if isinstance(form, str) else form(number)
 
 
-def _meter(share: float | None) -> Markup | str:
-    if share is None:
-        return "–"
-    fill = el("span", cls="hm-meter-fill", style=f"width:{min(share, 1.0) * 100:.2f}%")
-    return el("span", el("span", fill, cls="hm-meter"), percent_text(share), cls="hm-cell")
-
-
 def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
     """How many agents changed an element: 0 … K."""
     values = [known for share in shares if (known := number(share)) is not None]
@@ -168,9 +159,3 @@ def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
         return None  # with two agents the bar above says the same
     columns = ("no agent", "1 agent", *(f"{c} agents" for c in range(2, agents + 1)))
     return table(("Changed by", *columns), [("Parameters", *(percent_text(s) for s in values))])
-
-
-def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:
-    names = " + ".join(map(str, list_of(pair, "agents")))
-    shown = (_told(pair, key, ".3f") for key in ("jaccard", "cosine"))
-    return (names, *shown, _told(pair, "sign_agreement", percent_text))

@@ -63,7 +63,10 @@ def _listing(
     except HubmergeError as error:
         return [join(above, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
     if not shown:
-        return [join(above, _nothing(everybody, asked)), gr.update(active=False)]
+        title, way = "Nothing public yet" if everybody else "No jobs yet", join(link("merge", "Start a merge"), ".")
+        if "before" in asked:
+            title, way = "Nothing older", link("activity" + ("?show=all" * everybody), "The newest")
+        return [join(above, notice("info", title, el("p", way))), gr.update(active=False)]
     try:
         # a full page may be the last one
         is_more = len(shown) == PAGE_JOBS and bool(views(shown[-1].ticket))
@@ -84,55 +87,31 @@ def before_of(asked: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 17 else None
 
 
-def _nothing(everybody: bool, asked: Mapping[str, str]) -> Markup:
-    if "before" in asked:
-        return notice("info", "Nothing older", el("p", link("activity" + ("?show=all" * everybody), "The newest")))
-    start = el("p", link("merge", "Start a merge"), ".")
-    return notice("info", "Nothing public yet" if everybody else "No jobs yet", start)
-
-
 def job_list(views: Sequence[JobView], mine: str | None = None, kept: Mapping[str, str] | None = None) -> Markup:
     """Jobs, newest first; evaluations stand with their merge where it is among them.
 
     `mine`: the visitor's name. `kept`: the skills that merges kept, by their job, where they are known.
     """
     grouped = {scoring.job for v in views for scoring in v.evaluations}
-    rows = [
-        (
-            link(job_href(v.id), v.target),
-            el("span", badge(shown_state(v)), _way_on(v, mine)),
-            _what(v),
-            _where(v) or _scores_cell(v, (kept or {}).get(v.id)) or "",
-            v.user,
-            when(v.created),
+    ways = dict.fromkeys(("queued", "running"), "cancel") | dict.fromkeys(("failed", "cancelled"), "try again")
+    rows = []
+    for v in views:
+        if v.id in grouped:
+            continue
+        way = (
+            join(" ", link(job_href(v.id), ways[v.state], cls="hm-small")) if v.user == mine and v.state in ways else ""
         )
-        for v in views
-        if v.id not in grouped
-    ]
+        what = f"Evaluation: {v.suite}" if v.kind == "evaluate" else "Comparison"
+        if v.kind == "merge":
+            what = method_title(str(v.recipe.get("method", "unknown")))
+        progress: str | Markup = _where(v)
+        if v.evaluations and not progress:
+            done, skills = sum(scoring.state == "done" for scoring in v.evaluations), (kept or {}).get(v.id)
+            said = f"kept {skills}" if skills else f"{done} of {len(v.evaluations)} evaluated"
+            progress = fold(said, scorings_panel(v))
+        state = el("span", badge(shown_state(v)), way)
+        rows.append((link(job_href(v.id), v.target), state, what, progress, v.user, when(v.created)))
     return table(("Model", "State", "What", "Progress", "By", "Submitted"), rows)
-
-
-def _way_on(view: JobView, mine: str | None) -> Markup | None:
-    """The way to what its owner may do with a job."""
-    if view.user != mine or view.state not in ("queued", "running", "failed", "cancelled"):
-        return None
-    words = "cancel" if view.state in ("queued", "running") else "try again"
-    return join(" ", link(job_href(view.id), words, cls="hm-small"))
-
-
-def _scores_cell(view: JobView, kept: str | None) -> Markup | None:
-    """The skills that a merge kept, or how many of its evaluations are done, unfolding to each."""
-    if not view.evaluations:
-        return None
-    done = sum(scoring.state == "done" for scoring in view.evaluations)
-    said = f"kept {kept}" if kept else f"{done} of {len(view.evaluations)} evaluated"
-    return fold(said, scorings_panel(view))
-
-
-def _what(view: JobView) -> str:
-    if view.kind == "merge":
-        return method_title(str(view.recipe.get("method", "unknown")))
-    return f"Evaluation: {view.suite}" if view.kind == "evaluate" else "Comparison"
 
 
 def _where(view: JobView) -> str:

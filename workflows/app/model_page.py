@@ -22,7 +22,6 @@ from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
 from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.file import recipe_from_yaml
-from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
 from workflows.app.format import (
@@ -63,7 +62,7 @@ from workflows.app.panels import (
     snippet,
     tabs,
 )
-from workflows.app.service import BoardSource, Published, QueuedEvaluation, Service, Visitor
+from workflows.app.service import BoardSource, Published, Service, Visitor
 from workflows.app.session import for_visitor
 
 TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
@@ -108,10 +107,8 @@ def _alone(head: Markup) -> list[Any]:
 def tab_links(model: str, sha: str | None, shown: str) -> Markup:
     """The tabs as links, since each has its own address."""
     address = model_href(model, sha or "")
-    ways = (
-        (title, address if key == "scores" else f"{address}&tab={key}", key == shown) for key, title in TABS.items()
-    )
-    return tabs("About this model", ways)
+    ends = {key: "" if key == "scores" else f"&tab={key}" for key in TABS}
+    return tabs("About this model", ((title, address + ends[key], key == shown) for key, title in TABS.items()))
 
 
 def _shown(
@@ -133,26 +130,15 @@ def _shown(
                 own = service.published(model, at if at and _SHA.fullmatch(at) else None, visitor)
         except HubmergeError as error:
             own = error
-    if row is None and not isinstance(own, Published):
-        return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
-    links, asked = tab_links(model, sha, tab), None
     if row is not None:
         ways = ways_on(row.model, _base_of(row.facts.parents))
         head = join(verdict_panel(row), model_head(row, service.endpoint), ways)
+    elif isinstance(own, Published):
+        head = _head(own, service.endpoint)
     else:
-        assert isinstance(own, Published)
-        head, asked = _head(own, service.endpoint), _asked_for(service, own.id)
-    shown = _tab(tab, found, board, own, service.endpoint, failure, asked)
-    return [head, gr.update(value=join(links, shown), visible=True)]
-
-
-def _asked_for(service: Service, model: str) -> QueuedEvaluation | None:
-    """The evaluation of a model that is under way or waits."""
-    try:
-        queue = service.evaluation_queue()
-    except HubmergeError:
-        return None
-    return next((each for each in (*queue.running, *queue.waiting) if each.model == model), None)
+        return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
+    shown = _tab(tab, found, board, own, service, failure)
+    return [head, gr.update(value=join(tab_links(model, sha, tab), shown), visible=True)]
 
 
 def _missing(
@@ -174,9 +160,8 @@ def _tab(
     found: list[tuple[SuiteBoard, Row]],
     board: Board,
     own: Published | HubmergeError | None,
-    endpoint: str,
+    service: Service,
     failure: HubmergeError | None,
-    asked: QueuedEvaluation | None,
 ) -> Markup:
     row = found[0][1] if found else None
     if tab == "scores" and row is not None:
@@ -184,7 +169,7 @@ def _tab(
         return join(
             scores_picture(row),
             use_it(row.model, lines),
-            score_sections(found, endpoint),
+            score_sections(found, service.endpoint),
             statistics_section(row),
             lineage_section(row, board),
         )
@@ -199,9 +184,9 @@ def _tab(
         text = own.report.get("recipe_yaml")
         return reproduce_tab(own.id, text if isinstance(text, str) else "", own.report)
     if tab == "card":
-        return card_tab(own, endpoint)
+        return card_tab(own, service.endpoint)
     wrong = problems_panel(failure, "The leaderboard cannot be read now") if failure else None
-    return join(wrong or unscored_tab(own, asked), _lineage(own, board))
+    return join(wrong or unscored_tab(own, service), _lineage(own, board))
 
 
 def _base_of(parents: Iterable[ParentFacts]) -> str | None:
@@ -209,7 +194,6 @@ def _base_of(parents: Iterable[ParentFacts]) -> str | None:
 
 
 def _head(model: Published, endpoint: str) -> Markup:
-    """Name and facts of a model that no evaluation knows."""
     parents = parents_of(model.report)
     kind = el("span", "Merge" if parents else "Model", cls=f"hm-badge hm-{'busy' if parents else 'dim'}")
     facts = [("Commit", el("code", model.sha[:12])), ("License", model.license or "not stated")]
@@ -247,19 +231,14 @@ def changed_tab(report: Mapping[str, Any]) -> Markup:
     if not number_of(total, "elements"):
         told = "It is told for merges that were made here: their hubmerge.json holds what was counted."
         return notice("info", "What changed is not known", el("p", told))
-    layers = _layers(table_of(statistics, "layers"))
-    return join(section("What the agents changed", *statistics_parts(total)), layers)
-
-
-def _layers(layers: Mapping[str, Any]) -> Markup | None:
-    """The shares of each layer that each agent changed, as a stranger's report states them."""
-    agents: dict[str, dict[str, float]] = {}
+    layers, agents = table_of(statistics, "layers"), dict[str, dict[str, float]]()
     for depth in list(layers)[:MOST_LAYERS]:
         for row in tables_of(layers[depth], "agents")[:MOST_AGENTS]:
             if (share := number_of(row, "density")) is not None and 0 <= share <= 1:
                 agents.setdefault(str(row.get("agent", "")), {})[depth] = share
     figure = layers_figure(agents)
-    return section("Changed, layer by layer", figure) if figure else None
+    drawn = section("Changed, layer by layer", figure) if figure else None
+    return join(section("What the agents changed", *statistics_parts(total)), drawn)
 
 
 def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Markup:
@@ -267,9 +246,11 @@ def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Ma
     if not recipe_text:
         told = "It is told for merges that were made here: their recipe names every model by commit."
         return notice("info", "How it was made is not known", el("p", told))
-    recipe = _recipe(recipe_text)
+    try:
+        query = address_of(recipe_from_yaml(recipe_text).to_dict())
+    except HubmergeError:
+        query = ""
     target = f"YOUR-NAME/{model.rpartition('/')[2]}"
-    query = address_of(recipe.to_dict()) if recipe else ""
     opened = el("p", link(f"merge?{query}", "Open this recipe on the Merge page"), cls="hm-ways-on") if query else None
     version = report.get("hubmerge")
     with_version = f"It was made with hubmerge {version}. " if isinstance(version, str) and version else ""
@@ -281,13 +262,6 @@ def reproduce_tab(model: str, recipe_text: str, report: Mapping[str, Any]) -> Ma
         el("h3", "recipe.yaml"),
         snippet(recipe_text),
     )
-
-
-def _recipe(text: str) -> Recipe | None:
-    try:
-        return recipe_from_yaml(text)
-    except HubmergeError:
-        return None
 
 
 def card_tab(model: Published, endpoint: str) -> Markup:
@@ -303,8 +277,13 @@ def card_tab(model: Published, endpoint: str) -> Markup:
     return el("article", Markup(html), cls="hm-card-text", aria_label="Model card")  # noqa: S704
 
 
-def unscored_tab(model: Published, asked: QueuedEvaluation | None) -> Markup:
-    """In place of scores: that there are none yet, and how to use the model all the same. `asked`: of this model."""
+def unscored_tab(model: Published, service: Service) -> Markup:
+    """In place of scores: that there are none yet, and how to use the model all the same."""
+    try:
+        queue = service.evaluation_queue()
+        asked = next((each for each in (*queue.running, *queue.waiting) if each.model == model.id), None)
+    except HubmergeError:
+        asked = None
     told = "Its card, and what changed, stand in the other tabs."
     ask = el("p", "Nobody has measured this model yet: ", link(evaluate_href(model.id), "ask for an evaluation"), ".")
     if asked is not None:

@@ -101,28 +101,19 @@ def _line(name: str, role: str, score: Estimate | None) -> Markup:
 
 
 def use_it(model: str, tasks: Sequence[TaskLine]) -> Markup | None:
-    """Python that loads the model and lets it answer, and how the evaluation asked."""
+    """Python that loads the model and lets it answer, and the prompt of each task; tasks that ask alike together."""
     if not is_hub_id(model):
         return None
-    known = [(known.chat, line.few_shot, known.asked) for line in tasks if (known := registry().get(line.task))]
+    known = [(task, line.few_shot) for line in tasks if (task := registry().get(line.task))]
     text = task_of({"architectures": ["LlamaForCausalLM"]})  # what is scored writes text
-    code = python(text, model, plainly_asked(known))
-    return section("Use it", snippet(code), _prompts(tasks))
-
-
-def _prompts(tasks: Sequence[TaskLine]) -> Markup | None:
-    """The prompt of each task that was scored; tasks that ask alike together."""
+    code = python(text, model, plainly_asked([(task.chat, few_shot, task.asked) for task, few_shot in known]))
     asked: dict[tuple[str, str], list[str]] = {}
-    for line in tasks:
-        task = registry().get(line.task)
-        if task is not None:
-            way = way_of_asking(task.chat, line.few_shot)
-            asked.setdefault((way, task.asked), []).append(task.title)
-    if not asked:
-        return None
+    for task, few_shot in known:
+        asked.setdefault((way_of_asking(task.chat, few_shot), task.asked), []).append(task.title)
     parts = [join(el("p", f"{', '.join(titles)}, {way}:"), snippet(text)) for (way, text), titles in asked.items()]
     told = el("p", "What stands in braces differs from question to question; answers are greedy.", cls="hm-dim")
-    return fold("The prompts that the scores were measured with", told, *parts)
+    prompts = fold("The prompts that the scores were measured with", told, *parts) if parts else None
+    return section("Use it", snippet(code), prompts)
 
 
 def model_head(row: Row, endpoint: str) -> Markup:
@@ -133,12 +124,8 @@ def model_head(row: Row, endpoint: str) -> Markup:
         marks.append(el("span", f"Rank {row.rank}", cls="hm-badge hm-good"))
     if row.superseded:
         marks.append(el("span", "Older commit", cls="hm-badge hm-warn"))
-    flags = [
-        notice("warn", "Flag of the community", el("p", flag_text(f)))
-        if f.community
-        else notice("bad", f.kind.capitalize(), el("p", flag_text(f)))
-        for f in row.flags
-    ]
+    titles = (("warn", "Flag of the community") if f.community else ("bad", f.kind.capitalize()) for f in row.flags)
+    flags = [notice(*title, el("p", flag_text(f))) for title, f in zip(titles, row.flags, strict=True)]
     listed: list[tuple[str, object | None]] = [
         ("Method", method_title(row.facts.method or NOTHING)[:80] if facts.is_merge else None),
         ("Agents", str(row.agents) if facts.is_merge else None),
@@ -192,7 +179,16 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         for t in row.tasks
     ]
     heads = ("Task", "Domain", "Score", "Prompts", "Examples", "Data")
-    measured = (el("li", _measured(suite, r)) for suite, r in suites)
+    measured = []
+    for suite, r in suites:
+        ran, ranked = r.environment, sum(each.rank is not None for each in suite.rows)
+        place = "" if r.rank is None else f"rank {r.rank} of {ranked}; "
+        told = (
+            f"{suite.suite} {suite.version}, {suite.split} split: {place}{time_text(r.created)} by {r.run_by} on "
+            f"{ran.device}, {r.narrowed or ran.dtype}, {ran.backend}, "
+            f"lighteval {ran.lighteval}, transformers {ran.transformers}, seed {ran.seed}"
+        )
+        measured.append(el("li", told))
     return section(
         title,
         overall,
@@ -201,18 +197,6 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         fold("Each domain beside every parent", parents) if parents else None,
         fold("Each task and its data", table(heads, tasks)) if tasks else None,
         fold("How it was measured", el("ul", *measured, cls="hm-ran hm-dim")),
-    )
-
-
-def _measured(suite: SuiteBoard, row: Row) -> str:
-    """When, on what and with what a suite was run."""
-    ran = row.environment
-    ranked = sum(r.rank is not None for r in suite.rows)
-    place = "" if row.rank is None else f"rank {row.rank} of {ranked}; "
-    return (
-        f"{suite.suite} {suite.version}, {suite.split} split: {place}{time_text(row.created)} by {row.run_by} on "
-        f"{ran.device}, {row.narrowed or ran.dtype}, {ran.backend}, "
-        f"lighteval {ran.lighteval}, transformers {ran.transformers}, seed {ran.seed}"
     )
 
 
@@ -264,21 +248,19 @@ def statistics_section(row: Row) -> Markup | None:
         return None
     values = facts.method_parameters.items()
     settings = ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in values)[:400]
-    grid = facts_grid(
-        (
-            ("Weights that agents changed", share_text(facts.density)),
-            ("Of these, by several agents", share_text(facts.overlap)),
-            ("Of those, in opposite directions", share_text(facts.conflict)),
-            *((("Settings of the method", settings),) if settings else ()),
-        )
-    )
+    told = [
+        ("Weights that agents changed", share_text(facts.density)),
+        ("Of these, by several agents", share_text(facts.overlap)),
+        ("Of those, in opposite directions", share_text(facts.conflict)),
+    ]
+    told += [("Settings of the method", settings)] if settings else []
     agents = [p for p in facts.parents if p.role == "agent"]
     scales: Sequence[float | None] = facts.effective_scales or (None,) * len(agents)
     rows = [
         (model_link(p.id, p.sha), f"{p.weight:g}", NOTHING if s is None else f"{s:.3g}")
         for p, s in zip(agents, scales, strict=False)
     ]
-    return section("What it is made of", grid, table(("Agent", "Weight", "Measured λ"), rows))
+    return section("What it is made of", facts_grid(told), table(("Agent", "Weight", "Measured λ"), rows))
 
 
 def lineage_section(row: Row, board: Board) -> Markup | None:
@@ -315,12 +297,8 @@ def lineage_tree(
             known.setdefault(node, tuple(own))
             told += ancestor.made_from
     below = _tree(parents, known, licenses, [MAX_LINEAGE], ((model, sha),))
-    top = el("li", el("strong", model), _license(license or "license not stated"), below)
-    return el("ul", top, cls="hm-tree hm-lineage")
-
-
-def _license(name: str) -> Markup:
-    return el("span", name, cls="hm-license")
+    stated_license = el("span", license or "license not stated", cls="hm-license")
+    return el("ul", el("li", el("strong", model), stated_license, below), cls="hm-tree hm-lineage")
 
 
 def _tree(
@@ -342,6 +320,7 @@ def _tree(
         weight = "" if parent.role == "base" or parent.weight == 1 else f" × {parent.weight:.3g}"
         label = [model_link(parent.id, parent.sha), el("code", parent.sha[:7], cls="hm-commit")]
         label.append(el("small", f"{parent.role}{weight}"))
-        # of a parent that was not measured yet the board knows no license
-        items.append(el("li", *label, _license(licenses[node]) if node in licenses else None, below))
+        if node in licenses:  # the board knows none of a parent that was not measured yet
+            label.append(el("span", licenses[node], cls="hm-license"))
+        items.append(el("li", *label, below))
     return el("ul", *items, cls="hm-tree")

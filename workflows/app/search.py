@@ -48,17 +48,14 @@ def _search(service: Service, visitor: Visitor | None, current: Any, text: str, 
     wanted = named[-1][:100] if named else ""
     if wanted in kept:
         wanted = ""  # the box shows what was chosen before
-    found = _found(service, wanted, str(base or ""), visitor)
+    if len(wanted) >= 2:
+        found = service.search(wanted, visitor, _FOUND)
+    else:
+        trained = (f"base_model:finetune:{str(base).partition('@')[0]}",)
+        found = (base and service.search("", visitor, _FOUND, trained)) or service.search("", visitor, _FOUND, _POPULAR)
     before = [str(name) for name in known] if isinstance(known, list) else []
     # an open list that became shorter would have gradio's script look for an entry that is gone
-    choices = list(dict.fromkeys([*found, *map(str, kept), *before]))[: max(len(before), _CHOICES_KEPT)]
+    choices = list(dict.fromkeys([*(summary.id for summary in found), *map(str, kept), *before]))[
+        : max(len(before), _CHOICES_KEPT)
+    ]
     return [gr.update(choices=choices), choices]
-
-
-def _found(service: Service, text: str, base: str, visitor: Visitor | None) -> list[str]:
-    if len(text) >= 2:
-        return [summary.id for summary in service.search(text, visitor, _FOUND)]
-    found = []
-    if base:
-        found = service.search("", visitor, _FOUND, (f"base_model:finetune:{base.partition('@')[0]}",))
-    return [summary.id for summary in found or service.search("", visitor, _FOUND, _POPULAR)]
