@@ -8,6 +8,7 @@ along.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -159,10 +160,20 @@ def advise(base: str, agents: Sequence[str], service: Service, visitor: Visitor 
     facts = {name: known for name, known in found.items() if isinstance(known, ModelFacts)}
     spelled = {name: right for name, error in found.items() if (right := _spelling(name, error, service, visitor))}
     spelled = {name: right for name, right in spelled.items() if right not in names}
-    why, choice = _corrected(base, agents, spelled) if spelled else _rearranged(base, tuple(agents), facts)
+    why, choice = _rearranged(base, tuple(agents), facts)
+    if spelled:
+        why = " ".join(
+            f"There is no {name} that you may read. Did you mean {right}?" for name, right in spelled.items()
+        )
+        right_agents = tuple(dict.fromkeys(spelled.get(name, name) for name in agents))
+        choice = Choice(spelled.get(base, base), right_agents, "Correct the spelling")
     lines = [_line(name, name == base and not i, base, found[name], service) for i, name in enumerate(names)]
     chosen = el("ul", *lines, cls="hm-chosen") if lines else ""
-    suggested = _finetunes(facts[base].id, service, visitor) if base in facts else ()
+    suggested: tuple[str, ...] = ()
+    if base in facts:
+        with suppress(HubmergeError):
+            found_agents = service.search("", visitor, SUGGESTED, (f"base_model:finetune:{facts[base].id}",))
+            suggested = tuple(summary.id for summary in found_agents)
     return Advice(chosen, why, choice, suggested, bool(spelled))
 
 
@@ -187,12 +198,6 @@ def _about(
 
 def _bare(name: str) -> str:
     return name.partition("@")[0]
-
-
-def _corrected(base: str, agents: Sequence[str], spelled: Mapping[str, str]) -> tuple[str, Choice]:
-    said = " ".join(f"There is no {name} that you may read. Did you mean {right}?" for name, right in spelled.items())
-    names = tuple(dict.fromkeys(spelled.get(name, name) for name in agents))
-    return said, Choice(spelled.get(base, base), names, "Correct the spelling")
 
 
 def _rearranged(base: str, agents: tuple[str, ...], facts: Mapping[str, ModelFacts]) -> tuple[str, Choice | None]:
@@ -225,29 +230,16 @@ def _spelling(
     bare = _bare(name)
     owner, _, own = bare.rpartition("/")
     known: dict[str, None] = {}
-    try:
+    with suppress(HubmergeError):  # a help only
         for text in dict.fromkeys((own, own[: max(3, len(own) // 2)], owner)):
             if text:
                 known |= dict.fromkeys(summary.id for summary in service.search(text, visitor, 20))
             # owner and usual endings make any two names alike, so what stands behind the owner counts by itself
-            near = [known_name for known_name in known if _alike(own, known_name.rpartition("/")[2])]
+            alike = {n: SequenceMatcher(None, own.lower(), n.rpartition("/")[2].lower()).ratio() for n in known}
+            near = [n for n, ratio in alike.items() if ratio >= _ALIKE]
             if close := get_close_matches(bare, near, n=1, cutoff=_CLOSE):
                 return close[0] + name[len(bare) :]
-    except HubmergeError:
-        pass  # a help only
     return None
-
-
-def _alike(one: str, other: str) -> bool:
-    return SequenceMatcher(None, one.lower(), other.lower()).ratio() >= _ALIKE
-
-
-def _finetunes(base: str, service: Service, visitor: Visitor | None) -> tuple[str, ...]:
-    try:
-        found = service.search("", visitor, SUGGESTED, (f"base_model:finetune:{base}",))
-    except HubmergeError:
-        return ()
-    return tuple(summary.id for summary in found)
 
 
 def _line(name: str, is_base: bool, base: str, known: ModelFacts | HubmergeError | None, service: Service) -> Markup:
@@ -259,17 +251,14 @@ def _line(name: str, is_base: bool, base: str, known: ModelFacts | HubmergeError
     if known.closed:
         chips.append(_chip("gated or private", "warn"))
     if not is_base and base:
-        chips.append(_trained(known, _bare(base)))
+        words, kind = "unknown, its card does not say", ""
+        if _bare(base) in known.trained_from:
+            words, kind = "yes ✓", "good"
+        elif known.trained_from:
+            words, kind = f"no ✗, its card names {', '.join(known.trained_from[:3])}", "bad"
+        chips.append(_chip(f"trained from {_bare(base)}: {words}", kind))
         chips.append(el("a", "What did this agent change?", href=diff_href(base, name), cls="hm-ask"))
     return el("li", role, repo_link(service.endpoint, known.id), *chips)
-
-
-def _trained(agent: ModelFacts, base: str) -> Markup:
-    if base in agent.trained_from:
-        return _chip(f"trained from {base}: yes ✓", "good")
-    if agent.trained_from:
-        return _chip(f"trained from {base}: no ✗, its card names {', '.join(agent.trained_from[:3])}", "bad")
-    return _chip(f"trained from {base}: unknown, its card does not say")
 
 
 def _chip(text: str, kind: str = "") -> Markup:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any
@@ -43,14 +44,8 @@ _EVALUATION = {
 }
 STAGES = {stage: name for stage, (name, _) in _MERGE.items()}
 EVALUATION_STAGES = {stage: name for stage, (name, _) in _EVALUATION.items()}
-SCORING = {"evaluated": "Evaluate", "parents": "Evaluate parents"}
-_ALIASES = {
-    "fetch": "download",
-    "select": "probe",
-    "upload": "publish",
-    "commit": "publish",
-    "sensitivity": "calibration",
-}
+_ALIASES = {"fetch": "download", "select": "probe", "sensitivity": "calibration"}
+_ALIASES |= dict.fromkeys(("upload", "commit"), "publish")
 
 
 def is_under_way(view: JobView) -> bool:
@@ -61,29 +56,23 @@ def is_under_way(view: JobView) -> bool:
 def stage_track(view: JobView) -> Markup:
     """The way of a job, from its place in the queue to the scores: passed, current (or where it stopped), to come."""
     titles = {"queued": "Wait", **_stages(view)}
-    names = list(titles)
     stage = "queued" if view.state == "queued" else stage_of(view)
-    at = names.index(stage) if stage in titles else 0
-    items = []
-    for k, name in enumerate(names):
-        if view.state == "done" or k < at:
-            kind = "passed"
-        elif k == at:
+    at = list(titles).index(stage) if stage in titles else 0
+    steps = []
+    for k, (name, title) in enumerate(titles.items()):
+        kind = "passed" if view.state == "done" or k < at else "ahead"
+        if kind == "ahead" and k == at:
             kind = {"failed": "broken", "cancelled": "stopped"}.get(view.state, "current")
-        else:
-            kind = "ahead"
-        items.append(_step(name, titles[name], kind))
+        steps.append((name, title, kind))
     if view.evaluations:
         own, *parents = view.evaluations
-        items += [
-            _step("evaluated", SCORING["evaluated"], _scoring_kind([own])),
-            _step("parents", SCORING["parents"], _scoring_kind(parents)),
-        ]
+        steps.append(("evaluated", "Evaluate", _scoring_kind([own])))
+        steps.append(("parents", "Evaluate parents", _scoring_kind(parents)))
+    items = (
+        el("li", title, cls=f"hm-{kind}", data_stage=name, aria_current="step" if kind == "current" else "")
+        for name, title, kind in steps
+    )
     return el("ol", *items, cls="hm-stages", aria_label="Stages")
-
-
-def _step(name: str, title: str, kind: str) -> Markup:
-    return el("li", title, cls=f"hm-{kind}", data_stage=name, aria_current="step" if kind == "current" else "")
 
 
 def _scoring_kind(scorings: Sequence[Scoring]) -> str:
@@ -102,32 +91,20 @@ def _stages(view: JobView) -> Mapping[str, str]:
         first = ["compile"] if view.stage == "compile" else []
         return {name: STAGES[name] for name in ("resolve", *first, "download", "probe")}
     current = stage_of(view)
-    met = {current, *(_ALIASES.get(line.stage, line.stage) for line in view.log)}
+    met = {current, *(stage_of(view, line.stage) for line in view.log)}
     # only where a job met it: weighing by sensitivities, resumed, or the first on a machine
-    left_out = {"calibration", "plan", "verify", "compile"} - met
-    if not _probes(view.recipe):
-        left_out |= {"probe"} - met
+    left_out = {"calibration", "plan", "verify", "compile", "probe"} - met
+    method = registry().get(str(view.recipe.get("method", "")))
+    with suppress(ValueError):  # of a version with other parameters
+        if method and method.overlap_scope(method.typical(table_of(view.recipe, "parameters"))) == "model":
+            left_out.discard("probe")
     return {name: title for name, title in STAGES.items() if name not in left_out}
 
 
-def _probes(recipe: Mapping[str, Any]) -> bool:
-    """Whether a merge counts the whole model first."""
-    method = registry().get(str(recipe.get("method", "")))
-    if method is None:
-        return False
-    try:
-        parameters = method.typical(table_of(recipe, "parameters"))
-    except ValueError:  # of a version with other parameters
-        return False
-    return method.overlap_scope(parameters) == "model"
-
-
-def stage_of(view: JobView) -> str:
-    return _usual(view.stage, view.kind)
-
-
-def _usual(stage: str, kind: str) -> str:
-    return stage if kind == "evaluate" else _ALIASES.get(stage, stage)
+def stage_of(view: JobView, stage: str | None = None) -> str:
+    """The job's present stage, or an earlier one, by the name that pages know it by."""
+    stage = view.stage if stage is None else stage
+    return stage if view.kind == "evaluate" else _ALIASES.get(stage, stage)
 
 
 def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
@@ -151,9 +128,7 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
     known = done is not None and bool(total) and not (done == 0 and total == 1)
     share = min(max((done or 0) / (total or 1), 0.0), 1.0) if known else None
-    parts = [] if share is None else [_amount_text(view.progress or {}, done or 0, total or 0)]
-    if share is not None and (pace := _pace_text(view.progress or {})):
-        parts.append(pace)
+    parts = [] if share is None else _amounts(view.progress or {}, done or 0, total or 0)
     left = _left(view, now) if share is not None and share < 1 else None
     if left is not None:
         parts.append("almost done with this step" if left < 1 else f"about {duration_text(left)} left in this step")
@@ -163,10 +138,21 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
         parts.append(f"{duration_text(spent)} so far")
     if left is None and view.typical_s is not None and spent < view.typical_s:
         left = view.typical_s - spent
-    whole = _whole_left(view, left)
+    after = view.after_s
+    if view.predicted_s is not None and stage_of(view) in _BEFORE_THE_PASSES:
+        after = max(after or 0.0, view.predicted_s)
+    whole = None  # while the step takes longer than it usually does
+    if after is not None and left is not None:
+        whole = el("p", f"About {_about(left + after)} left {_UNTIL.get(view.kind, 'in all')}.", cls="hm-left")
     strong = el("strong", percent_text(share)) if share is not None else None
     amount = el("div", strong, el("span", " · ".join(parts)), cls="hm-amount") if parts else None
-    return el("div", said, amount, _bar(share), whole)
+    if share is None:
+        fill, marks = el("div", cls="hm-fill hm-moving"), {"aria_label": "Working"}
+    else:
+        fill = el("div", cls="hm-fill", style=f"width:{share * 100:.2f}%")
+        marks = {"aria_label": "Progress of this step", "aria_valuemin": "0", "aria_valuemax": "100"}
+        marks["aria_valuenow"] = f"{share * 100:.0f}"
+    return el("div", said, amount, el("div", fill, cls="hm-bar", role="progressbar", **marks), whole)
 
 
 def scores_left(view: JobView, now: datetime | None = None) -> Markup | None:
@@ -184,23 +170,9 @@ def scores_left(view: JobView, now: datetime | None = None) -> Markup | None:
     return el("p", f"About {_about(left)} left {until}.", cls="hm-left")
 
 
-# before the weights are read; what the plan predicts is still to come
+# before the weights are read; what is left is at least what the plan predicts
 _BEFORE_THE_PASSES = ("resolve", "calibration", "plan", "verify", "compile", "download")
 _UNTIL = {"merge": "until it is published", "evaluate": "until its scores are recorded", "diff": "until it is done"}
-
-
-def _whole_left(view: JobView, left: float | None) -> Markup | None:
-    """What is left of the whole job: of this step, and what followed it in earlier jobs.
-
-    Before the weights are read, it is at least as long as the plan says that reading and merging takes. Nothing is
-    said while the step takes longer than it usually does.
-    """
-    after = view.after_s
-    if view.predicted_s is not None and stage_of(view) in _BEFORE_THE_PASSES:
-        after = max(after or 0.0, view.predicted_s)
-    if after is None or left is None:
-        return None
-    return el("p", f"About {_about(left + after)} left {_UNTIL.get(view.kind, 'in all')}.", cls="hm-left")
 
 
 def _about(seconds: float) -> str:
@@ -216,7 +188,7 @@ def _doing(stage: str, kind: str, otherwise: str) -> str:
 def place_text(view: JobView) -> str:
     """Where a job that waits stands, and how long it will."""
     ahead = (view.queue_position or 1) - 1
-    place = {0: "It is next."}.get(ahead, f"{ahead} {'job is' if ahead == 1 else 'jobs are'} ahead of it.")
+    place = {0: "It is next.", 1: "1 job is ahead of it."}.get(ahead, f"{ahead} jobs are ahead of it.")
     if view.queue_position is None:
         place = "It starts as soon as a worker is free."
     if view.typical_s is None or view.typical_s < 1:
@@ -236,38 +208,14 @@ def _left(view: JobView, now: datetime) -> float | None:
     return left if left is not None and left >= 0 else None
 
 
-def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:
-    unit = str(progress.get("unit", ""))
-    if unit in ("B", "bytes"):
-        return f"{bytes_text(done)} of {bytes_text(total)}"
-    return f"{short_count(round(done))} of {short_count(round(total))} {_UNITS.get(unit, unit)}".rstrip()
-
-
-def _pace_text(progress: Mapping[str, Any]) -> str | None:
+def _amounts(progress: Mapping[str, Any], done: float, total: float) -> list[str]:
+    """How much is done, and how much is done in a second where that is known."""
     speed, unit = number_of(progress, "per_second"), str(progress.get("unit", ""))
-    if speed and unit in ("B", "bytes"):
-        return f"{bytes_text(speed)}/s"
-    if not speed or speed < 1:  # 0.03 parts tell nothing
-        return None
-    return f"{short_count(round(speed))} {_UNITS.get(unit, unit)}/s"
-
-
-_UNITS = {"elements": "weights", "headers": "files"}
-
-
-def _bar(share: float | None) -> Markup:
-    if share is None:
-        return el("div", el("div", cls="hm-fill hm-moving"), cls="hm-bar", role="progressbar", aria_label="Working")
-    return el(
-        "div",
-        el("div", cls="hm-fill", style=f"width:{share * 100:.2f}%"),
-        cls="hm-bar",
-        role="progressbar",
-        aria_label="Progress of this step",
-        aria_valuemin="0",
-        aria_valuemax="100",
-        aria_valuenow=f"{share * 100:.0f}",
-    )
+    if unit in ("B", "bytes"):
+        return [f"{bytes_text(done)} of {bytes_text(total)}", *([f"{bytes_text(speed)}/s"] if speed else [])]
+    words = {"elements": "weights", "headers": "files"}.get(unit, unit)
+    pace = [f"{short_count(round(speed))} {words}/s"] if speed and speed >= 1 else []  # 0.03 parts tell nothing
+    return [f"{short_count(round(done))} of {short_count(round(total))} {words}".rstrip(), *pace]
 
 
 def log_panel(view: JobView) -> Markup | None:
@@ -288,7 +236,7 @@ def log_panel(view: JobView) -> Markup | None:
 
 def _said(line: LogLine, view: JobView) -> str | None:
     if line.kind == "stage":
-        return _doing(_usual(line.stage, view.kind), view.kind, line.stage)
+        return _doing(stage_of(view, line.stage), view.kind, line.stage)
     attempt = line.attempt or 1
     return {
         "submitted": "It was submitted.",

@@ -50,7 +50,8 @@ def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
     for field in fields_of(known) if known else ():
         # a list where a number stands differs between layers, and goes along as in a recipe
         if field.name in parameters and (field.kind == "yaml" or not isinstance(parameters[field.name], list)):
-            pairs.append((field.name, _written(parameters.pop(field.name))))
+            value = parameters.pop(field.name)
+            pairs.append((field.name, json.dumps(value) if isinstance(value, bool | list | dict) else str(value)))
     pairs += [(key, str(recipe[key])) for key in ("dtype", "rounding", "seed") if recipe.get(key)]
     if recipe.get("ignore"):
         pairs.append(("ignore", ",".join(recipe["ignore"])))
@@ -66,10 +67,6 @@ def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
     pairs.append(("name", name))
     query = urlencode([(key, value) for key, value in pairs if value], safe="/@,*:", quote_via=quote)
     return query if len(query) <= MAX_ADDRESS_CHARACTERS else ""
-
-
-def _written(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
 
 
 def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
@@ -96,11 +93,14 @@ def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str
     if method:
         recipe["method"] = method
     if weights := query.getlist("weight"):
-        numbers = [_number(weight) for weight in weights]
-        if None in numbers or len(numbers) != len(recipe["agents"]):
-            wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
-        else:
+        try:
+            numbers = [float(weight) for weight in weights]
+        except ValueError:
+            numbers = [math.nan]
+        if len(numbers) == len(recipe["agents"]) and all(map(math.isfinite, numbers)):
             recipe["agents"] = [{"model": m, "weight": w} for m, w in zip(recipe["agents"], numbers, strict=True)]
+        else:
+            wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
     for key, known in (("dtype", DTYPES[1:]), ("rounding", ROUNDINGS[1:])):
         if value := _first(query, key):
             if value in known:
@@ -124,7 +124,10 @@ def read_address(query: QueryParams, endpoint: str) -> tuple[dict[str, Any], str
         wrong("more", "it cannot be read", "YAML of what has no name of its own in an address")
     else:
         parameters |= more.pop("parameters", {})
-        recipe["agents"] = _with_settings(recipe["agents"], more.pop("agents", {}))
+        own = more.pop("agents", {})
+        named = (agent if isinstance(agent, dict) else {"model": agent} for agent in recipe["agents"])
+        joined = [agent | own.get(agent["model"], {}) | agent for agent in named]
+        recipe["agents"] = [agent if len(agent) > 1 else agent["model"] for agent in joined]
         recipe |= more
     if parameters:
         recipe["parameters"] = parameters
@@ -152,20 +155,6 @@ def _parameters(query: QueryParams, method: Any, wrong: Any) -> dict[str, Any]:
         else:
             found[key] = value
     return found
-
-
-def _with_settings(agents: list[Any], own: Mapping[str, dict[str, Any]]) -> list[Any]:
-    named: list[dict[str, Any]] = [agent if isinstance(agent, dict) else {"model": agent} for agent in agents]
-    joined = [agent | own.get(agent["model"], {}) | agent for agent in named]
-    return [agent if len(agent) > 1 else agent["model"] for agent in joined]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _first(query: QueryParams, key: str) -> str:

@@ -134,7 +134,18 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)
             )
-    pick, method, settings_fold, described, groups, parameters = _method_card()
+    groups, parameters = [], []
+    with gr.Group(elem_classes="hm-card"):
+        gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
+        pick = radio_box("pick", "How the agents are combined", titled(PICKED), DEFAULT_METHOD)
+        # unmounted it would not tell of its changes
+        method = choice_box("method", "Method", method_choices(), DEFAULT_METHOD, visible="hidden")
+        with gr.Accordion("How it works, and its settings", open=False, elem_id="settings") as settings_fold:
+            described = html(method_panel(registry()[DEFAULT_METHOD]), "about-method")
+            for m in registry().values():
+                with gr.Row(visible=m.name == DEFAULT_METHOD, elem_id=f"parameters-{m.name}") as group:
+                    parameters += [component_of(field) for field in fields_of(m)]
+                groups.append(group)
     calibration = build_calibration()
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
@@ -162,27 +173,10 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
         more = text_box("more", "More of the recipe, as YAML", about, _MORE, MAX_RECIPE_BYTES, lines=4)
     return MergeForm(
         *(base, agents, suggested, offered, weighted, weights),
-        *(pick, method, described, groups, parameters, calibration),
+        *(pick, method, described, tuple(groups), tuple(parameters), calibration),
         *(dtype, rounding, seed, ignore, more, suite, namespace, name, visibility, license_choice),
         (weights_fold, settings_fold, calibration.fold, advanced),
     )
-
-
-def _method_card() -> tuple[Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
-    groups, parameters = [], []
-    with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
-        pick = radio_box("pick", "How the agents are combined", titled(PICKED), DEFAULT_METHOD)
-        # unmounted it would not tell of its changes
-        method = choice_box("method", "Method", method_choices(), DEFAULT_METHOD, visible="hidden")
-        with gr.Accordion("How it works, and its settings", open=False, elem_id="settings") as fold:
-            about = html(method_panel(registry()[DEFAULT_METHOD]), "about-method")
-            for m in registry().values():
-                fields = fields_of(m)
-                with gr.Row(visible=m.name == DEFAULT_METHOD, elem_id=f"parameters-{m.name}") as group:
-                    parameters += [component_of(field) for field in fields]
-                groups.append(group)
-    return pick, method, fold, about, tuple(groups), tuple(parameters)
 
 
 # A method and its entry in the short list follow each other in the browser, since an answer of the server would come
@@ -222,13 +216,11 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     own = beyond.pop("agents", {})
     for name in specs.keys() & set(agents):
         own[name] = {"calibration": specs[name], **own.get(name, {})}
-    recipe["agents"] = [_agent(n, w, own.get(n, {})) for n, w in zip(agents, weights, strict=False)]
+    recipe["agents"] = []
+    for name, weight in zip(agents, weights, strict=False):
+        settings = {**({} if weight is None or weight == 1 else {"weight": weight}), **own.get(name, {})}
+        recipe["agents"].append({"model": name, **settings} if settings else name)
     return {**recipe, "seed": recipe.get("seed", 0), **beyond}
-
-
-def _agent(name: str, weight: Any, own: Mapping[str, Any]) -> Any:
-    agent = {"model": name, **({} if weight is None or weight == 1 else {"weight": weight}), **own}
-    return agent if len(agent) > 1 else name
 
 
 def read_more(text: Any, taken: Container[str]) -> dict[str, Any]:
@@ -336,12 +328,9 @@ def _name_of(agent: Any) -> str:
 
 def weight_updates(names: Sequence[str], weights: Mapping[str, float]) -> list[Any]:
     """One number per agent, labelled with it; the others are hidden."""
-    shown = [gr.update(label=_short(name), value=weights.get(name, 1.0), visible=True) for name in names]
+    labels = {name: name if len(name) <= 60 else "…" + name[-59:] for name in names}
+    shown = [gr.update(label=labels[name], value=weights.get(name, 1.0), visible=True) for name in names]
     return [*shown, *(gr.update(value=1.0, visible=False) for _ in range(MAX_AGENTS - len(names)))]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 60 else "…" + name[-59:]
 
 
 def reweight(names: Sequence[str] | None, before: Sequence[str] | None, *weights: Any) -> list[Any]:

@@ -61,11 +61,8 @@ def wire_look(
 
     def looking(tell: Tell) -> Callable[..., Any]:
         def see(visitor: Visitor | None, *values: Any) -> list[Any]:
-            try:
-                wanted = recipe(values)
-                found = service.preview(wanted.to_dict(), visitor, tell)
-            except HubmergeError as error:
-                return _failed(error)
+            wanted = recipe(values)
+            found = service.preview(wanted.to_dict(), visitor, tell)
             other = found.method in registry() and found.method != wanted.method
             words = f"Take {registry()[found.method].title}" if other else ""
             return [preview_panel(found), gr.update(value=words, visible=other), found.method]

@@ -66,12 +66,10 @@ def _name(text: str, endpoint: str) -> str:
 
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
     """A valid recipe of what lies on the Hub. A folder or file would be this server's, and is the command line's."""
-    recipe = recipe_from_dict(content)
-    _refuse_local(recipe)
-    return recipe
+    return _on_the_hub(recipe_from_dict(content))
 
 
-def _refuse_local(recipe: Recipe) -> None:
+def _on_the_hub(recipe: Recipe) -> Recipe:
     folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
     if folders:
         raise RecipeError(
@@ -90,6 +88,7 @@ def _refuse_local(recipe: Recipe) -> None:
             expected="a dataset's id, such as openai/gsm8k",
             got=", ".join(files)[:200],
         )
+    return recipe
 
 
 def checked_sweep(content: Mapping[str, Any]) -> Sweep:
@@ -98,7 +97,7 @@ def checked_sweep(content: Mapping[str, Any]) -> Sweep:
         raise RecipeError("this is no sweep", where="the sweep", expected="a list under `sweep`")
     sweep = sweep_from_dict(content)
     for _, recipe in sweep.variants:
-        _refuse_local(recipe)
+        _on_the_hub(recipe)
     return sweep
 
 

@@ -125,13 +125,16 @@ def wire_sweep(
                 predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
                 seconds[variant.method] = float(predicted)
         total = sum(seconds[variant.method] for _, variant in variants)
+        jobs = service.jobs(visitor) if visitor else []
+        # evaluations have a limit of their own
+        under_way = sum(job.kind != "evaluate" and job.state not in TERMINAL for job in jobs)
         return [
             counted_panel(
                 [name for name, _ in variants],
                 total,
                 signed_in=bool(namespace),
                 limit=jobs_per_user,
-                under_way=_under_way(service, visitor),
+                under_way=under_way,
             ),
             *_buttons(len(variants), bool(namespace)),
         ]
@@ -238,12 +241,6 @@ def _values(name: str, text: str) -> list[Any]:
     return list(dict.fromkeys(values)) if all(isinstance(v, int | float | str | bool) for v in values) else values
 
 
-def _under_way(service: Service, visitor: Visitor | None) -> int:
-    """How many of the jobs that one user may have at once the visitor has; evaluations have a limit of their own."""
-    jobs = service.jobs(visitor) if visitor else []
-    return sum(job.kind != "evaluate" and job.state not in TERMINAL for job in jobs)
-
-
 def counted_panel(
     names: Sequence[str], seconds: float, *, signed_in: bool, limit: int = MAX_VARIANTS, under_way: int = 0
 ) -> Markup:
@@ -253,27 +250,23 @@ def counted_panel(
     """
     if len(names) == 1:
         return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
+    room, limited = max(0, limit - under_way), None
+    if len(names) > room:
+        has = f", and you have {under_way}" if under_way else ""
+        these = f"only {room} of these can" if room else "none of these can"
+        told = f"One user may have {limit} jobs waiting or running{has}: {these} start now, the others later."
+        limited = el("p", told)
     count = f"{len(names)} variants, about {duration_text(max(1, seconds))} one after the other."
     shown = [el("li", _in_words(name)) for name in names[:_NAMED]]
     if len(names) > _NAMED:
         shown.append(el("li", f"and {len(names) - _NAMED} more"))
     return join(
         el("p", el("strong", count), f" At most {MAX_VARIANTS} variants at once."),
-        _limited(len(names), limit, under_way),
+        limited,
         el("ul", *shown),
         el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
         None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),
     )
-
-
-def _limited(count: int, limit: int, under_way: int) -> Markup | None:
-    """What of the variants starts now, where that is not all of them."""
-    room = max(0, limit - under_way)
-    if count <= room:
-        return None
-    has = f", and you have {under_way}" if under_way else ""
-    these = f"only {room} of these can" if room else "none of these can"
-    return el("p", f"One user may have {limit} jobs waiting or running{has}: {these} start now, the others later.")
 
 
 def _in_words(variant: str) -> str:

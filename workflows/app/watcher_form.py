@@ -122,37 +122,31 @@ def rule_of(values: Sequence[Any]) -> dict[str, Any]:
         "suite": (suite or "").strip(),
     }
     stated = {key: value for key, value in rule.items() if value}
-    return _with_more({**stated, "budget": _PER_DAY if budget is None else budget}, more)  # 0 is refused, not left out
+    stated["budget"] = _PER_DAY if budget is None else budget  # 0 is refused, not left out
+    if not str(more or "").strip():
+        return stated
+    try:
+        beyond = load_plain_yaml(str(more))
+    except ValueError as error:
+        raise RuleError("this is not plain YAML", where="More of the rule", got=str(error)) from None
+    if not isinstance(beyond, Mapping):
+        raise RuleError("this is no table", where="More of the rule", expected="keys of a rule with their values")
+    for key, value in beyond.items():
+        known = stated.get(key)
+        stated[key] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return stated
 
 
 def proposed(rule: Mapping[str, Any]) -> dict[str, Any]:
     """The rule with a proposal for each name that is left open."""
-    owner, name = str(rule.get("owner") or "your-name"), str(rule.get("name") or _name_for(str(rule.get("base") or "")))
+    base = str(rule.get("base") or "").rpartition("/")[2].partition("@")[0].lower()
+    short = re.sub(r"[^a-z0-9]+", "-", base).strip("-")
+    owner, name = str(rule.get("owner") or "your-name"), str(rule.get("name") or f"{short[:33]}-watch".lstrip("-"))
     return {"target": f"{owner}/{name}-{{set}}", **rule, "owner": owner, "name": name}
 
 
 def _words(text: Any) -> list[str]:
     return [word for word in re.split(r"[\s,;]+", str(text or "")) if word]
-
-
-def _name_for(base: str) -> str:
-    short = re.sub(r"[^a-z0-9]+", "-", base.rpartition("/")[2].partition("@")[0].lower()).strip("-")
-    return f"{short[:33]}-watch".lstrip("-")
-
-
-def _with_more(rule: dict[str, Any], text: Any) -> dict[str, Any]:
-    if not str(text or "").strip():
-        return rule
-    try:
-        more = load_plain_yaml(str(text))
-    except ValueError as error:
-        raise RuleError("this is not plain YAML", where="More of the rule", got=str(error)) from None
-    if not isinstance(more, Mapping):
-        raise RuleError("this is no table", where="More of the rule", expected="keys of a rule with their values")
-    for key, value in more.items():
-        known = rule.get(key)
-        rule[key] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    return rule
 
 
 def fill(rule: Mapping[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -138,7 +139,9 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     def opening(request: gr.Request, visitor: Visitor | None, kept: str | None) -> list[Any]:
         rule: dict[str, Any] = {}
         if name := request.query_params.get("watcher"):
-            rule = _known(source, str(name), visitor)
+            with suppress(HubmergeError):  # the list says it
+                found = next((v.rule for v in source.watchers(visitor) if v.name == name and v.rule), "{}")
+                rule = dict(load_plain_yaml(found))
         elif query := str(kept or "") or str(request.url.query):
             rule = read_address(query)
         if visitor is not None:
@@ -182,16 +185,6 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     )
 
 
-def _known(source: WatcherSource, name: str, visitor: Visitor | None) -> dict[str, Any]:
-    """The data of a rule that the visitor may see; nothing where there is none."""
-    try:
-        found = next((v.rule for v in source.watchers(visitor) if v.name == name and v.rule), "")
-    except HubmergeError:  # the list says it
-        return {}
-    data = load_plain_yaml(found) if found else {}
-    return data if isinstance(data, dict) else {}
-
-
 _UNTIL_A_RESTART = (
     "This Space keeps no disk: when it restarts, the pause is forgotten and the watcher looks again. "
     "To stop it for good, take its file away."
@@ -224,9 +217,6 @@ _REASONS = {  # of one model or set that was left out; docs/watchers.md lists th
     "E_TARGET_EXISTS": "whose result would have a name that is taken",
     **dict.fromkeys(("E_CORRUPT", "E_FORMAT", "E_HEADER", "E_INDEX"), "with files that cannot be read"),
 }
-_UNKNOWN = "not to be used"
-
-
 _TO_BEGIN = (
     "For example, one merges every fine-tune of a base by two labs, once there are two of them and again with each new "
     "one, and says why it left others out.",
@@ -262,6 +252,14 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         ("Today", f"{view.used_today} of {view.budget} merges"),
         ("Results", "private" if view.private else "public"),
     )
+    # the page's script tells the server which button was pressed, and of which rule
+    shown = (("resume", "Resume"),) if view.paused else (("pause", "Pause"), ("run", "Look now"))
+    buttons = (
+        el("button", label, type="button", data_act=act, data_rule=view.name, aria_label=f"{label}: {view.name}")
+        for act, label in shown
+    )
+    in_full = (*view.facts, ("Target", view.target), ("Evaluated with", view.suite or "nothing"))
+    form = el("p", el("a", "Open it in the form", href=f"watchers?watcher={quote(view.name, safe='')}"))
     return el(
         "article",
         title,
@@ -272,22 +270,10 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         el("p", _UNTIL_A_RESTART) if view.paused and view.forgets else None,
         _merges(view, endpoint),
         _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
-        _acts(view),
-        _in_full(view),
+        el("p", *buttons, cls="hm-acts") if view.own else None,
+        fold("The rule in full", facts_grid(in_full), snippet(view.rule) if view.rule else None, form),
         data_rule=view.name,
     )
-
-
-def _acts(view: WatcherView) -> Markup | None:
-    """The buttons of a rule's owner; the page's script tells the server which was pressed, and of which rule."""
-    if not view.own:
-        return None
-    shown = (("resume", "Resume"),) if view.paused else (("pause", "Pause"), ("run", "Look now"))
-    buttons = (
-        el("button", label, type="button", data_act=act, data_rule=view.name, aria_label=f"{label}: {view.name}")
-        for act, label in shown
-    )
-    return el("p", *buttons, cls="hm-acts")
 
 
 def _merges(view: WatcherView, endpoint: str) -> Markup:
@@ -315,32 +301,22 @@ def _left_out(events: Sequence[WatcherEvent], endpoint: str, title: str) -> Mark
     """The reasons with how many they concern, then each model with its own."""
     if not events:
         return None
-    counted = Counter(_REASONS.get(event.code, _UNKNOWN) for event in events)
+    counted = Counter(_REASONS.get(event.code, "not to be used") for event in events)
     reasons = [el("li", el("b", str(number)), " ", reason) for reason, number in counted.most_common()]
     timed = any(event.time for event in events)
     rows = []
     for event in events:
         why = el("span", coded(event.text), " ", el("code", event.code, cls="hm-code"), cls="hm-cell-text")
-        rows.append((_which(event, endpoint), why, *([when(event.time)] if timed else [])))
+        which = el("span", event.subject)
+        if event.kind == "skipped" and "/" in event.subject:
+            which = repo_link(endpoint, event.subject, event.sha)
+        rows.append((which, why, *([when(event.time)] if timed else [])))
     head = ("Which", "Why", *(["Since"] if timed else []))
     return join(
         el("h3", f"{title}: {len(events)}"),
         el("ul", *reasons, cls="hm-reasons"),
         fold("Each with its reason", table(head, rows)),
     )
-
-
-def _which(event: WatcherEvent, endpoint: str) -> Markup:
-    if event.kind == "skipped" and "/" in event.subject:
-        return repo_link(endpoint, event.subject, event.sha)
-    return el("span", event.subject)
-
-
-def _in_full(view: WatcherView) -> Markup:
-    facts = (*view.facts, ("Target", view.target), ("Evaluated with", view.suite or "nothing"))
-    text = snippet(view.rule) if view.rule else None
-    form = el("p", el("a", "Open it in the form", href=f"watchers?watcher={quote(view.name, safe='')}"))
-    return fold("The rule in full", facts_grid(facts), text, form)
 
 
 def trial_panel(trial: Trial, endpoint: str) -> Markup:

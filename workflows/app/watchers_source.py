@@ -18,7 +18,6 @@ from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.submission import checked_recipe
 from workflows.jobs.jobs import iso
 from workflows.jobs.store import Store
-from workflows.watchers.base import Skip
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rule import MergeSpec, RuleHead
@@ -72,7 +71,7 @@ class WatcherSource:
             target=planned.target if planned else "",
             agents=tuple(planned.recipe["agents"]) if planned else (),
             waiting="" if planned else turn.decision.waiting or "everything that it would merge is merged already",
-            left_out=tuple(map(_left_out, turn.decision.skips)),
+            left_out=tuple(WatcherEvent("skipped", "", s.subject, s.sha, s.code, s.text) for s in turn.decision.skips),
             problem=turn.error.as_dict() if turn.error else None,
             anew=not own,
         )
@@ -118,6 +117,9 @@ class WatcherSource:
         elif state is not None and state.code is not None:
             # an error may name a private repo
             problem = {"code": state.code, "message": state.text if own else "only its owner may see the reason"}
+        next_look = None
+        if self._every_s is not None and self._watchers.polled is not None:
+            next_look = self._watchers.polled + timedelta(seconds=self._every_s)
         kind = registry()[rule.watch]()
         return WatcherView(
             name=rule.name,
@@ -130,7 +132,7 @@ class WatcherSource:
             budget=rule.budget,
             used_today=self._ledger.used(rule.name),
             polled=state.polled if state else None,
-            next_look=None if paused else self._next_look(),
+            next_look=None if paused or next_look is None else iso(next_look),
             paused=paused,
             forgets=self._forgets,
             own=own,
@@ -139,11 +141,6 @@ class WatcherSource:
             problem=problem,
             events=self._events(rule, own),
         )
-
-    def _next_look(self) -> str | None:
-        if self._every_s is None or self._watchers.polled is None:
-            return None
-        return iso(self._watchers.polled + timedelta(seconds=self._every_s))
 
     def _events(self, rule: RuleHead, own: bool) -> tuple[WatcherEvent, ...]:
         events = [
@@ -173,7 +170,3 @@ class WatcherSource:
 
 def _is_own(rule: RuleHead, visitor: Visitor | None) -> bool:
     return visitor is not None and visitor.name == rule.owner
-
-
-def _left_out(skip: Skip) -> WatcherEvent:
-    return WatcherEvent("skipped", "", skip.subject, skip.sha, skip.code, skip.text)
