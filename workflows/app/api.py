@@ -128,10 +128,8 @@ def _read(parameter: inspect.Parameter, value: Any) -> Any:
 
 def misread(error: Exception) -> RecipeError:
     """What gradio says of a call that it cannot read, without the way to its own page."""
-    said, step = (
-        str(error).partition(" Please click")[0],
-        "GET /gradio_api/info lists every endpoint with its arguments.",
-    )
+    said = str(error).partition(" Please click")[0]
+    step = "GET /gradio_api/info lists every endpoint with its arguments."
     return RecipeError("no endpoint, or other arguments than it has", got=said[:200], next_step=step)
 
 
@@ -273,18 +271,14 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         """
         writer = writer_of(service, visitor, "start a sweep")
         checked = checked_sweep(sweep)
-        requests = sweep_requests(checked, target=target, private=private, license=license, visitor=writer)
         jobs: list[JobView] = []
-        for request in requests:
+        for request in sweep_requests(checked, target=target, private=private, license=license, visitor=writer):
             try:
                 jobs.append(service.submit(request, writer))
             except HubmergeError as error:
                 if jobs:
-                    queued, step = ", ".join(job.target for job in jobs), "my_jobs lists them."
-                    more = Problem(
-                        error.code, "the variants before this one have their jobs", got=queued, next_step=step
-                    )
-                    error.problems += (more,)
+                    what, queued = "the variants before this one have their jobs", ", ".join(j.target for j in jobs)
+                    error.problems += (Problem(error.code, what, got=queued, next_step="my_jobs lists them."),)
                 raise
         return jobs
 
@@ -297,9 +291,8 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             base: org/name, org/name@revision, or the address of the model's page on the Hub.
             agent: the model that was trained from it.
         """
-        return _comparison(
-            service.compare(*checked_comparison(base, agent, service.endpoint), signed_in(visitor, "compare models"))
-        )
+        both = checked_comparison(base, agent, service.endpoint)
+        return _comparison(service.compare(*both, signed_in(visitor, "compare models")))
 
     def retry_job(job_id: str, visitor: Visitor | None) -> JobView:
         """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a sign-in or a token.
@@ -309,8 +302,7 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
         Args:
             job_id: as start_merge returned it.
         """
-        writer = writer_of(service, visitor, "try a job again")
-        return service.retry(job_id, writer)
+        return service.retry(job_id, writer_of(service, visitor, "try a job again"))
 
     def request_evaluation(model: str, suite: str = "", *, visitor: Visitor | None) -> EvaluationAnswer:
         """Ask for a public model to be measured. Needs a sign-in or a token.

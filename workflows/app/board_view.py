@@ -17,6 +17,7 @@ from hubmerge.evaluation.suites import SUITES
 from workflows.app.board_chart import chart_table, score_chart
 from workflows.app.board_query import COMPARED, KINDS, ROWS_A_PAGE, SIZES, Asked, BoardQuery, label_of, matching
 from workflows.app.board_table import (
+    ALWAYS,
     NOTHING,
     VIEWS,
     Column,
@@ -67,6 +68,8 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
     if query.page > pages:
         wrong.append(f"There is no page {query.page:,}; the last is {pages:,}.")
     shown = rows[(page - 1) * ROWS_A_PAGE : page * ROWS_A_PAGE]
+    data = ("Data", f"{suite.suite}, version {suite.version}, {suite.split} split.")
+    terms = (join(el("dt", term), el("dd", text)) for term, text in (*_GUIDE, data))
     return join(
         left_out_panel(wrong),
         _views(query),
@@ -76,15 +79,10 @@ def board_view(board: Board, asked: Asked, url: str) -> Markup:
         _pager(query, page, pages),
         _compared(suite, query),
         _chart(suite, query),
-        fold("How to read this", _guide(suite)),
+        fold("How to read this", el("dl", *terms, cls="hm-guide")),
         fold(f"Left out: {len(board.refused)}", refused_panel(board.refused), id="refused") if board.refused else None,
         _exports(suite, query, url),
     )
-
-
-def _guide(suite: SuiteBoard) -> Markup:
-    data = ("Data", f"{suite.suite}, version {suite.version}, {suite.split} split.")
-    return el("dl", *(join(el("dt", term), el("dd", text)) for term, text in (*_GUIDE, data)), cls="hm-guide")
 
 
 def _views(query: BoardQuery) -> Markup:
@@ -114,11 +112,8 @@ def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str
         _select("Skills kept", "skills", query.skills, {str(n): f"{n} or more" for n in range(1, most + 1)}),
     )
     shown = query.cols or default_columns(every, query.view)
-    picks = (
-        el("label", _check("cols", column.key, column.key in shown), column.title)
-        for column in every.values()
-        if column.key not in ("rank", "model")
-    )
+    others = [column for column in every.values() if column.key not in ALWAYS]
+    picks = (el("label", _check("cols", c.key, c.key in shown), c.title) for c in others)
     hidden = [("view", query.view)] if query.view != "scores" else []
     hidden += [(name, value) for name in ("chart", "embed") if (value := getattr(query, name))]
     suites = {s.suite: suite_title(s) for s in board.suites}
@@ -234,10 +229,8 @@ def _pager(query: BoardQuery, page: int, pages: int) -> Markup | None:
     ]
     number = el("input", type="number", name="page", value=str(page), min="1", max=str(pages), inputmode="numeric")
     state = (el("input", type="hidden", name=n, value=v) for n, v in query.pairs() if n != "page")
-    goes = el(
-        "form", *state, el("label", "Page", number, f"of {pages:,}"), el("button", "Go", type="submit"), method="get",
-        action="leaderboard",
-    )  # fmt: skip
+    fields = (*state, el("label", "Page", number, f"of {pages:,}"), el("button", "Go", type="submit"))
+    goes = el("form", *fields, method="get", action="leaderboard")
     return el("nav", *links[:2], goes, *links[2:], cls="hm-pager", aria_label="Pages of the board")
 
 

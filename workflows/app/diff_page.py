@@ -16,20 +16,9 @@ import gradio as gr
 from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
+from hubmerge.output import diff_words as words
 from hubmerge.output.diff import TOP, Diff
 from hubmerge.output.diff_figure import draw
-from hubmerge.output.diff_words import (
-    NOTHING_CHANGED,
-    TOP_TITLES,
-    Table,
-    compared,
-    facts,
-    layer_table,
-    module_table,
-    thresholds,
-    top_table,
-    verdict,
-)
 from hubmerge.plan.plan import Plan
 from workflows.app.format import bytes_text, el, join, repo_link
 from workflows.app.frame import PRIVATE, QUIET, html
@@ -78,16 +67,25 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
     def of_job(job: JobView, visitor: Visitor | None) -> list[Any]:
         done = job.state == "done" and job.result
-        told = diff_panel(Diff.from_json(done)) if done else job_standing(job)
+        if done:
+            told = diff_panel(Diff.from_json(done))
+        elif job.state == "failed":
+            told = problems_panel(job.error or {}, "The comparison failed")
+        elif job.state == "cancelled":
+            told = notice("info", "It was cancelled", el("p", "Compare starts it again."))
+        else:
+            told = join(el("p", badge(job.state)), stage_track(job), progress_panel(job), warnings_panel(job.warnings))
         own = visitor is not None and visitor.name == job.user
         may_cancel = own and job.state in ("queued", "running")
         return [told, job.id, gr.update(visible=may_cancel), gr.update(active=job.state not in TERMINAL)]
 
     def of_comparison(found: Comparison, visitor: Visitor | None) -> list[Any]:
         both = models_panel(found.plan, service.endpoint)
-        if found.job is None:
-            return [both, *_stopped(not_compared(found.plan, signed_in=visitor is not None))[1:]]
-        return [both, *of_job(found.job, visitor)]
+        if found.job is not None:
+            return [both, *of_job(found.job, visitor)]
+        how = "Compare reads both, which takes seconds to minutes." if visitor else "Sign in to have them compared."
+        told = notice("info", "These models fit, but they were not compared yet", el("p", how))
+        return [both, *_stopped(join(told, warnings_panel(found.plan.warnings)))[1:]]
 
     def shut(error: HubmergeError, visitor: Visitor | None, *names: str) -> list[Any]:
         """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
@@ -165,43 +163,28 @@ def models_panel(plan: Plan, endpoint: str) -> Markup:
     return table(("Role", "Model", "Kind", "Stored as", "Size"), cells)
 
 
-def not_compared(plan: Plan, *, signed_in: bool) -> Markup:
-    how = "Compare reads both, which takes seconds to minutes." if signed_in else "Sign in to have them compared."
-    told = notice("info", "These models fit, but they were not compared yet", el("p", how))
-    return join(told, warnings_panel(plan.warnings))
-
-
-def job_standing(job: JobView) -> Markup:
-    """The progress of the comparison, or the reason why there is none."""
-    if job.state == "failed":
-        return problems_panel(job.error or {}, "The comparison failed")
-    if job.state == "cancelled":
-        return notice("info", "It was cancelled", el("p", "Compare starts it again."))
-    return join(el("p", badge(job.state)), stage_track(job), progress_panel(job), warnings_panel(job.warnings))
-
-
 def diff_panel(diff: Diff) -> Markup:
     """The changes of the training: a figure, and tables of numbers."""
-    told = el("p", f"{compared(diff)}.", cls="hm-dim")
+    told = el("p", f"{words.compared(diff)}.", cls="hm-dim")
     if diff.nothing_changed:
-        return join(notice("good", NOTHING_CHANGED), told, warnings_panel(diff.warnings))
+        return join(notice("good", words.NOTHING_CHANGED), told, warnings_panel(diff.warnings))
     source = f"data:image/svg+xml;base64,{b64encode(draw(diff)).decode('ascii')}"
     picture = el("img", src=source, alt="What changed by layer and module type, and how large single changes are")
-    tops = [_section(top_table(diff, by, LISTED), folded=by != TOP[0]) for by in TOP_TITLES]
-    layers = _section(layer_table(diff), folded=True) if diff.layers else None
-    pairs = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs")
+    tops = [_section(words.top_table(diff, by, LISTED), folded=by != TOP[0]) for by in words.TOP_TITLES]
+    layers = _section(words.layer_table(diff), folded=True) if diff.layers else None
+    pairs = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in words.facts(diff)), cls="hm-pairs")
     return join(
-        el("p", el("strong", verdict(diff))),
+        el("p", el("strong", words.verdict(diff))),
         told,
         warnings_panel(diff.warnings),
         el("figure", picture, cls="hm-figure", tabindex="0"),
-        _section(module_table(diff)),
+        _section(words.module_table(diff)),
         layers,
         *tops,
-        fold("The update in numbers", pairs, el("p", thresholds(diff), cls="hm-dim"), cls="hm-section"),
+        fold("The update in numbers", pairs, el("p", words.thresholds(diff), cls="hm-dim"), cls="hm-section"),
     )
 
 
-def _section(content: Table, *, folded: bool = False) -> Markup:
+def _section(content: words.Table, *, folded: bool = False) -> Markup:
     shown = table(content.head, content.rows)
     return fold(content.title, shown, cls="hm-section") if folded else section(content.title, shown)

@@ -69,14 +69,13 @@ class ParameterField:
 
 def fields_of(method: Method) -> tuple[ParameterField, ...]:
     """The parameters of a method, in the order of its model."""
-    return tuple(_field(name, info) for name, info in method.parameters.model_fields.items())
-
-
-def _field(name: str, info: FieldInfo) -> ParameterField:
-    kind, choices = _kind(info.annotation)
-    required = info.is_required()
-    default = None if required else info.get_default(call_default_factory=True, validated_data={})
-    return ParameterField(info.alias or name, kind, info.description or "", default, required, _bounds(info), choices)
+    found = []
+    for name, info in method.parameters.model_fields.items():
+        kind, choices = _kind(info.annotation)
+        required, told = info.is_required(), info.description or ""
+        default = None if required else info.get_default(call_default_factory=True, validated_data={})
+        found.append(ParameterField(info.alias or name, kind, told, default, required, _bounds(info), choices))
+    return tuple(found)
 
 
 def _bounds(info: FieldInfo) -> str:
@@ -105,12 +104,10 @@ def component_of(field: ParameterField) -> Any:
     common = {"label": field.name, "info": field.hint, "interactive": True}
     match field.kind:
         case "number" | "integer":
-            return gr.Number(
-                value=field.default,
-                step=_step(field),
-                min_width=140,
-                **common,
-            )
+            step: float = 1 if field.kind == "integer" else 0.1
+            if field.kind == "number" and field.default:  # one click on its arrows: the default's leading digit
+                step = float(10.0 ** math.floor(math.log10(abs(field.default))))
+            return gr.Number(value=field.default, step=step, min_width=140, **common)
         case "switch":
             return gr.Checkbox(value=bool(field.default), **common)
         case "choice":
@@ -120,13 +117,6 @@ def component_of(field: ParameterField) -> Any:
             return gr.Textbox(value=value, max_length=2000, **common)
 
 
-def _step(field: ParameterField) -> float:
-    """The size of one click on a number's arrows: the default's leading digit."""
-    if field.kind == "integer" or not field.default:
-        return 1 if field.kind == "integer" else 0.1
-    return float(10.0 ** math.floor(math.log10(abs(field.default))))
-
-
 def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> dict[str, Any]:
     """The components' values as a recipe's `parameters`; what is empty, or as usual, is left to the method, where a
     preset decides it."""
@@ -134,9 +124,15 @@ def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> di
     for field, value in zip(fields, values, strict=True):
         if value is None or value == "":
             continue
-        read = _from_yaml(field, value) if field.kind == "yaml" else value
-        if read != field.default:
-            result[field.name] = read
+        if field.kind == "yaml":
+            try:
+                value = load_plain_yaml(str(value))
+            except ValueError:
+                got, wanted = repr(value)[:80], "a number or a list"
+                problem = Problem(RecipeError.code, "not a YAML value", field.name, wanted, got)
+                raise RecipeError("a parameter is not YAML", problems=[problem]) from None
+        if value != field.default:
+            result[field.name] = value
     return result
 
 
@@ -148,14 +144,6 @@ def unusual(method: Method, parameters: Mapping[str, Any]) -> dict[str, Any]:
         filled = method.parse_settings(stated)
         stated |= {key: value for key, value in parameters.items() if filled.get(key, value) != value}
     return stated
-
-
-def _from_yaml(field: ParameterField, text: Any) -> Any:
-    try:
-        return load_plain_yaml(str(text))
-    except ValueError:
-        problem = Problem(RecipeError.code, "not a YAML value", field.name, "a number or a list", repr(text)[:80])
-        raise RecipeError("a parameter is not YAML", problems=[problem]) from None
 
 
 def holds(kind: Kind, value: Any) -> bool:

@@ -24,7 +24,7 @@ from workflows.app import merge_script as script
 from workflows.app.format import el, job_href, join, link
 from workflows.app.forms import turn
 from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, code_box, html
-from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
+from workflows.app.inspection import EMPTY, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import TEXTS, address_of, read_address, text_of
 from workflows.app.merge_form import (
@@ -105,7 +105,21 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             held = error
         found = inspect_form(held, base, tuple(agents), license_choice, service, visitor)
         query = "" if isinstance(held, HubmergeError) else address_of(held, name or "")
-        return [*_told(found, agents, f"?{query}" if query else ""), {"form": form_asked, "refused": found.refused}]
+        advice, choice, offered = found.advice, found.advice.choice, list(found.advice.suggested)
+        return [
+            found.verdict,
+            found.outcome,
+            notice("warn", "Worth a look", el("p", advice.why)) if advice.why else "",
+            gr.update(value=choice.words, visible=True) if choice else gr.update(visible=False),
+            {"base": choice.base, "agents": list(choice.agents)} if choice else None,
+            gr.update(choices=offered, value=[name for name in offered if name in agents]),
+            offered,
+            gr.update(visible=found.license_open),
+            found.suggested_name,
+            f"?{query}" if query else "",
+            gr.update(interactive=found.fits),
+            {"form": form_asked, "refused": found.refused},
+        ]
 
     def not_inspected(error: HubmergeError) -> list[Any]:
         return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 9, None]
@@ -280,24 +294,6 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
     for event in (data.whose.input, weighed.then):
         event(turn, *turned, **last).then(None, form.kept, None, js=script.KEEP, **AT_ONCE)
     return chosen
-
-
-def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
-    advice, choice = found.advice, found.advice.choice
-    offered = list(advice.suggested)
-    return [
-        found.verdict,
-        found.outcome,
-        notice("warn", "Worth a look", el("p", advice.why)) if advice.why else "",
-        gr.update(value=choice.words, visible=True) if choice else gr.update(visible=False),
-        {"base": choice.base, "agents": list(choice.agents)} if choice else None,
-        gr.update(choices=offered, value=[name for name in offered if name in agents]),
-        offered,
-        gr.update(visible=found.license_open),
-        found.suggested_name,
-        address,
-        gr.update(interactive=found.fits),
-    ]
 
 
 def _accepted(choice: Any) -> list[Any]:

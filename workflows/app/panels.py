@@ -129,13 +129,12 @@ def on_the_web(step: str) -> str:
 
 def in_the_form(step: str) -> str:
     """`step` for the merge page's form, which has a field for a line of the recipe."""
-    return _IGNORED.sub(_into_the_field, step)
 
+    def into_the_field(line: re.Match[str]) -> str:
+        verb, names = "write" if line[1] == "put" else "by writing", line[2].replace('"', "")
+        return f"{verb} {names} into Ignore, under Advanced"
 
-def _into_the_field(line: re.Match[str]) -> str:
-    verb = "write" if line[1] == "put" else "by writing"
-    names = line[2].replace('"', "")
-    return f"{verb} {names} into Ignore, under Advanced"
+    return _IGNORED.sub(into_the_field, step)
 
 
 def method_panel(method: Method) -> Markup:
@@ -199,11 +198,13 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
     ]
     cost = cost_of(facts, to_folder=False)
     first = [row for row in (*cost.rows, *fit_of(facts).rows) if row[0] in _FIRST]
+    closed = [m.ref.id for m in plan.models if m.gated or m.private]
+    told = f"Gated or private: {', '.join(closed)}."
     return join(
         facts_grid(first),
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
-        access_panel(plan.models),
+        notice("info", "Private unless you say otherwise", el("p", told)) if closed else None,
         fold(
             "All that the headers say",
             section("Models", table(("Model", "Role", "Weights", "License"), rows)),
@@ -239,14 +240,6 @@ def license_panel(models: Iterable[Model], chosen: str | None = None) -> Markup:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def access_panel(models: Iterable[Model]) -> Markup | None:
-    """The parents that are not open to everyone; the result should not be more open than they are."""
-    closed = [m.ref.id for m in models if m.gated or m.private]
-    if not closed:
-        return None
-    return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
 def known_already(*children: object) -> Markup:

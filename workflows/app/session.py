@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -32,16 +33,10 @@ def visitor_of(profile: Any, token: Any) -> Visitor | None:
     """The signed-in visitor without namespaces, None when anonymous; scopes and end as the Hub told them then."""
     if profile is None or token is None:
         return None
-    scopes = frozenset(str(token.scope or "").split())
-    return Visitor(str(profile.username), str(token.token), scopes=scopes, expires_at=_end(token.expires_at))
-
-
-def _end(seconds: Any) -> datetime | None:
-    """A token's end, where the Hub told it."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
+    end, scopes = None, frozenset(str(token.scope or "").split())
+    with suppress(TypeError, ValueError, OverflowError, OSError):  # where the Hub did not tell it
+        end = datetime.fromtimestamp(token.expires_at, UTC)
+    return Visitor(str(profile.username), str(token.token), scopes=scopes, expires_at=end)
 
 
 def bearer_of(profile: Any, token: Any, request: Any) -> str | None:

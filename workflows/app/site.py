@@ -110,7 +110,13 @@ class Site:
 
     def _with_head(self, html: bytes, page: Page, scope: Scope) -> bytes:
         url = URL(scope=scope).replace(query="")
-        page_title = _title(page, scope)
+        page_title, query = page.title, scope["query_string"].decode("latin-1")
+        if page.path == "model" and is_hub_id(model := parse_qs(query).get("model", [""])[-1]):
+            page_title = f"{model} · {TITLE}"  # whether there is one is not looked up
+        early = None  # lets the browser fetch the board's first rows while gradio's scripts load
+        if page.path == "leaderboard":
+            href = f"./board/page?{query}" if query else "./board/page"
+            early = el("link", rel="preload", href=href, crossorigin="anonymous", **{"as": "fetch"})
         url = url.replace(scheme="https", netloc=self._host) if self._host else url
         marks = (
             el("title", page_title),
@@ -131,28 +137,13 @@ class Site:
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
             el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN)),  # noqa: S704  (a constant)
-            _early(scope) if page.path == "leaderboard" else None,
+            early,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")
         charset = b'<meta charset="utf-8" />'
         head = _FOREIGN.sub(b"", head).replace(charset, charset + str(join(*marks)).encode())
         old, new = (b'"title":' + json.dumps(title, ensure_ascii=False).encode() for title in (TITLE, page_title))
         return head + found + rest.replace(old, new, 1)  # gradio's script sets the title of its settings
-
-
-def _title(page: Page, scope: Scope) -> str:
-    """The page's title, with the name of the model that its address asks for; whether there is one is not looked up."""
-    if page.path != "model":
-        return page.title
-    model = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[-1]
-    return f"{model} · {TITLE}" if is_hub_id(model) else page.title
-
-
-def _early(scope: Scope) -> Markup:
-    """Lets the browser fetch the board's first rows, for which its script asks, while gradio's scripts load."""
-    query = scope["query_string"].decode("latin-1")
-    href = f"./board/page?{query}" if query else "./board/page"
-    return el("link", rel="preload", href=href, crossorigin="anonymous", **{"as": "fetch"})
 
 
 def plain_page(title: str, *children: object, pages: Sequence[Page] = PAGES[:2]) -> str:
