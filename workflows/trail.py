@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -173,8 +173,5 @@ def stage_times(moments: Iterable[tuple[str, str, str]]) -> StageTimes:
             spent[stage].append(seconds)
         for stage, seconds in left.items():
             after[stage].append(seconds)
-    return StageTimes(_medians(spent), _medians(after))
-
-
-def _medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {stage: statistics.median(seconds) for stage, seconds in times.items()}
+    medians = [{stage: statistics.median(seconds) for stage, seconds in times.items()} for times in (spent, after)]
+    return StageTimes(*medians)

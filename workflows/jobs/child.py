@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import cast
 
 from hubmerge.errors import CancelledError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, give_way, limit_resources
@@ -35,7 +34,7 @@ from hubmerge.machine import extras
 from hubmerge.machine.disk_errors import of_disk
 from workflows.jobs.guard import lock_workdir, start_guardian
 from workflows.jobs.process import set_up_logging
-from workflows.jobs.protocol import Failure, JobSpec, Line, Pipeline, Result, encode
+from workflows.jobs.protocol import Failure, JobSpec, Line, Result, encode
 
 DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
 LOCK_WAIT_S = 20.0
@@ -100,7 +99,8 @@ class EventWriter:
 def run_job(spec: JobSpec, pipeline: str, events: EventWriter, scrubber: Scrubber) -> int:
     """Run the pipeline and turn however it ends into a line and an exit code."""
     try:
-        _load(pipeline)(spec, events.send)
+        module, _, function = pipeline.partition(":")
+        getattr(importlib.import_module(module), function)(spec, events.send)
         if not events.has_result:
             raise InternalError("the pipeline ended without a result", where=pipeline)
     except CancelledError:
@@ -153,11 +153,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     cancellation.disarm()
     return code
-
-
-def _load(name: str) -> Pipeline:
-    module, _, function = name.partition(":")
-    return cast(Pipeline, getattr(importlib.import_module(module), function))
 
 
 def _failure_of(error: BaseException) -> Failure:

@@ -38,7 +38,12 @@ class OtherDataError(EvaluationError):
 def run(spec: JobSpec, emit: Emit) -> None:
     """Evaluate what `spec.payload` names (model, sha, suite, split) and record it in the results dataset."""
     hub = spec.hub
-    dataset = _dataset(spec, hub)
+    if spec.results is None:
+        raise EvaluationError(
+            "there is no results dataset to record scores in",
+            next_step="Set HUBMERGE_RESULTS to a dataset that the token may write to.",
+        )
+    dataset = ResultsDataset(hub, spec.results, trust=Trust(frozenset(spec.trusted_keys)))
     observer = StageEmitter(emit)
     payload = spec.payload
     model, sha = str(payload["model"]), str(payload["sha"])
@@ -74,15 +79,6 @@ def run(spec: JobSpec, emit: Emit) -> None:
     emit(Result(values={**values, "scores": dict(result.domains), "cards": list(told)}))
 
 
-def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
-    if spec.results is None:
-        raise EvaluationError(
-            "there is no results dataset to record scores in",
-            next_step="Set HUBMERGE_RESULTS to a dataset that the token may write to.",
-        )
-    return ResultsDataset(hub, spec.results, trust=Trust(frozenset(spec.trusted_keys)))
-
-
 def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:
     """Refuse to record a private model in a public dataset, whose details would show the model's answers."""
     if hub.repo_state(model, sha).private and not dataset.is_private():
@@ -99,7 +95,11 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
     """Update the cards that show this score: the model's own, if it is a merge of ours, and its children's."""
     results = dataset.load().believed
     key = (result.model, result.sha)
-    concerned = {r.model for r in results if r.facts.is_merge and ((r.model, r.sha) == key or key in _parents(r))}
+    concerned = set()
+    for each in results:
+        kin = {(each.model, each.sha), *((parent.id, parent.sha) for parent in each.facts.parents)}
+        if each.facts.is_merge and key in kin:
+            concerned.add(each.model)
     told = []
     for merge in sorted(concerned):
         try:
@@ -109,7 +109,3 @@ def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequen
             # somebody else's repo, or one that is gone: the score stands in the dataset all the same
             log.info("the card of %s stays as it is: %s", merge, error)
     return told
-
-
-def _parents(result: EvaluationResult) -> set[tuple[str, str]]:
-    return {(p.id, p.sha) for p in result.facts.parents}

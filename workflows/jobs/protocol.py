@@ -92,7 +92,6 @@ class Failure(JobError):
 
 Event = StageStarted | Progress | Statistics | Notice | Result
 Emit = Callable[[Event], None]
-Pipeline = Callable[[JobSpec, Emit], None]
 Line = Event | Failure
 
 _LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
@@ -103,11 +102,6 @@ def encode(line: Line) -> str:
     return line.model_dump_json() + "\n"
 
 
-def decode(text: str | bytes) -> Line:
-    """The event that `text` is; a `ValueError` where it is none."""
-    return _LINE.validate_json(text)
-
-
 def decoded(lines: Iterable[bytes]) -> Iterator[Line]:
     """The events among the lines of a child; one that is too long is told of, and what is none is left out."""
     for line in lines:
@@ -115,4 +109,4 @@ def decoded(lines: Iterable[bytes]) -> Iterator[Line]:
             yield Notice(message=f"an event of more than {len(line)} bytes was dropped")
             continue
         with suppress(ValueError):
-            yield decode(line)
+            yield _LINE.validate_json(line)

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from hubmerge.board.trust import Trust, named_keys
 from hubmerge.evaluation.signing import public_key
 from hubmerge.settings import Settings
-from workflows.jobs.tokens import random_secret, secret_lines
+from workflows.jobs.tokens import derived, random_secret, secret_lines
 
 KEY_FILE = "signing.key"
 _INFO = b"hubmerge/results/1"
@@ -35,6 +32,6 @@ def results_keys(settings: Settings) -> ResultsKeys:
     """The keys of the settings, made in the data folder where the settings have no secret."""
     given = secret_lines(settings.signing_key) or secret_lines(settings.secret)
     secrets = given or [random_secret(settings.data_dir / KEY_FILE)]
-    seeds = [HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret) for secret in secrets]
+    seeds = [derived(secret, _INFO) for secret in secrets]
     own = {public_key(seed) for seed in seeds}
     return ResultsKeys(seeds[0], Trust(frozenset(own | named_keys(settings))))

@@ -176,15 +176,11 @@ class Supervision:
                 error = error.model_copy(update={"retryable": True})
             lacked_memory = error.code == MemoryLimitError.code and error.retryable
             return store.fail(job_id, fence, error, out_of_memory=lacked_memory)
-        killed = self._child.killed(code)
-        error = JobError.of(_silent_death(code, killed, f"stage {self._stage}"), retryable=True)
-        return store.fail(job_id, fence, error, out_of_memory=killed is MemoryLimitError)
-
-
-def _silent_death(code: int, killed: type[HubmergeError] | None, where: str) -> HubmergeError:
-    if killed is not None:
-        reason = "most likely for its memory" if killed is MemoryLimitError else "and not for its memory"
-        return killed(f"the job's process was killed, {reason}", where=where)
-    return InternalError(
-        "the job's process died without a message", where=where, got=how_ended(code), next_step="See its child.log."
-    )
+        where, killed = f"stage {self._stage}", self._child.killed(code)
+        death: HubmergeError = InternalError(
+            "the job's process died without a message", where=where, got=how_ended(code), next_step="See its child.log."
+        )
+        if killed is not None:
+            reason = "most likely for its memory" if killed is MemoryLimitError else "and not for its memory"
+            death = killed(f"the job's process was killed, {reason}", where=where)
+        return store.fail(job_id, fence, JobError.of(death, retryable=True), out_of_memory=killed is MemoryLimitError)

@@ -55,7 +55,9 @@ class TokenVault:
     """Seals and opens; holds keys, never tokens."""
 
     def __init__(self, secrets_newest_first: Sequence[bytes]) -> None:
-        self._fernet = MultiFernet([Fernet(_derive(secret)) for secret in secrets_newest_first])
+        self._fernet = MultiFernet(
+            [Fernet(base64.urlsafe_b64encode(derived(secret, _INFO))) for secret in secrets_newest_first]
+        )
 
     @classmethod
     def from_settings(cls, settings: Settings, *, told: bool = False) -> TokenVault:
@@ -113,8 +115,9 @@ def secret_lines(secret: SecretStr | None) -> list[bytes]:
         ) from None
 
 
-def _derive(secret: bytes) -> bytes:
-    return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret))
+def derived(secret: bytes, info: bytes) -> bytes:
+    """The 32 bytes of a key for one purpose."""
+    return HKDF(SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
 def random_secret(path: Path) -> bytes:

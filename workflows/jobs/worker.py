@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from hubmerge.errors import DiskError, HubmergeError, InternalError, LoginError
+from hubmerge.errors import DiskError, HubmergeError, InternalError
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.confinement import adopt_orphans, die_with_parent
 from hubmerge.isolation.scrub import Scrubber
@@ -113,14 +113,11 @@ class Worker:
                 stop.wait(self._timing.idle_s)
 
     def _run(self, job: Job, shutdown: threading.Event) -> Job | None:
+        sealed = self._store.sealed_token(job.id)
         try:
-            sealed = self._store.sealed_token(job.id)
             token = self._vault.open(job.id, sealed, self._store.clock.now()) if sealed else None
-        except LoginError as error:
-            return self._store.fail(job.id, job.fence, JobError.of(error))
-        try:
             keys = results_keys(self._settings) if job.kind == "evaluate" else None
-        except HubmergeError as error:  # the file of a random secret is not whole, or cannot be made
+        except HubmergeError as error:  # a login that is over; a random secret's file is not whole or cannot be made
             return self._store.fail(job.id, job.fence, JobError.of(error))
         spec = JobSpec(
             attempt=job.attempt,

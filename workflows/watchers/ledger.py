@@ -146,7 +146,9 @@ class Ledger:
                 change.connection.execute(
                     row.on_conflict_do_update(index_elements=["rule", "subject", "sha"], set_=told)
                 )
-            self._prune(change.connection, rule)
+            key = (SKIPS.c.subject, SKIPS.c.sha)
+            oldest = select(*key).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), *key).offset(KEPT_SKIPS)
+            change.connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, tuple_(*key).in_(oldest)))
 
     def turn_ended(self, rule: str, code: str | None, text: str | None) -> None:
         self._put(TURNS, {"rule": rule}, {"polled": self._now, "code": code, "text": text})
@@ -223,11 +225,6 @@ class Ledger:
         replaceable = or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"], _given_up(SETS.c.job_id))
         key = ["rule", "set_id"]
         connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values, where=replaceable))
-
-    def _prune(self, connection: Connection, rule: str) -> None:
-        key = (SKIPS.c.subject, SKIPS.c.sha)
-        oldest = select(*key).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), *key).offset(KEPT_SKIPS)
-        connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, tuple_(*key).in_(oldest)))
 
 
 def _models(planned: PlannedMerge) -> list[str]:

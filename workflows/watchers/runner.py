@@ -82,7 +82,7 @@ class Watchers:
     def poll(self) -> list[Turn]:
         """Take a turn of every rule, to find models that no delivery announced."""
         self.polled = datetime.now(UTC)
-        return self._round(())
+        return [self.turn(rule) for rule in self.rules().rules]
 
     def ask(self, rule: str) -> None:
         """Want a turn of one rule at the next tick; asking again before it is the same."""
@@ -101,7 +101,8 @@ class Watchers:
         if not deliveries:
             return []
         try:
-            turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+            hinted = tuple(dict.fromkeys(delivery.repo for delivery in deliveries))
+            turns = [self.turn(rule, hinted) for rule in self.rules().rules]
         except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S
             raise
@@ -111,9 +112,6 @@ class Watchers:
         else:
             self._inbox.settle(deliveries)
         return turns
-
-    def _round(self, hinted: tuple[str, ...]) -> list[Turn]:
-        return [self.turn(rule, hinted) for rule in self.rules().rules]
 
     def turn(self, rule: RuleHead, hinted: tuple[str, ...] = (), *, dry_run: bool = False) -> Turn:
         """Take one rule's turn; its errors are part of the result, so that they stop no other rule."""

@@ -15,7 +15,7 @@ from job_helpers import HERE, is_alive, job_spec
 from processes import ROOT, until
 from pydantic import SecretStr
 
-from workflows.jobs.protocol import JobSpec, Statistics, decode, encode
+from workflows.jobs.protocol import JobSpec, Statistics, decoded, encode
 
 TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
 
@@ -90,7 +90,7 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
 
 def test_what_json_has_no_number_for_becomes_null() -> None:
     line = Statistics(values={"a": float("nan"), "b": [float("inf")]})
-    assert decode(encode(line)) == Statistics(values={"a": None, "b": [None]})
+    assert list(decoded([encode(line).encode()])) == [Statistics(values={"a": None, "b": [None]})]
 
 
 def test_a_spec_shows_its_token_and_its_key_on_the_wire_only(tmp_path: Path) -> None:
