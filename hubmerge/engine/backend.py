@@ -24,7 +24,7 @@ import numpy as np
 
 from hubmerge.engine import definition
 from hubmerge.engine.definition import ChunkInputs, Rule
-from hubmerge.engine.device import COUNTING, DeviceTask, Engine, open_engine
+from hubmerge.engine.device import COUNTING, Engine, open_engine
 from hubmerge.engine.memory import Shares, device_shares, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
@@ -119,8 +119,8 @@ def opened(
         trials = [trial for plan in plans for trial in _trials(plan)] if merging else [(COUNTING, "BF16")]
     whole = [whole_bytes(plan, t) for plan in plans for t in plan.tensors() if merging and is_whole(plan, t)]
     # with a quarter on top for the allocator's rounding
-    task = DeviceTask(len(plans[0].agents), trials, max(whole, default=0) * 5 // 4)
-    engine, refused = open_engine(options, task, cpu, observer.warning)
+    largest = max(whole, default=0) * 5 // 4
+    engine, refused = open_engine(options, len(plans[0].agents), trials, largest, cpu, observer.warning)
     try:
         yield Backend(plans, options, cpu, shares_of(plans, options), engine, bool(trials), refused)
     finally:

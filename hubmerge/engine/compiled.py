@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_char_p, c_int64, c_void_p
@@ -22,8 +21,6 @@ from typing import Any
 
 from hubmerge.engine.build import MACHINES, SOURCE, build, digest, find_compiler
 from hubmerge.settings import user_cache
-
-_loading = threading.Lock()
 
 
 class Library:
@@ -58,14 +55,9 @@ def library() -> Library:
     return found
 
 
+@cache
 def loaded() -> Library | str:
     """The library, built if it is not there; or why this machine has none and cannot build one."""
-    with _loading:
-        return _library()
-
-
-@cache
-def _library() -> Library | str:
     for path in _places():
         with suppress(OSError, AttributeError):
             return Library(path)

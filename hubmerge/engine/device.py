@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +56,6 @@ def _first(inputs: Any, per_agent: Any, constants: Any) -> Any:
 COUNTING = Rule(_first, (), (), (), 1e-5, "nearest", both_roundings=False)  # of a probe, which merges nothing
 
 
-class DeviceTask(NamedTuple):
-    """What a device would do."""
-
-    agents: int
-    trials: Sequence[tuple[Rule, str]]  # rules of chunks, each with the output's dtype; empty: it gets no chunks
-    whole: int  # bytes that the largest tensor takes whose matrices it would multiply; 0: none
-
-
 def require_cuda() -> None:
     """MissingExtraError or DeviceError without a CUDA device: who asks for one by its name wants no other."""
     require("gpu", "a CUDA device")
@@ -81,29 +73,38 @@ def require_cuda() -> None:
 
 
 def open_engine(
-    options: StreamOptions, task: DeviceTask, host: ModuleType, warn: Warn
+    options: StreamOptions, agents: int, trials: Sequence[tuple[Rule, str]], whole: int, host: ModuleType, warn: Warn
 ) -> tuple[Engine | None, dict[str, Any]]:
     """The options' device, once it has passed its trials; `host` is the module that does the same on the CPU.
 
-    Without one the CPU works; the facts beside say why a device that is there is not used.
+    `trials`: rules of chunks, each with the output's dtype; empty: it gets no chunks. `whole`: the bytes that the
+    largest tensor takes whose matrices it would multiply; 0: none.
+    Without a device the CPU works; the facts beside say why one that is there is not used.
     """
-    if options.device == "cpu" or not (task.trials or task.whole):
+    if options.device == "cpu" or not (trials or whole):
         return None, {}
     if options.device == "auto" and not (options.bursts or resources.device_there()):
         return None, {}
     engine = None
     try:
-        if task.trials:
-            device_shares(task.agents, options)  # MemoryLimitError
-        _check_room(options, task)
+        if trials:
+            device_shares(agents, options)  # MemoryLimitError
+        if options.device_memory_bytes and whole > options.device_memory_bytes:
+            needed, there = shown_bytes(whole, options.device_memory_bytes)
+            raise MemoryLimitError(
+                "the largest tensor does not fit the device's memory",
+                expected=needed,
+                got=there,
+                next_step="Leave --device-memory out.",
+            )
         place = _place(options.ranks.local_rank)
         if place is None:
             warn("torch finds no CUDA device here; the CPU goes on")
             return None, {}
-        engine = Engine(place, host, memory_bytes=options.device_memory_bytes or (0 if task.whole else DEVICE_BYTES))
-        for rule, dtype in task.trials:
-            engine.prove(rule, task.agents, dtype)
-        if task.whole:
+        engine = Engine(place, host, memory_bytes=options.device_memory_bytes or (0 if whole else DEVICE_BYTES))
+        for rule, dtype in trials:
+            engine.prove(rule, agents, dtype)
+        if whole:
             engine.prove_products()
     except Exception as error:  # noqa: BLE001 (torch's have no common type, and the CPU gives the same)
         if engine is not None:
@@ -112,17 +113,6 @@ def open_engine(
         warn(f"the CUDA device cannot be used, the CPU goes on: {why}")
         return None, {"device_failed": why}
     return engine, {}
-
-
-def _check_room(options: StreamOptions, task: DeviceTask) -> None:
-    if options.device_memory_bytes and task.whole > options.device_memory_bytes:
-        needed, there = shown_bytes(task.whole, options.device_memory_bytes)
-        raise MemoryLimitError(
-            "the largest tensor does not fit the device's memory",
-            expected=needed,
-            got=there,
-            next_step="Leave --device-memory out.",
-        )
 
 
 def _place(local_rank: int) -> torch.device | None:

@@ -60,7 +60,12 @@ def preview(plan: Plan, hub: Hub, tell: Tell = untold) -> Preview:
     Raises NonFiniteError, what reading from the Hub raises, and MemoryLimitError past MAX_READ_BYTES.
     """
     tensors = sampled(plan)
-    chunks = [_middle(t, _elements_each(tensors)) for t in tensors]
+    bytes_each = sum(DTYPE_BYTES[i.entry.dtype] for t in tensors for i in t.inputs)
+    elements = max(1, PREVIEW_BYTES // max(1, bytes_each) // BLOCK) * BLOCK  # of each tensor, in its middle
+    chunks = []
+    for t in tensors:
+        start = max(0, (t.elements - elements) // 2) // BLOCK * BLOCK
+        chunks.append(Chunk(t, start, min(elements, t.elements - start)))
     wanted = sum(c.count * DTYPE_BYTES[i.entry.dtype] for c in chunks for i in c.tensor.inputs)
     store, epsilon = _Ranges(hub, lambda done: tell(min(done, wanted), wanted)), epsilon_of(plan)
     with TensorReader(plan.models, store) as reader, ThreadPoolExecutor(_THREADS) as pool:
@@ -98,17 +103,6 @@ def _spread(values: Sequence[Any], count: int) -> list[Any]:
     if len(values) <= count:
         return list(values)
     return [values[(2 * k + 1) * len(values) // (2 * count)] for k in range(count)]
-
-
-def _elements_each(tensors: Sequence[PlannedTensor]) -> int:
-    """How many elements of each tensor are looked at: whole blocks, one at least."""
-    bytes_each = sum(DTYPE_BYTES[i.entry.dtype] for t in tensors for i in t.inputs)
-    return max(1, PREVIEW_BYTES // max(1, bytes_each) // BLOCK) * BLOCK
-
-
-def _middle(tensor: PlannedTensor, elements: int) -> Chunk:
-    start = max(0, (tensor.elements - elements) // 2) // BLOCK * BLOCK
-    return Chunk(tensor, start, min(elements, tensor.elements - start))
 
 
 class _Ranges(ShardStore):

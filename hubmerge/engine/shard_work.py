@@ -14,7 +14,7 @@ No bit of the result depends on the groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +56,6 @@ class Output:
     folder: Path
     sensitivities: tuple[Sensitivities, ...]
     thresholds: Thresholds  # over the whole model
-
-
-class Known(NamedTuple):
-    """What was counted of a tensor before it is merged."""
-
-    thresholds: tuple[tuple[float, ...], ...]  # per output and agent
-    overlaps: Overlaps | None
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ class Result(NamedTuple):
 
 @dataclass
 class Counting:
-    """What was counted of a tensor so far."""
+    """What was counted of a tensor before it is merged, so far."""
 
     selections: list[Selection | None]  # per output
     with_overlaps: bool
@@ -166,10 +159,6 @@ class Counting:
                 if result.step.chunk.ends:
                     selection.end_pass()
 
-    def known(self) -> Known:
-        thresholds = tuple((s is not None and s.values) or () for s in self.selections)
-        return Known(thresholds, None if self.overlaps is None else Overlaps(self.overlaps))
-
 
 class ShardWork:
     """The steps of one shard, for any thread, and what was counted so far, for the thread that takes their results."""
@@ -182,10 +171,11 @@ class ShardWork:
         self._sensitivities = next((o.sensitivities for o in task.outputs if o.sensitivities), ())
         self._counted_now = self._in_flight = 0  # steps whose results have not been taken: to be counted, and all
         self._whole_at_once = 1 if backend.engine is None else 2  # a device multiplies while the next one is read
-        self._known: dict[str, Known] = {}
 
-    def counting_steps(self, tensors: Sequence[PlannedTensor]) -> Iterator[Step | None]:
-        """Count what outputs must know of these tensors; None waits for a result. All is known when it ends."""
+    def counting_steps(
+        self, tensors: Sequence[PlannedTensor]
+    ) -> Generator[Step | None, None, list[tuple[PlannedTensor, Counting]]]:
+        """Count what outputs must know of these tensors; None waits for a result. All is counted when it ends."""
         counted = [
             (tensor, Counting([work.selection(tensor) for work in self._works], self._task.with_overlaps))
             for tensor in tensors
@@ -204,18 +194,19 @@ class ShardWork:
                 yield None
             for _, counting in counted:
                 counting.with_overlaps = False
-        self._known |= {tensor.name: counting.known() for tensor, counting in counted}
+        return counted
 
     def steps(self) -> Iterator[Step | None]:
         """Count and merge every tensor of the shard."""
         for group in self._task.groups():
-            yield from self.counting_steps(group)
+            counted = {tensor.name: counting for tensor, counting in (yield from self.counting_steps(group))}
             for tensor in (t for t in group if t.elements):
-                known = self._known.get(tensor.name) or Known(((),) * len(self._works), None)
-                rules = [
-                    work.rule(tensor, output.thresholds.get(tensor.name) or own, known.overlaps)
-                    for work, output, own in zip(self._works, self._task.outputs, known.thresholds, strict=True)
-                ]
+                counting = counted.get(tensor.name) or Counting([None] * len(self._works), with_overlaps=False)
+                overlaps = None if counting.overlaps is None else Overlaps(counting.overlaps)
+                rules = []
+                for work, output, own in zip(self._works, self._task.outputs, counting.selections, strict=True):
+                    thresholds = output.thresholds.get(tensor.name) or (own and own.values) or ()
+                    rules.append(work.rule(tensor, thresholds, overlaps))
                 whole = self._task.is_whole(tensor)
                 while whole and self._in_flight >= self._whole_at_once:  # it is large, and may take all threads
                     yield None

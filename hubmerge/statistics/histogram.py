@@ -135,10 +135,6 @@ def _none() -> Int64:
     return np.zeros(0, dtype=np.int64)
 
 
-def empty_histogram() -> Histogram:
-    return Histogram(_none(), _none(), _none())
-
-
 @dataclass(frozen=True, eq=False)
 class AgentMagnitudes:
     """|δ| of one agent over some elements; what is estimated is None where no element is non-zero."""

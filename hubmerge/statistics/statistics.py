@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.statistics.histogram import AgentMagnitudes, Histogram, empty_histogram
+from hubmerge.statistics.histogram import AgentMagnitudes, Histogram
 from hubmerge.statistics.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
@@ -229,7 +229,7 @@ def zero_tally(agents: int) -> Tally:
         np.zeros((k, k)),
         np.zeros(k),
         np.zeros((3, k)),
-        empty_histogram(),
+        Histogram.sum_of(()),
     )
 
 

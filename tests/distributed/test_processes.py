@@ -15,7 +15,6 @@ from process_helpers import ROOT, Launcher
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
-METHODS = ("ram_plus", "ties", "ram", "wudi")
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--rdzv-backend", "c10d",
                  "--rdzv-endpoint", "127.0.0.1:0"],
@@ -29,7 +28,7 @@ LAUNCHERS = {
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     write_family(folder)
-    for method in METHODS:
+    for method in ("ram_plus", "ram", "wudi"):
         agents = ", ".join(str(folder / f"agent{k}") for k in range(3))
         text = f"base: {folder / 'base'}\nagents: [{agents}]\nmethod: {method}\n"
         (folder / f"{method}.yaml").write_text(text, encoding="utf-8")
@@ -49,26 +48,6 @@ def content(folder: Path) -> dict[str, Any]:
     files["manifest"] = {k: v for k, v in manifest.items() if k not in VOLATILE}
     del files["README.md"]  # it tells the hardware and the seconds
     return files
-
-
-@pytest.fixture(scope="module")
-def alone(start: Launcher, family: Path) -> dict[str, dict[str, Any]]:
-    """What one process gives, by method."""
-    runs = [argv(family, method, family / "alone" / method) for method in METHODS]
-    [(code, error)] = start(1, runs)
-    assert code == 0, error
-    found = {method: content(family / "alone" / method) for method in METHODS}
-    assert all(sum(name.endswith(".safetensors") for name in files) >= 3 for files in found.values())
-    return found
-
-
-def test_two_processes_give_the_bytes_and_statistics_of_one(
-    start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
-) -> None:
-    finished = start(2, [argv(family, method, tmp_path / method) for method in METHODS])
-    assert [code for code, _ in finished] == [0, 0], finished
-    for method in METHODS:
-        assert content(tmp_path / method) == alone[method], method
 
 
 def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path, tmp_path: Path) -> None:
@@ -100,9 +79,11 @@ def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, famil
 
 
 def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
-    start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
+    start: Launcher, family: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
+    [(code, error)] = start(1, [argv(family, "ram_plus", tmp_path / "alone")])
+    assert code == 0, error
     first = start(2, [argv(family, "ram_plus", out)], {"rank": 1, "kind": "die at shard", "times": 1})
     assert first[1][0] == -9
     assert first[0][0] == 1
@@ -113,7 +94,7 @@ def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
     assert len(kept) >= 2, "of both processes"
     finished = start(2, [argv(family, "ram_plus", out)])
     assert [code for code, _ in finished] == [0, 0], finished
-    assert content(out) == alone["ram_plus"]
+    assert content(out) == content(tmp_path / "alone")
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept  # not merged again
 
 

@@ -38,6 +38,7 @@ from hubmerge.settings import load_settings
         ),
         ("dare_ties", {"density": 0.4, "p": 0.3}),
         ("ram_quantile", {}),
+        ("wudi", {"steps": 3}),
     ],
     ids=str,
 )

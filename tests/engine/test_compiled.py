@@ -28,7 +28,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 
 
 def forget() -> None:
-    for known in (compiled._library, fast.unavailable, fast._kernels):
+    for known in (compiled.loaded, fast.unavailable, fast._kernels):
         known.cache_clear()
 
 
@@ -51,7 +51,7 @@ def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkey
     assert not compiled.is_built()
     assert fast.unavailable() is None
     assert compiled.is_built()
-    compiled._library.cache_clear()
+    compiled.loaded.cache_clear()
     monkeypatch.setattr(compiled, "build", lambda *_: pytest.fail("built again"))
     assert isinstance(compiled.library(), Library)
 

@@ -23,7 +23,7 @@ from hubmerge.cli import main as cli
 from hubmerge.cli.options import stream_options
 from hubmerge.engine import definition, device, lanes, shard_work, stream, threads
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device import DeviceTask, open_engine
+from hubmerge.engine.device import open_engine
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.memory import DEVICE_LANES, HOST_THREADS, device_bytes, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
@@ -197,13 +197,13 @@ def test_the_page_says_how_large_a_chunk_is() -> None:
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
-    task = DeviceTask(3, [(device.COUNTING, "BF16")], 0)
+    opening: Any = partial(open_engine, agents=3, trials=[(device.COUNTING, "BF16")], whole=0, host=definition)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(resources, "device_there", lambda: False)
     for name in ("cpu", "auto"):
-        assert open_engine(StreamOptions(device=name), task, definition, messages.append) == (None, {})  # type: ignore[arg-type]
+        assert opening(StreamOptions(device=name), warn=messages.append) == (None, {})
     assert messages == []
-    assert open_engine(StreamOptions(device="cuda"), task, definition, messages.append) == (None, {})
+    assert opening(StreamOptions(device="cuda"), warn=messages.append) == (None, {})
     assert "no CUDA device" in messages[0]
     assert not device_there(tmp_path)
     (tmp_path / "nvidia0").touch()

@@ -13,7 +13,7 @@ import torch
 from device_helpers import CPU, DEVICES, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fast import chunk_of, rule_of
+from test_fast import BY_DTYPE, BY_METHOD, chunk_of, rule_of
 from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.engine import definition
@@ -37,12 +37,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     opened.close()
 
 
-@pytest.mark.parametrize("method", list(registry()))
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize(
-    ("stored", "output"),
-    [("BF16", "BF16"), ("F32", "F32"), ("F16", "F16"), ("mixed", "F16"), ("mixed", "BF16"), ("BF16", "F32")],
-)
+@pytest.mark.parametrize(("method", "stored", "output"), BY_METHOD + BY_DTYPE)
 def test_every_method_gives_the_bits_of_the_definition(
     engine: Engine, method: str, rounding: str, stored: str, output: str
 ) -> None:

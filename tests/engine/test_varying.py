@@ -195,12 +195,6 @@ NAMES = {
         "encoder.layer.3.output.w",
         "pooler.dense.weight",
     ],
-    "gpt_neox": [
-        "gpt_neox.embed_in.weight",
-        "gpt_neox.layers.0.mlp.dense_h_to_4h.weight",
-        "gpt_neox.layers.3.attention.dense.weight",
-        "embed_out.weight",
-    ],
     "t5": ["shared.weight", "encoder.block.0.layer.1.wi", "encoder.block.3.layer.0.wo", "decoder_norm.weight"],
 }
 

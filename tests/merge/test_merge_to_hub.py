@@ -27,7 +27,9 @@ SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"
 HEADERS = 1  # the first read of a shard is that of its header
 
 
-def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(line: Line) -> None:
+def test_a_merge_to_the_hub_has_the_bytes_of_one_to_a_folder_in_one_commit_and_tells_what_it_fetched(
+    line: Line,
+) -> None:
     done = line.to_hub(extra={"pick.md": b"chosen"})
     published = line.published()
     assert published.pop("pick.md")
@@ -37,6 +39,13 @@ def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(l
     assert not [*line.folder.rglob("*.safetensors")]
     assert line.watcher.stages == ["fetch", "merge", "card", "publish"]
     assert threads_left() == []
+    environment = line.report()["environment"]
+    assert "resumed" not in environment
+    fetch = environment["fetch"]
+    assert fetch["bytes"] == line.prepare().plan.download_bytes
+    assert fetch["shards"] == 3 * len(SHARDS)
+    assert fetch["hits"] == 3 * len(SHARDS), "the second pass of RAM+ finds everything"
+    assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 
 def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(line: Line) -> None:
@@ -72,18 +81,6 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
     assert environment["fetch"]["high_water_bytes"] <= 1_000_000 + OUT_SHARD_BYTES
     assert environment["disk_high_water_bytes"] <= line.disk_budget + SMALL_FILES
     assert environment["fetch"]["bytes"] >= 3 * 1_000_000
-
-
-def test_the_report_says_what_was_fetched(line: Line) -> None:
-    line.to_hub()
-    environment = line.report()["environment"]
-    assert "resumed" not in environment
-    fetch = environment["fetch"]
-    weights = line.prepare().plan.download_bytes
-    assert fetch["bytes"] == weights
-    assert fetch["shards"] == 3 * len(SHARDS)
-    assert fetch["hits"] == 3 * len(SHARDS), "the second pass of RAM+ finds everything"
-    assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7])

@@ -116,16 +116,14 @@ def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_publishe
 
 @room
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
-@pytest.mark.parametrize("change", ["commit", "squash"])
 def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
-    line: Line, own: Path, stage: str, change: str, inputs: int
+    line: Line, own: Path, stage: str, inputs: int
 ) -> None:
     agent = line.recipe["agents"][0]
 
     def move() -> None:
         line.api.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
-        if change == "squash":
-            line.api.super_squash_history(agent)
+        line.api.super_squash_history(agent)
 
     line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     line.watcher.at[stage] = move
