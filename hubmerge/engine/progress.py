@@ -44,29 +44,21 @@ class Observer(Protocol):
         """A stage begins: resolve, calibration (its data), verify (what is there already), fetch, compile, merge,
         card, publish, commit.
         """
+        return
 
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        return
 
     def statistics(self, values: Mapping[str, Any]) -> None:
         """The statistics counted so far, as `summarize` gives them."""
-
-    def warning(self, message: str) -> None: ...
-
-
-class Unobserved:
-    """An observer that looks away."""
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        pass
-
-    def statistics(self, values: Mapping[str, Any]) -> None:
-        pass
+        return
 
     def warning(self, message: str) -> None:
-        pass
+        return
+
+
+class Unobserved(Observer):
+    """An observer that looks away."""
 
 
 class OfRank(Unobserved):

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -88,20 +88,14 @@ def sound(files: Sequence[tuple[Path, FinishedShard]], tell: Callable[[int, int]
 
     def check(number: int) -> bool:
         path, shard = files[number]
-        found = has_size(path, shard) and digest_of(path, number) == shard.sha256
-        done[number] = shard.size
-        return found
-
-    def digest_of(path: Path, number: int) -> str:
         digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
-        try:
-            with open(path, "rb", buffering=0) as file:
+        if has_size(path, shard):
+            with suppress(OSError), open(path, "rb", buffering=0) as file:  # what cannot be read has another digest
                 while (count := file.readinto(block)) and not broken_off.is_set():
                     digest.update(block[:count])
                     done[number] += count
-        except OSError:
-            return ""
-        return digest.hexdigest()
+        done[number] = shard.size
+        return digest.hexdigest() == shard.sha256
 
     tell(0, total)
     with ThreadPoolExecutor(min(HASHING_THREADS, cores(), len(files))) as pool:

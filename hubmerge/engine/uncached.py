@@ -45,10 +45,13 @@ class UncachedFile:
         self._gathered = np.frombuffer(self._memory, np.uint8)
         self._held = 0
         try:
-            _reserve(self._file, size)
-        except OSError:
-            self.close()
-            raise
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(self._file, 0, size)
+        except OSError as error:
+            # what other errors say is that this file system cannot reserve; it can be written
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                self.close()
+                raise
         self._direct = self._switch(_DIRECT)
 
     def append(self, view: memoryview) -> None:
@@ -78,7 +81,7 @@ class UncachedFile:
     def flush(self) -> None:
         """Write what is still gathered; nothing is appended afterwards."""
         self._write_held(self._held // BLOCK_BYTES * BLOCK_BYTES)
-        self._cached()
+        self._direct = self._switch(0)
         self._write_held(self._held)
 
     def fileno(self) -> int:
@@ -104,11 +107,7 @@ class UncachedFile:
             except OSError as error:
                 if not self._direct or error.errno not in _REFUSALS:
                     raise
-                self._cached()  # also after a write that ended within a block
-
-    def _cached(self) -> None:
-        if self._direct:
-            self._direct = self._switch(0)
+                self._direct = self._switch(0)  # also after a write that ended within a block
 
     def _switch(self, direct: int) -> bool:
         """Write directly from now on, or not; returns whether the file does."""
@@ -118,13 +117,3 @@ class UncachedFile:
         except OSError:
             return False
         return bool(direct)
-
-
-def _reserve(file: int, size: int) -> None:
-    if not hasattr(os, "posix_fallocate"):  # macOS
-        return
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # what other errors say is that this file system cannot reserve; it can be written
