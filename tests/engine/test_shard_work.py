@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import tensor, write_model
-from safetensors.numpy import load_file
 from stream_helpers import (
     NOWHERE,
     StopAfter,
@@ -29,12 +28,12 @@ from stream_helpers import (
 )
 from test_sweep import assert_each_is_as_alone, run_variants
 
-from hubmerge.engine import backend, parallel_shards, shard_work
+from hubmerge.engine import parallel_shards, shard_work
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.shard_work import Output, ShardTask
-from hubmerge.engine.stream import find_thresholds, merge, probe
+from hubmerge.engine.stream import merge, probe
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
 
@@ -193,31 +192,15 @@ def test_inputs_are_read_as_often_as_they_must_be_and_the_store_knows(
     tmp_path: Path, method: str, parameters: dict[str, Any], step: float, readings: int
 ) -> None:
     plan = ranking_plan(tmp_path, step, method, **parameters)
-    store, out = Noting(tmp_path / "cache"), tmp_path / "out"
+    store, out, watching = Noting(tmp_path / "cache"), tmp_path / "out", Watching()
     with TensorReader(plan.models, store) as reader:
-        merge(plan, reader, Journal.open(out, plan), out, StreamOptions(4096, 2), Unobserved())
+        merge(plan, reader, Journal.open(out, plan), out, StreamOptions(4096, 2), watching)
+    selecting = [told for told in watching.told if told[0] == "select"]
+    assert selecting == sorted(selecting)
+    assert selecting[-1:] == [("select", 4 * COUNT, 4 * COUNT)] * (parameters == {"trim_scope": "model"})
     assert store.bytes == readings * len(NAMES) * COUNT * 4 * 3
     store.assert_all_was_announced()
     assert plan.passes >= readings
-
-
-@pytest.mark.parametrize(("step", "passes"), [(SHORT, 1), (LONG, 2)])
-def test_thresholds_over_the_model_are_those_that_sorting_finds(tmp_path: Path, step: float, passes: int) -> None:
-    plan = ranking_plan(tmp_path, step, "ties", density=0.3)
-    store, watching = Noting(tmp_path / "cache"), Watching()
-    with (
-        TensorReader(plan.models, store) as reader,
-        backend.opened([plan], StreamOptions(4096, 2), watching) as opened,
-    ):
-        found = find_thresholds(plan, reader, opened, watching)
-    for k in range(2):
-        values = load_file(tmp_path / f"agent{k}" / "model.safetensors")
-        ranked = np.sort(np.abs(np.concatenate([values[name] for name in NAMES]).astype(np.float32)))[::-1]
-        assert {found[name][k] for name in NAMES} == {float(ranked[int(0.3 * len(ranked)) - 1])}
-    assert store.expected == [list(NAMES)] * passes
-    store.assert_all_was_announced()
-    assert watching.told[-1] == ("select", 4 * COUNT, 4 * COUNT)
-    assert watching.told == sorted(watching.told)
 
 
 def test_a_group_takes_so_many_bytes_of_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -134,17 +133,6 @@ def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) 
     assert_merged(tmp_path, values, agents, method="task_arithmetic", dtype="float32")
 
 
-def test_weights_stored_the_other_way_round_are_adapted_so(tmp_path: Path, base: Any) -> None:
-    write_plain(tmp_path / "base", base)
-    values, agents = values_of(base), []
-    for k in range(2):
-        (a, b), (a2, b2) = lora((200, 260), seed=k, transposed=True), lora((64, 64), seed=9 + k, transposed=True)
-        write_adapter(tmp_path / f"agent{k}", {**pair(Q, a, b), **pair(OUT, a2, b2)}, fan_in_fan_out=True)
-        factors = {Q + ".weight": (a, b), OUT + ".weight": (a2, b2)}
-        agents.append(values | {n: adapted(values[n], *ab, 2.0, transposed=True) for n, ab in factors.items()})
-    assert_merged(tmp_path, values, agents)
-
-
 @pytest.mark.parametrize("prefix", ["base_model.model.", "language_model.", "module.", "_orig_mod."])
 def test_prefixed_agents_merge_like_plain_ones(tmp_path: Path, base: Any, prefix: str) -> None:
     agents = [sparse_agent(base, 0.3, s) for s in (1, 2)]
@@ -154,28 +142,3 @@ def test_prefixed_agents_merge_like_plain_ones(tmp_path: Path, base: Any, prefix
     plan = assert_merged(tmp_path, values_of(base), [values_of(a) for a in agents])
     assert any(repr(prefix) in w and "taken off" in w for w in plan.warnings)
     assert ml_dtypes.bfloat16 == tensors_of(tmp_path / "out-4096", plan)["lm_head.weight"].dtype
-
-
-@pytest.mark.parametrize("method", ["linear", "ram_plus", "ties", "dare_linear"])
-def test_added_rows_are_kept_bit_for_bit_by_every_kind_of_method(tmp_path: Path, base: Any, method: str) -> None:
-    sizes = {**SIZES, "model.embed_tokens.weight": (400, 16), "lm_head.weight": (400, 16)}
-    base = random_base(3, "BF16", sizes)
-    agents = [sparse_agent(base, 0.3, s) for s in (1, 2)]
-    rng = np.random.default_rng(0)
-    tables = ("model.embed_tokens.weight", "lm_head.weight")
-    added = {n: tensor(rng.normal(0, 1, (7, 16)), "BF16") for n in tables}
-    donor = dict(agents[1])
-    for n in tables:
-        donor[n] = tensor(np.concatenate([f32(agents[1][n]), f32(added[n])]), "BF16")
-    tokens = {f"t{i}": i for i in range(407)}
-    for name, tensors, count in (("base", base, 400), ("agent0", agents[0], 400), ("agent1", donor, 407)):
-        vocab = {t: i for t, i in tokens.items() if i < count}
-        write_plain(tmp_path / name, tensors, vocab_size=count)
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    values = [values_of(t) for t in (base, agents[0], donor)]
-    for own in values[:2]:
-        for n in tables:
-            own[n] = np.concatenate([own[n], f32(added[n])])
-    plan = assert_merged(tmp_path, values[0], values[1:], method=method)
-    for n in tables:
-        assert tensors_of(tmp_path / "out-4096", plan)[n][400:].tobytes() == added[n].raw.tobytes()

@@ -399,17 +399,6 @@ def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_goin
     assert command.published() == command.undisturbed
 
 
-def test_a_recipe_that_names_another_version_is_another_merge(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command.killed(command.merge)
-    command.move()
-    agents = [f"{command.agents[0]}@{command.newest()}", command.agents[1]]
-    command.recipe.write_text(json.dumps({**command.line.recipe, "agents": agents}))
-    assert command.merge("--resume") == 1
-    assert "E_TARGET_EXISTS: an unfinished merge of other versions of the models is here" in capsys.readouterr().err
-
-
 def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
     def pin(id: str, sha: str, requested: str = "main", kind: str = "hub") -> dict[str, str]:
         return {"kind": kind, "id": id, "sha": sha, "requested": requested}
