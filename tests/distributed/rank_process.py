@@ -31,30 +31,20 @@ from hubmerge.machine import resources
 from hubmerge.output import upload
 
 
-def _die_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
+def _so_often(times: int, call: Callable[..., Any], dies: bool) -> Callable[..., Any]:
+    """`call`, behind whose last time the process dies, or the next one is refused."""
     left = times
 
-    def call_and_die(*arguments: Any) -> None:
-        nonlocal left
-        left -= 1
-        call(*arguments)
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return call_and_die
-
-
-def _refuse_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
-    left = times
-
-    def call_or_refuse(*arguments: Any) -> None:
+    def counted(*arguments: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise HubUnavailableError("out of storage")
         call(*arguments)
+        if dies and not left:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    return call_or_refuse
+    return counted
 
 
 def _note(notes: Path) -> None:
@@ -96,12 +86,12 @@ def _run(order: dict[str, Any], rank: int) -> int:
         _note(Path(order["notes"]))
     trouble = order["trouble"]
     if trouble and trouble["rank"] == rank:
-        owner, name, wrap = {
-            "die at shard": (journal.Journal, "add_shard", _die_after),
-            "die at upload": (journal.Journal, "add_uploaded", _die_after),
-            "no upload": (upload.ShardUploader, "_upload", _refuse_after),
+        owner, name = {
+            "die at shard": (journal.Journal, "add_shard"),
+            "die at upload": (journal.Journal, "add_uploaded"),
+            "no upload": (upload.ShardUploader, "_upload"),
         }[trouble["kind"]]
-        setattr(owner, name, wrap(trouble["times"], getattr(owner, name)))
+        setattr(owner, name, _so_often(trouble["times"], getattr(owner, name), trouble["kind"] != "no upload"))
     for argv, port in zip(order["runs"], order["ports"], strict=True):
         os.environ["MASTER_PORT"] = str(port)
         if code := cli.main(argv):

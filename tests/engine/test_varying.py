@@ -182,19 +182,9 @@ def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(famil
 
 
 NAMES = {
-    "llama": [
-        "model.embed_tokens.weight",
-        "model.layers.0.mlp.up_proj.weight",
-        "model.layers.3.mlp.w",
-        "lm_head.weight",
-    ],
+    "llama": ["model.embed_tokens.weight", "model.layers.0.mlp.w", "model.layers.3.mlp.w", "lm_head.weight"],
     "gpt2": ["wte.weight", "h.0.attn.c_attn.weight", "h.3.attn.c_attn.weight", "ln_f.weight"],
-    "bert": [
-        "embeddings.LayerNorm.weight",
-        "encoder.layer.0.output.w",
-        "encoder.layer.3.output.w",
-        "pooler.dense.weight",
-    ],
+    "bert": ["embeddings.LayerNorm.weight", "encoder.layer.0.output.w", "encoder.layer.3.output.w", "pooler.w"],
     "t5": ["shared.weight", "encoder.block.0.layer.1.wi", "encoder.block.3.layer.0.wo", "decoder_norm.weight"],
 }
 
