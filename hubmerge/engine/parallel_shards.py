@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import TypeVar
@@ -142,7 +142,10 @@ def write_shards(
                     running[pool.submit(write, job, relay)] = job, relay
                 done, _ = wait(running, _TICK_S, FIRST_COMPLETED)
                 if any(future.exception() is not None for future in done):
-                    raise _cause(running, stop)
+                    stop()
+                    wait(running)  # an error of their own counts before those of who only noticed one, perhaps sooner
+                    errors = [error for future in running if (error := future.exception()) is not None]
+                    raise next((error for error in errors if not isinstance(error, CancelledError)), errors[0])
                 overall.tell()
                 for future in done:
                     job, relay = running.pop(future)
@@ -151,11 +154,3 @@ def write_shards(
         except BaseException:  # an error of a shard, the observer cancels, or the consumer leaves
             stop()
             raise
-
-
-def _cause(running: Iterable[Future[R]], stop: Callable[[], None]) -> BaseException:
-    """The error that broke the others off, when all have ended: they may have noticed it sooner."""
-    stop()
-    wait(running)
-    errors = [error for future in running if (error := future.exception()) is not None]
-    return next((error for error in errors if not isinstance(error, CancelledError)), errors[0])

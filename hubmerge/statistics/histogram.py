@@ -98,7 +98,7 @@ class HistogramSum:
     """Adds up many histograms in one array of all bins, which costs less than a new histogram for each."""
 
     def __init__(self) -> None:
-        self._counts, self._offsets = _none(), _none()
+        self._counts = self._offsets = np.zeros(0, np.int64)
 
     def add(self, part: Histogram) -> None:
         if not len(part.keys):
@@ -129,10 +129,6 @@ def _from_text(text: str) -> Int64:
     values = np.zeros((len(numbers), 8), np.uint8)
     values[:, : numbers.shape[1]] = numbers
     return values.view("<u8").reshape(-1).astype(np.int64)
-
-
-def _none() -> Int64:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -55,7 +54,8 @@ class TallySum(Generic[A]):
 
     def __init__(self, first: A) -> None:
         self._kind = type(first)
-        self._added = _added(self._kind)  # type: ignore[arg-type]
+        names = [f.name for f in fields(first)]  # type: ignore[arg-type]
+        self._added = [name for name in names if name not in ("histogram", *first.MAXIMA)]
         self._histogram: HistogramSum | None = None
         self._begin(first)
 
@@ -92,12 +92,6 @@ class TallySum(Generic[A]):
         if self._histogram is not None:
             self._values["histogram"] = self._histogram.value()
         return self._kind(**self._values)
-
-
-@cache
-def _added(kind: type[Addable]) -> tuple[str, ...]:
-    """The names of the fields that are added."""
-    return tuple(f.name for f in fields(kind) if f.name not in ("histogram", *kind.MAXIMA))  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:
