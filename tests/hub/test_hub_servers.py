@@ -121,21 +121,10 @@ def test_a_download_that_breaks_off_goes_on_at_the_byte(server: ScriptedHub, hub
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def leave_partial(server: ScriptedHub, folder: Path, content: bytes) -> None:
-    """What a killed process left of a download."""
-    partial = folder / server.sha / "model.safetensors.partial"
-    partial.parent.mkdir()
-    partial.write_bytes(content)
-
-
-def test_a_download_that_a_killed_process_began_is_completed(server: ScriptedHub, hub: Hub, tmp_path: Path):
-    content = server.files["model.safetensors"]
-    leave_partial(server, tmp_path, content[:4321])
-    told: list[int] = []
-    path = hub.download(server.repo, server.sha, weights(server), tmp_path, told.append)
-    assert path.read_bytes() == content
-    assert [r.range for r in server.requests] == [(4321, len(content) - 1)]
-    assert sum(told) == len(content)
+def leave(server: ScriptedHub, folder: Path, content: bytes, suffix: str = ".partial") -> None:
+    """What an earlier process left of a download."""
+    (folder / server.sha).mkdir()
+    (folder / server.sha / f"model.safetensors{suffix}").write_bytes(content)
 
 
 def corrupted(content: bytes) -> bytes:
@@ -149,7 +138,7 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     """Served so, whatever of them lies there already."""
     file = weights(server)
     server.files["model.safetensors"] = corrupted(server.files["model.safetensors"])
-    leave_partial(server, tmp_path, server.files["model.safetensors"][:left])
+    leave(server, tmp_path, server.files["model.safetensors"][:left])
     with pytest.raises(CorruptError) as caught:
         fetch(hub, server, tmp_path, file)
     assert caught.value.code == "E_CORRUPT"
@@ -157,33 +146,29 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [lambda whole: corrupted(whole[:4321]), corrupted, lambda whole: whole + b"x"],
-    ids=["half", "whole", "more"],
+    ("name", "left", "starts"),
+    [
+        (".partial", lambda whole: whole[:4321], [4321]),  # of a killed process
+        (".partial", lambda whole: corrupted(whole[:4321]), [4321, 0]),
+        (".partial", corrupted, [0]),
+        (".partial", lambda whole: whole + b"x", [0]),
+        ("", lambda whole: whole, []),
+        ("", corrupted, [0]),
+    ],
 )
-def test_a_partial_file_that_was_damaged_on_the_disk_or_is_too_long_is_fetched_again(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, damage: Callable[[bytes], bytes]
+def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fetched_again_if_not(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, name: str, left: Callable[[bytes], bytes], starts: list[int]
 ):
     content = server.files["model.safetensors"]
-    leave_partial(server, tmp_path, damage(content))
-    assert fetch(hub, server, tmp_path).read_bytes() == content
-    assert server.requests[-1].range == (0, len(content) - 1)
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_file_that_an_earlier_run_fetched_is_used_if_it_is_still_what_the_hub_states(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, damaged: bool
-):
-    content = server.files["model.safetensors"]
-    path = fetch(hub, server, tmp_path)
-    path.write_bytes(corrupted(content) if damaged else content)
-    server.requests.clear()
+    leave(server, tmp_path, left(content), name)
     told: list[int] = []
-    assert hub.download(server.repo, server.sha, weights(server), tmp_path, told.append) == path
+    path = hub.download(server.repo, server.sha, weights(server), tmp_path, told.append)
     assert path.read_bytes() == content
     assert not list(tmp_path.rglob("*.partial"))
-    assert [r.range for r in server.requests] == [(0, len(content) - 1)] * damaged
-    assert told[0] == len(content)
+    assert [r.range for r in server.requests] == [(start, len(content) - 1) for start in starts]
+    lay_there = len(left(content))
+    assert told[0] == (lay_there if lay_there <= len(content) else 0)
+    assert sum(told) % len(content) == 0  # once, or once more where what lay there was of no use
 
 
 def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(
