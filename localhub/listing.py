@@ -1,8 +1,8 @@
 """The API's view of a repo, and the search over all repos.
 
 Listings page through one SQL query; its conditions include what the caller may see, so a page is never short
-and never leaks. Filters of the real Hub that need facts a local Hub does not have (who serves a model, its
-applications, its number of parameters) are refused rather than ignored.
+and never leaks. Filters of the real Hub that a local one does not know (who serves a model, its number of
+parameters, what a Space uses) are refused rather than ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from localhub.access import TYPES, Repo, repo_of_row, role_in, tags_of
 from localhub.files import lfs_info
-from localhub.http_errors import bad_request, not_found
+from localhub.http_errors import bad_request
 from localhub.protocol import Call, Json, Router
 
 router = Router()
@@ -26,7 +26,7 @@ _SORTS = {
     "downloads": "downloads",
     **dict.fromkeys(("likes", "trendingScore", "trending_score"), "id"),  # no repo has likes: the newest first
 }
-_REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
+_REFUSED = ("apps", "datasets", "inference", "inference_provider", "linked", "models", "num_parameters")
 _MOST_CONDITIONS = 200  # the database takes 1,000
 _PAGE = 1000
 _ENTRY = {"docker": "Dockerfile", "static": "index.html"}  # the file that a Space starts from; of others app.py
@@ -145,36 +145,6 @@ def _expand(call: Call) -> list[str]:
     return [part for key in keys for part in key.split(",")]
 
 
-@router.on("GET", "/api/settings/repositories")
-def own_repos(call: Call) -> Response:
-    return _storage(call, call.signed_in().user.name)
-
-
-@router.on("GET", "/api/organizations/{org}/settings/repositories")
-def org_repos(call: Call) -> Response:
-    org = call.users.org(call.parts["org"])
-    if org is None or role_in(call.users, call.signed_in(), org.name) is None:
-        raise not_found("Organization not found")
-    return _storage(call, org.name)
-
-
-def _storage(call: Call, namespace: str) -> Response:
-    """The repos of a namespace that the caller may see, with the bytes that each takes."""
-    visible, values = _visible(call)
-    rows = call.store.rows(
-        "SELECT ns || '/' || name AS id, type, modified_at AS updatedAt, visibility, storage FROM repos"  # noqa: S608
-        f" WHERE ns = ? AND {visible} ORDER BY storage DESC, repos.id",  # (a constant condition)
-        *(namespace, *values),
-    )
-    total = sum(row["storage"] for row in rows)
-    start, size = call.window(_PAGE)
-    items = [
-        dict(row) | {"storagePercent": 100 * row["storage"] / total if total else 0}
-        for row in rows[start : start + size]
-    ]
-    return call.page(items, more=start + size < len(rows))
-
-
 @router.on("GET", "/api/{T}/{id}")
 @router.on("GET", "/api/{T}/{id}/revision/{rev}")
 def info(call: Call) -> Json:
@@ -206,12 +176,6 @@ def search(call: Call) -> Response:
     for tag in [*tags, *query.get("pipeline_tag", [])]:
         where.append("EXISTS (SELECT 1 FROM repo_tags WHERE repo = repos.id AND tag = ?)")
         values.append(tag)
-    for key in ("models", "datasets"):  # of Spaces: what their card says they use
-        for name in query.get(key, []):
-            where.append("EXISTS (SELECT 1 FROM json_each(card, ?) WHERE value = ?)")
-            values += [f"$.{key}", name]
-    if call.flag("linked"):  # Spaces whose card names a model or dataset that they use
-        where.append("json_extract(card, '$.models[0]', '$.datasets[0]') != '[null,null]'")
     if "gated" in query:
         where.append("gated != ''" if call.flag("gated") else "gated = ''")
     sort = query.get("sort", ["trendingScore"])[-1]
