@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localhub.access import Repo, orgs_shown
-from localhub.http_errors import bad_request, not_found
+from localhub.http_errors import HubError, bad_request, not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.store import now
 from localhub.users import object_id
@@ -41,6 +41,13 @@ def whoami(call: Call) -> Json:
         "orgs": orgs,
         "auth": {"type": kind, "accessToken": {"displayName": me.role, "role": role_of_token, "createdAt": _CREATED}},
     }
+
+
+@router.on("POST", "/api/{T}/{id}/like")
+@router.on("DELETE", "/api/{T}/{id}/like")
+def like(call: Call) -> Json:
+    call.readable()  # of a repo that is missing, the client is told that
+    raise HubError(501, "The local Hub does not serve likes.")
 
 
 @router.on("GET", "/api/users/{user}/likes")

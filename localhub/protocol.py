@@ -64,7 +64,7 @@ _UNSERVED = {
     ),
     r"/api/datasets/[^/]+/[^/]+/(?:parquet|croissant|sql)(?:/.*)?": "the dataset viewer",
     r"/api/(?:users|organizations)/[^/]+/.*": "this list of an account",
-    _REPO + "/like(?:rs)?": "likes",
+    _REPO + "/likers": "likes",
     _REPO + "/ask-access": "requests for access; the owner grants it",
     r"/api/settings/.*": "these settings",
     r"/api/(?:inference.*|tasks|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",

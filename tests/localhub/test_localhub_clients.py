@@ -163,7 +163,7 @@ def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], st
         ("/api/spaces/ada/x/secrets", "running Spaces"),
         ("/api/organizations/zoo/overview", "account"),
         ("/api/settings/repositories", "these settings"),
-        ("/api/models/ada/x/like", "likes"),
+        ("/api/models/ada/x/likers", "likes"),
         ("/api/models/ada/x/ask-access", "requests for access"),
         ("/oauth/device", "sign-in"),
     ],
