@@ -29,7 +29,7 @@ class Repo:
     type: str  # model, dataset or space
     ns: str
     name: str
-    visibility: str  # public, private or protected
+    visibility: str  # public or private
     gated: str  # "", auto or manual
     creator: str
     app: str | None  # the OAuth client through which it was created
@@ -60,7 +60,7 @@ class Repo:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may see it; of a protected Space that is its running app alone, and nothing runs here."""
+        """Whether anybody may see it; an older data folder may hold Spaces that are neither public nor private."""
         return self.visibility == "public"
 
     @property

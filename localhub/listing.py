@@ -47,12 +47,6 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
             items.append(item)
         return items
 
-    def children() -> int:
-        sql = (
-            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'"
-        )
-        return int(store.rows(sql, f"base_model:{repo.full_name}")[0]["n"])
-
     properties: dict[str, Callable[[], Any]] = {
         "author": lambda: repo.ns,
         "sha": lambda: sha,
@@ -69,7 +63,6 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
         "cardData": lambda: repo.card,
         "usedStorage": lambda: repo.storage,
         "siblings": siblings,
-        "resourceGroup": lambda: None,
     }
     if repo.type == "model":
         properties |= {
@@ -77,17 +70,11 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
             "library_name": lambda: repo.library,
             "config": lambda: repo.config,
             "model-index": lambda: repo.card.get("model-index"),
-            "childrenModelCount": children,
-            "baseModels": lambda: repo.card.get("base_model"),
             "spaces": list,
-            "inference": lambda: None,
-            "widgetData": lambda: None,
         }
     elif repo.type == "dataset":
         properties |= {
             "description": lambda: repo.card.get("description"),
-            "citation": lambda: None,
-            "paperswithcode_id": lambda: None,
         }
     else:
         host = re.sub(r"[^a-z0-9-]+", "-", f"{repo.ns}-{repo.name}".lower())
@@ -126,10 +113,7 @@ def runtime(call: Call) -> Json:
 _SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")
 _SHORT_OF = {"model": ("pipeline_tag", "library_name"), "dataset": (), "space": ("sdk",)}
 _FULL = ("author", "sha", "lastModified", "disabled", "siblings")
-_NOT_IN_INFO = (
-    *("downloadsAllTime", "resourceGroup", "childrenModelCount", "baseModels", "paperswithcode_id"),
-    "trendingScore",
-)
+_NOT_IN_INFO = ("downloadsAllTime", "trendingScore")
 
 
 def _show(repo: Repo, properties: dict[str, Callable[[], Any]], keys: list[str]) -> Json:
@@ -150,10 +134,7 @@ def _expand(call: Call) -> list[str]:
 def info(call: Call) -> Json:
     repo = call.readable()
     properties = _properties(call, repo, call.commit_of(repo), blobs=call.flag("blobs"))
-    shown = _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
-    if call.flag("securityStatus"):
-        shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
-    return shown
+    return _show(repo, properties, _expand(call) or [key for key in properties if key not in _NOT_IN_INFO])
 
 
 @router.on("GET", "/api/{T}")

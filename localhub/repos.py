@@ -38,7 +38,7 @@ def add_repo(
     owner = _namespace(hub, me, namespace, name)
     org = hub.users.org(owner)
     visibility = visibility or ("private" if org and org.private_by_default else "public")
-    if visibility not in ("public", "private") and (visibility, repo_type) != ("protected", "space"):
+    if visibility not in ("public", "private"):
         raise bad_request("visibility must be public or private")
     if repo_type == "space" and sdk not in SDKS:
         raise bad_request(f"A Space needs an sdk: {', '.join(SDKS)}")
@@ -191,10 +191,8 @@ def settings(call: Call) -> Json:
     repo, body = call.writable(), call.json()
     visibility = optional_text(body, "visibility") or _asked_private(body) or repo.visibility
     gated = body.get("gated", repo.gated or False)
-    if visibility not in ("public", "private", "protected") or gated not in ("auto", "manual", False):
+    if visibility not in ("public", "private") or gated not in ("auto", "manual", False):
         raise bad_request("visibility must be public or private, gated must be auto, manual or false")
-    if visibility == "protected" and repo.type != "space":
-        raise bad_request("Only Spaces can be protected")
     values = (visibility, gated or "", repo.id)
     [row] = call.store.change("UPDATE repos SET visibility = ?, gated = ? WHERE id = ? RETURNING *", *values)
     config = {"private": visibility == "private"}

@@ -196,19 +196,6 @@ def list_deliveries(call: Call) -> list[Json]:
     return [dict(row) | {"payload": json.loads(row["payload"])} for row in rows]
 
 
-@router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")
-def replay(call: Call) -> Json:
-    found = call.store.change(
-        "INSERT INTO deliveries (webhook, payload, date) SELECT webhook, payload, ? FROM deliveries"
-        " WHERE webhook = ? AND id = ? RETURNING id",
-        *(now(), _mine(call)["id"], call.parts["number"]),
-    )
-    if not found:
-        raise not_found("Delivery not found")
-    call.store.notify_deliveries()
-    return {"id": found[0]["id"]}
-
-
 # delivery
 
 

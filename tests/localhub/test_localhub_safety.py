@@ -72,19 +72,6 @@ def test_who_only_reads_does_not_learn_which_objects_were_uploaded(ada: HfApi, c
     assert ask(carol, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 403
 
 
-def test_the_source_of_a_protected_space_is_not_everybody_s(
-    ada: HfApi, bob: HfApi, fresh: Callable[[], str], tmp_path: Path
-) -> None:
-    settings = {"repo_type": "space", "space_sdk": "gradio", "visibility": "protected"}
-    space = str(ada.create_repo(f"ada/{fresh()}", **settings).repo_id)
-    ada.upload_file(path_or_fileobj=b"secret", path_in_repo="app.py", repo_id=space, repo_type="space")
-    assert ada.space_info(space).sha
-    assert status_of(bob.hf_hub_download, space, "app.py", repo_type="space", local_dir=tmp_path / "bob") == 404
-    assert status_of(bob.list_repo_files, space, repo_type="space") == 404
-    assert space not in [found.id for found in bob.list_spaces()]
-    assert space in [found.id for found in ada.list_spaces()]
-
-
 # the data folder
 
 
