@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from localhub.access import Repo, orgs_shown
-from localhub.http_errors import HubError, bad_request, not_found
+from localhub.http_errors import bad_request, not_found
 from localhub.protocol import Call, Json, Router, optional_text, text_of
 from localhub.store import now
 from localhub.users import object_id
 
 router = Router()
-_ADD_REQUEST = "INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?) RETURNING 1"
 _STATUSES = ("pending", "accepted", "rejected")
 _CREATED = "2026-01-01T00:00:00.000Z"  # of every token
 
@@ -43,16 +42,16 @@ def whoami(call: Call) -> Json:
     }
 
 
-@router.on("POST", "/api/{T}/{id}/like")
 @router.on("DELETE", "/api/{T}/{id}/like")
-def like(call: Call) -> Json:
-    call.readable()  # of a repo that is missing, the client is told that
-    raise HubError(501, "The local Hub does not serve likes.")
+def unlike(call: Call) -> Json:
+    """Nothing is done but to tell of a repo that is missing, since nothing can be liked here."""
+    call.readable()
+    call.signed_in()
+    return {}
 
 
 @router.on("GET", "/api/users/{user}/likes")
 def liked(call: Call) -> list[Json]:
-    """None: the client asks, and nothing can be liked here."""
     return []
 
 
@@ -94,7 +93,8 @@ def grant_access(call: Call) -> Json:
         raise not_found("User not found")
     if not repo.gated:
         raise bad_request("This repo is not gated")
-    if not call.store.change(_ADD_REQUEST, repo.id, user.name, "accepted", now()):
+    sql = "INSERT OR IGNORE INTO access_requests VALUES (?, ?, 'accepted', ?) RETURNING 1"
+    if not call.store.change(sql, repo.id, user.name, now()):
         raise bad_request(f"{user.name} already has a request")
     return {}
 
