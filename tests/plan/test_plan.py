@@ -163,9 +163,9 @@ def test_thousands_of_strange_tensors_are_told_at_once():
     (problem,) = problems(BASE, A, model("org/x", {**SHAPES, **{f"x{i}z": (1,) for i in range(3000)}}))
     assert "and 2995 more" in problem
     assert "ignore" not in problem
-    half, whole = ({**SHAPES, **{f"layers.{i}.w": (1,) for i in range(n)}} for n in (20_000, 40_000))
-    assert "and 19995 more" in problems(model("org/base", whole), model("org/a", whole), model("org/b", half))[0]
-    assert process_time() - begin < 10
+    half, whole = ({**SHAPES, **{f"layers.{i}.w": (1,) for i in range(n)}} for n in (10_000, 20_000))
+    assert "and 9995 more" in problems(model("org/base", whole), model("org/a", whole), model("org/b", half))[0]
+    assert process_time() - begin < 5
 
 
 def test_a_hostile_config_does_not_flood_the_message():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ from hub_helpers import on_hub
 from huggingface_hub import HfApi
 
 from hubmerge.hub.client import Hub
-from hubmerge.sources.ancestry import MAX_ANCESTORS, MAX_GENERATIONS, Ancestor, ancestors_in
+from hubmerge.hub.names import FileInfo
+from hubmerge.sources.ancestry import MAX_ANCESTORS, MAX_GENERATIONS, Ancestor, ancestors_in, stated_ancestors
 from localhub.process import LocalHubProcess
 
-CARD = "---\nbase_model: [org/base, org/one]\nbase_model_relation: merge\n---\n"
+CARD = {"base_model": ["org/base", "org/one"]}
 PARENTS = [
     {"role": "base", "id": "org/base", "sha": "a" * 40, "license": "mit", "kind": "hub"},
     {"role": "agent", "id": "org/one", "sha": "b" * 40, "weight": 0.5, "made_from": [{"id": "org/two"}, "org/base"]},
@@ -37,23 +37,28 @@ FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
         (CARD, "[" + "0," * 600_000 + "0]", FROM_THE_CARD),
         (CARD, json.dumps({"parents": PARENTS, "more": "x" * 4_000_000}), FROM_THE_CARD),
         (CARD, json.dumps({"parents": {"id": "org/base"}}), FROM_THE_CARD),
-        ("---\nbase_model: org/base\n---\n", json.dumps({"parents": PARENTS}), (Ancestor("org/base"),)),
-        ("---\nlicense: mit\n---\n", json.dumps({"parents": PARENTS}), ()),
+        ({"base_model": "org/base"}, json.dumps({"parents": PARENTS}), (Ancestor("org/base"),)),
+        ({"license": "mit"}, json.dumps({"parents": PARENTS}), ()),
     ],
 )
-def test_a_public_model_s_ancestors_are_its_report_s_else_its_card_s(
-    local_hub: LocalHubProcess, ada: HfApi, folder: Path, card: str, report: str | None, wanted: tuple[Ancestor, ...]
+def test_a_model_s_ancestors_are_its_report_s_else_its_card_s(
+    card: dict[str, Any], report: str | None, wanted: tuple[Ancestor, ...]
 ) -> None:
-    name = "ada/made-" + hashlib.sha256(f"{card}{report}".encode()).hexdigest()[:12]
-    (folder / "README.md").write_text(card)
-    if report is not None:
-        (folder / "hubmerge.json").write_text(report)
-    ada.create_repo(name)
-    ada.upload_folder(repo_id=name, folder_path=folder)
-    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), name).made_from == wanted
-    ada.update_repo_settings(name, private=True)
-    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), name).made_from == ()
-    ada.delete_repo(name)
+    content = (report or "").encode()
+    files = {} if report is None else {"hubmerge.json": FileInfo("hubmerge.json", len(content))}
+    assert stated_ancestors(card, files, lambda path, most: content[:most]) == wanted
+
+
+def test_a_public_model_names_its_ancestors_and_a_private_one_none(
+    local_hub: LocalHubProcess, ada: HfApi, folder: Path
+) -> None:
+    (folder / "README.md").write_text("---\nbase_model: [org/base, org/one]\nbase_model_relation: merge\n---\n")
+    (folder / "hubmerge.json").write_text(json.dumps({"parents": PARENTS}))
+    ada.create_repo("ada/made")
+    ada.upload_folder(repo_id="ada/made", folder_path=folder)
+    for private, wanted in ((False, READ), (True, ())):
+        ada.update_repo_settings("ada/made", private=private)
+        assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), "ada/made").made_from == wanted
 
 
 ODD: list[Any] = [None, 7, [], {}, {"id": 3}, {"id": ""}, {"kind": "local", "id": "/x"}]

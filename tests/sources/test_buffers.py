@@ -55,7 +55,7 @@ def test_memory_is_used_again_once_nobody_looks_at_it() -> None:
 def test_living_arrays_never_share_memory() -> None:
     generator = np.random.default_rng(0)
     alive: dict[int, NDArray[Any]] = {}
-    for number in range(300):
+    for number in range(60):
         alive[number % 7] = buffers.empty(int(generator.integers(MB // 2, MB)), np.uint8)
         alive[number % 7][:] = number % 7
         assert all((array == name).all() for name, array in alive.items())

@@ -5,7 +5,6 @@ The loads trust remote code, so that only what the files say decides; test_confi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from pathlib import Path
@@ -15,20 +14,12 @@ import pytest
 import torch
 import transformers
 from builders import tokenizer_files
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    dynamic_module_utils,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, dynamic_module_utils
 
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sources.config import merged_config, without_code
 
 CODE = """
 from pathlib import Path
@@ -103,37 +94,13 @@ HOSTILE: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("key", ["backbone", "default_backbone"])
-def test_a_backbone_is_not_looked_up(key: str, tmp_path: Path, asked: list[str]):
-    config = {"model_type": "upernet", "backbone_config": None, key: "gpt2"}
-    for written, expected in ((merged_config(config, ["F32"])[0], False), (config, True)):
-        (tmp_path / "config.json").write_text(json.dumps(written))
-        with contextlib.suppress(Exception):
-            AutoConfig.from_pretrained(tmp_path)
-        assert bool(asked) is expected
-
-
-TOKENIZER = {
-    "code": {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"},
-    "code of another repo": {"auto_map": {"AutoTokenizer": "org/evil--evil.Evil"}},
-    "files": {"init_inputs": ["/etc/passwd"], "vocab_file": "/etc/passwd", "gguf_file": "x.gguf"},
+OF_A_TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "auto_map": {"AutoTokenizer": "org/evil--evil.Evil", "AutoProcessor": "evil.Evil"},
+    "init_inputs": ["/etc/passwd"],
+    "vocab_file": "/etc/passwd",
+    "gguf_file": "x.gguf",
 }
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", TOKENIZER)
-def test_a_tokenizer_fetches_and_runs_nothing(name: str, model: Path, asked: list[str]):
-    (model / "tokenizer.json").write_bytes(tokenizer_files()["tokenizer.json"])
-    hostile = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **TOKENIZER[name]}).encode()
-    content, left_out = without_code(hostile)
-    (model / "tokenizer_config.json").write_bytes(content or b"")
-    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
-    assert tokenizer("w7")["input_ids"] == [7]
-    assert type(tokenizer).__module__.startswith("transformers.")
-    assert left_out
-    assert asked == []
-    assert not (model.parent / "ran").exists()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -151,15 +118,20 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
         config.pop(key)
     config["hidden_act"] = "silu"
     (model / "config.json").write_text(json.dumps(config))
+    (model / "tokenizer.json").write_bytes(tokenizer_files()["tokenizer.json"])
+    (model / "tokenizer_config.json").write_text(json.dumps(OF_A_TOKENIZER))
     recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
     hub, out = Hub("http://127.0.0.1:9"), model.parent / "out"
     prepared = prepare(recipe, hub, Request(allow_local=True, license="mit"))
     report = merge_to_folder(prepared, hub, out, StreamOptions(cache=model.parent / "cache"))
     assert any(w.startswith("config.json: auto_map, ") for w in report.warnings)
     assert not list(out.rglob("*.py"))
-    text = (out / "config.json").read_text()
+    text = (out / "config.json").read_text() + (out / "tokenizer_config.json").read_text()
     assert not [word for word in ("evil", "kernel", "auto_map", "trust", "gpt2", "/etc") if word in text]
     loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
     assert type(loaded) is transformers.LlamaForCausalLM
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    assert type(tokenizer).__module__.startswith("transformers.")
+    assert tokenizer("w7")["input_ids"] == [7]
     assert asked == []
     assert not (model.parent / "ran").exists()

@@ -119,23 +119,6 @@ def test_the_tokens_of_all_agents_are_in_the_result_with_their_rows(tmp_path: Pa
     assert not any("tokenizer.json differs" in w for w in warnings)
 
 
-def test_added_rows_do_not_depend_on_the_chunk_or_on_the_method(tmp_path: Path):
-    family = Family(tmp_path, "wordpiece", tied=False)
-    agents = family.agent("one", ["<a>", "<b>"]), family.agent("two", ["<b>", "<c>"])
-    out = family.merged(*agents)
-    expected = (out / "model.safetensors").read_bytes()
-    whole = [rows_of(out, token) for token in ("<a>", "<b>", "<c>")]
-    for number, chunk in enumerate(("7", "100")):
-        other = tmp_path / f"out{number}"
-        assert main(["merge", str(tmp_path / "recipe.yaml"), "--out", str(other), "--chunk-elements", chunk]) == 0
-        assert (other / "model.safetensors").read_bytes() == expected
-    family.folder = tmp_path / "elsewhere"
-    family.folder.mkdir()
-    ties = family.merged(*agents, method="ties")
-    for token, rows in zip(("<a>", "<b>", "<c>"), whole, strict=True):
-        assert torch.equal(rows, rows_of(ties, token))
-
-
 def test_tokens_that_fit_into_spare_rows_of_the_base_get_rows_of_their_own(tmp_path: Path):
     family = Family(tmp_path, "wordpiece", tied=False, spare=2)
     first = len(family.tokenizer)
