@@ -250,7 +250,13 @@ def _licenses(models: Sequence[Model], labels: Sequence[str]) -> tuple[list[Comp
     taken = {"/".join(path.lower().split("/")[:2]) for path in models[0].files}
     for number, (model, label) in enumerate(zip(models, ("", *labels), strict=True)):
         found = {path: info for path, info in model.files.items() if _LICENSE.fullmatch(path)}
-        folder = _unused(taken, f"licenses/{_slug(label)}") if label and found else ""
+        slug = re.sub(r"[^\w.\-]+", "--", label, flags=re.ASCII).strip("-.") or "agent"
+        folder, count = f"licenses/{slug}", 1
+        while found and folder.lower() in taken:  # of another label, or a text of the base; some disks tell no A from a
+            count += 1
+            folder = f"licenses/{slug}-{count}"
+        if label and found:
+            taken.add(folder.lower())
         for path, info in found.items():
             if info.size > MAX_LICENSE_BYTES:
                 notes.append(f"{model.ref.id}: {path} is too large to be copied; see it there")
@@ -259,20 +265,6 @@ def _licenses(models: Sequence[Model], labels: Sequence[str]) -> tuple[list[Comp
             inside = path if short != path and short in found else short
             files.append(Companion(f"{folder}/{inside}" if label else path, number, path, info.size, "license"))
     return files, notes
-
-
-def _unused(taken: set[str], folder: str) -> str:
-    """`folder`, numbered where another label or a text of the base has it; some disks tell no A from a."""
-    path, number = folder, 1
-    while path.lower() in taken:
-        number += 1
-        path = f"{folder}-{number}"
-    taken.add(path.lower())
-    return path
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.\-]+", "--", text, flags=re.ASCII).strip("-.") or "agent"
 
 
 def _links(models: Sequence[Model], donor: int, modules: bool) -> Iterator[Problem]:

@@ -3,10 +3,6 @@
 Each target runs in a process of its own, one after the other. What raises anything but a refusal, takes more than
 two seconds of CPU or a gigabyte is written to .cache/fuzz/findings; once it is mended, its file goes to
 tests/fuzz/corpus/TARGET, and every run of the tests tries it again.
-
-Recipes and rules are read with libyaml's scanner in the place of PyYAML's own, which takes four fifths of their time;
-what that one raises is found by local_card, which keeps it. The regular expression of a .gitignore's line is compiled
-once, since one line changes at a time.
 """
 
 from __future__ import annotations
@@ -21,10 +17,8 @@ import subprocess
 import sys
 import time
 import traceback
-from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -34,8 +28,6 @@ HANGS_S = 30  # for one input, by the clock
 MOST_MB = 1024
 LONGEST, LONGEST_YAML, LONGEST_REPORT = 2048, 1024, 6000  # bytes of an input; longer seeds are for the tests
 SEEDED = 0.25  # of the inputs, that are made of a seed and not of what coverage kept
-LIBYAML = ("recipe", "mergekit", "rule")
-PATTERNS = 4096  # lines whose regular expressions are kept
 COUNTED = struct.Struct("<Qd")  # executions, and the seconds of the slowest
 
 
@@ -90,12 +82,6 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
         from fuzz_damage import damaged, drawn
         from fuzz_seeds import seeds
         from fuzz_targets import TARGETS
-
-        from localhub import patterns
-    if name in LIBYAML:
-        _with_libyaml()
-    if name == "patterns":
-        patterns._regex = lru_cache(PATTERNS)(patterns._regex)
     target, findings, corpus = TARGETS[name], OUT / "findings" / name, OUT / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     longest = LONGEST_YAML if target.kind in ("yaml", "card") else LONGEST
@@ -143,21 +129,6 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
     atheris.Setup([sys.argv[0], *options, str(corpus)], once, custom_mutator=mutated)
     gc.freeze()  # what was imported stays
     atheris.Fuzz()
-
-
-def _with_libyaml() -> None:
-    import yaml
-
-    from hubmerge.text.plain_yaml import _PlainLoader
-
-    def begin(self: Any, text: str) -> None:
-        events = yaml.cyaml.CParser(text)
-        self.check_event, self.peek_event, self.get_event = events.check_event, events.peek_event, events.get_event
-        self.dispose = events.dispose
-        for base in (yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
-            base.__init__(self)
-
-    _PlainLoader.__init__ = begin
 
 
 if __name__ == "__main__":

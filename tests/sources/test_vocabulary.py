@@ -14,7 +14,7 @@ from builders import T, f32, llama_config, random_base, sparse_agent, tensor, to
 from plan_helpers import NOWHERE, plan_of, refused
 from source_helpers import lora, pair, write_adapter
 
-from hubmerge.errors import FormatError, HubmergeError, IncompatibleError, RecipeError
+from hubmerge.errors import FormatError, HubmergeError, IncompatibleError
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -410,11 +410,6 @@ def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
     assert len(named | {plain}) == 4
     pinned = plan_of(*growing, tokenizer=str(growing[2])).recipe
     assert recipe_from_dict(pinned.to_dict()).tokenizer_of == 2
-
-
-def test_a_tokenizer_of_no_model_of_the_recipe_is_refused(growing: tuple[Path, Path, Path]) -> None:
-    with pytest.raises(RecipeError, match="no model of this recipe"):
-        plan_of(*growing, tokenizer="org/other")
 
 
 def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, base: Path, plain: Path):
