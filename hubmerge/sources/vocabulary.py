@@ -149,7 +149,12 @@ class _Family:
         agents, warnings = list(self.agents), []
         for k, agent in enumerate(agents):
             own = self.own_tables(agent)
-            if not (lacking := self._lacks(agent, own)):
+            rows = {t.entry.shape[0] for t in own.values()}
+            # where a token has one of the rows that are lacking, or another token's place, the shapes tell
+            if self.base.tokens is None or len(rows) != 1 or max(self.base.tokens.ids.values(), default=0) >= min(rows):
+                continue
+            lacking = self.rows - min(rows)
+            if lacking <= 0 or (agent.tokens is not None and self.moved(agent)):
                 continue
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
             config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
@@ -163,13 +168,6 @@ class _Family:
                 "no token has; it is merged as if it had the base's there"
             )
         return replace(self, agents=tuple(agents)), warnings
-
-    def _lacks(self, agent: Model, own: Mapping[str, StoredTensor]) -> int:
-        """How many of the base's rows an agent lacks; 0 where a token has one of them, or another one's place."""
-        rows = {t.entry.shape[0] for t in own.values()}
-        if self.base.tokens is None or len(rows) != 1 or max(self.base.tokens.ids.values(), default=0) >= min(rows):
-            return 0
-        return max(0, self.rows - min(rows)) if agent.tokens is None or not self.moved(agent) else 0
 
     def own_tables(self, model: Model) -> dict[str, StoredTensor]:
         """The model's tensors under the names of the base's tables; those of another width or of no floats are none."""

@@ -198,14 +198,6 @@ def test_dare_divides_by_the_density_where_mergekit_keeps_the_sum_of_magnitudes(
     assert max(abs(f - 1) for _, f in factors) > 0.3  # norms of 16 elements
 
 
-def test_dare_without_rescaling_leaves_the_survivors_as_they_are(tmp_path: Path):
-    agents = write_apart(tmp_path)
-    ours = run_hubmerge(tied_document(tmp_path, *DROPPED, parameters="{rescale: false}"), tmp_path / "out")
-    for name, value in ours.items():
-        delta = sum(f32(agent[name]).astype(np.float64) for agent in agents)
-        np.testing.assert_allclose(value[value != 0], delta[value != 0], rtol=1e-6)
-
-
 @needs_mergekit
 def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path: Path):
     tied, apart = tmp_path / "tied", tmp_path / "apart"

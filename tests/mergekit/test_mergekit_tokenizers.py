@@ -53,17 +53,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("tokenizers"))
 
 
-def test_a_union_has_all_tokens_with_the_rows_of_whoever_has_them(models: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    ours, ids = run_hubmerge(document(models, "union"), out), ids_of(out)
-    assert set(ids) - set(ids_of(models / "base")) == {token for added in ADDED.values() for token in added}
-    for name, added in ADDED.items():
-        theirs = read(models / name)
-        for table in TABLES:
-            for token, row in added.items():
-                np.testing.assert_array_equal(ours[table][ids[token]], theirs[table][row])
-
-
 @pytest.mark.slow
 @needs_mergekit
 def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(models: Path, tmp_path: Path) -> None:

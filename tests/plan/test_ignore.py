@@ -172,15 +172,6 @@ def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Pa
     assert result[Q].same_bits(BASE[Q])
 
 
-def test_integers_that_differ_are_refused_and_can_be_ignored(tmp_path: Path):
-    ids = {"model.ids": tensor(np.arange(4), "I64")}
-    base = write_model(tmp_path / "base", {**BASE, **ids}, config=llama_config(BASE))
-    one = agent(tmp_path / "one", 1, ids)
-    two = agent(tmp_path / "two", 2, {"model.ids": tensor(np.arange(4) + 1, "I64")})
-    result = merged(tmp_path / "out", base, one, two, ignore=["model.ids"])
-    assert result["model.ids"].same_bits(ids["model.ids"])
-
-
 def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path, plain: Path):
     bare = {n.removeprefix("model."): t for n, t in sparse_agent(BASE, 0.2, 1).items()}
     folder = write_model(tmp_path / "bare", {**bare, **HEAD}, config=llama_config(BASE))
