@@ -15,13 +15,11 @@ from hubmerge.methods.varying import (
     Place,
     Setting,
     at,
-    layers_short,
     parse,
     places_of,
     points,
     ranged,
-    unmatched_filters,
-    unmatched_layers,
+    rules_of,
     varies,
 )
 from hubmerge.text.wording import incompatible
@@ -110,23 +108,29 @@ def _values(given: Given, place: Place) -> Values:
 def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[str]]:
     """Problems that forbid the merge, and warnings, where a recipe's settings do not fit the tensors of its base."""
     places = places_of(names)
+    deepest = max((place.depth for place in places.values()), default=0)
+    within = "Let its ranges end with the model's last layer."
     problems: list[Problem] = []
     warnings: list[str] = []
     own = {f"{key} of agent {k + 1}" for k, table in enumerate(given.own) for key in table}
     for what, setting in given.settings():
         if not varies(setting):
             continue
-        warnings += [f"{what}: {words}" for words in unmatched_filters(setting, places)]
-        for words in unmatched_layers(setting, places):
-            problems.append(
-                incompatible(words, where=what, next_step="Let its ranges end with the model's last layer.")
-            )
+        rules = rules_of(setting)
+        for part in dict.fromkeys(rule.filter for rule in rules if rule.filter is not None):
+            if not any(part in name for name in places):
+                warnings.append(f"{what}: no tensor's name contains {part[:60]!r}")
+        ends = [rule.layers[1] if rule.layers else deepest for rule in rules]
+        for end in dict.fromkeys(ends):
+            if end > deepest:
+                words = f"the model has {deepest} layers, so none up to {end}"
+                problems.append(incompatible(words, where=what, next_step=within))
         left = [] if what in own else [name for name, place in places.items() if at(setting, place) is None]
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
             step = "Add a rule with `value` alone, which is for all others."
-            if short := layers_short(setting, places):
-                step = f"{short}. Let its ranges end with the model's last layer."
+            if max(ends) < deepest:
+                step = f"The model has {deepest} layers, the last range ends with {max(ends)}. {within}"
             got = f"{left[0]}{more}"
             problems.append(incompatible("no rule decides for some tensors", where=what, got=got, next_step=step))
     if not problems:

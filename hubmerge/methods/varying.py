@@ -225,26 +225,6 @@ def _interpolated(value: Value, place: Place, layers: tuple[int, int]) -> float:
     return sorted((low, (1 - share) * low + share * high, high))[1]  # rounding may leave what lies between
 
 
-def unmatched_filters(setting: Setting, places: Mapping[str, Place]) -> list[str]:
-    """Of each filter that no name contains, a sentence."""
-    filters = dict.fromkeys(rule.filter for rule in rules_of(setting) if rule.filter is not None)
-    return [f"no tensor's name contains {one[:60]!r}" for one in filters if not any(one in name for name in places)]
-
-
-def unmatched_layers(setting: Setting, places: Mapping[str, Place]) -> list[str]:
-    """Of each range that ends behind the model's last layer, a sentence."""
-    deepest = max((place.depth for place in places.values()), default=0)
-    ends = dict.fromkeys(rule.layers[1] for rule in rules_of(setting) if rule.layers is not None)
-    return [f"the model has {deepest} layers, so none up to {end}" for end in ends if end > deepest]
-
-
-def layers_short(setting: Setting, places: Mapping[str, Place]) -> str:
-    """A sentence where all rules have ranges of layers, and these end before the model's last layer."""
-    deepest = max((place.depth for place in places.values()), default=0)
-    ends = [rule.layers[1] if rule.layers else deepest for rule in rules_of(setting)]
-    return f"The model has {deepest} layers, the last range ends with {max(ends)}" if max(ends) < deepest else ""
-
-
 def written(setting: Setting) -> Any:
     """The setting as plain data, as users write it."""
 

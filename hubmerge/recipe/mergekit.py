@@ -119,7 +119,8 @@ def _linear(reading: Reading) -> _Meaning:
     assert reading.base is not None
     own = reading.per_model("weight", reading.base)
     weights = reading.weights()
-    total = _total((own, *weights))
+    known = [_constant(setting) for setting in (own, *weights)]
+    total = None if None in known else sum(one for one in known if one is not None)
     if not reading.flag("normalize", True) and (total is None or not isclose(total, 1.0, rel_tol=1e-6)):
         reading.refuse(
             "weights that scale the base itself",
@@ -151,7 +152,7 @@ def _ties(reading: Reading) -> _Meaning:
         **shared,
         "trim_scope": "tensor",
         "lambda": written(reading.number("lambda", 1.0)),
-        "disjoint": _disjoint(reading, True),
+        "disjoint": "mean" if reading.flag("normalize", True) else "sum",
     }
     return _Meaning("ties", reading.weights(), parameters, (_TRIM,) if trimmed else (), own)
 
@@ -168,7 +169,7 @@ def _dare_ties(reading: Reading) -> _Meaning:
         "density": 1.0,
         "trim_scope": "tensor",
         "lambda": written(mapped(reading.number("lambda", 1.0), lambda lam: lam * kept)),
-        "disjoint": _disjoint(reading, False),
+        "disjoint": "mean" if reading.flag("normalize", False) else "sum",
     }
     return _Meaning("dare_ties", reading.weights(), parameters, notes, own)
 
@@ -240,16 +241,6 @@ def _constant(setting: Setting) -> float | None:
     """The one number in a setting, or None where it has several."""
     numbers = points(setting)
     return numbers[0] if len(set(numbers)) == 1 else None
-
-
-def _total(settings: Sequence[Setting]) -> float | None:
-    """The sum of settings of one number each, or None where one has several."""
-    known = [_constant(setting) for setting in settings]
-    return None if None in known else sum(one for one in known if one is not None)
-
-
-def _disjoint(reading: Reading, default: bool) -> str:
-    return "mean" if reading.flag("normalize", default) else "sum"
 
 
 _METHODS: Mapping[str, Callable[[Reading], _Meaning]] = {

@@ -166,7 +166,8 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
         best = max(candidates, key=lambda p: covering[p])
         # a pattern for a single name would only hide which one it is
         found.append(best if covering[best] > 1 else left[0])
-        left = [n for n in left if not ignored_by(found[-1:])(n)]
+        covered = ignored_by(found[-1:])
+        left = [n for n in left if not covered(n)]
     wanted = list(dict.fromkeys((*patterns, *found)))
     return f"ignore: {json.dumps(wanted)}" if len(wanted) <= MAX_PATTERNS else None
 
