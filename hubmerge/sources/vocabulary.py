@@ -92,7 +92,17 @@ def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = N
     if family is None:
         return Views(base, tuple(agents))
     family, padded = family.padded()
-    grown = family.grown(keeper)
+    growing = family.growing
+    wrong = {k: problem for k in growing if (problem := family.problem(family.agents[k]))}
+    if wrong:
+        seen = [family.as_base(a) if k in wrong else a for k, a in enumerate(family.agents)]
+        grown = Views(base, tuple(seen), problems=tuple(wrong.values()))
+    elif keeper is not None:
+        grown = family.with_rows_of_keeper(keeper)
+    elif len(growing) > 1:
+        grown = family.with_rows_of_several()
+    else:
+        grown = family.with_rows_of_one(growing[0]) if growing else Views(base, family.agents)
     return replace(grown, warnings=(*padded, *grown.warnings))
 
 
@@ -131,18 +141,6 @@ class _Family:
             if all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables):  # its own were ignored
                 seen[k] = replace(agent, config=with_vocab_size(agent.config, rows))
         return cls(base, tuple(seen), tables, rows)
-
-    def grown(self, keeper: int | None) -> Views:
-        """`with_added_rows`, of agents that lack no rows."""
-        wrong = {k: problem for k in self.growing if (problem := self.problem(self.agents[k]))}
-        if wrong:
-            seen = [self.as_base(a) if k in wrong else a for k, a in enumerate(self.agents)]
-            return Views(self.base, tuple(seen), problems=tuple(wrong.values()))
-        if keeper is not None:
-            return self.with_rows_of_keeper(keeper)
-        if not self.growing:
-            return Views(self.base, self.agents)
-        return self.with_rows_of_one(self.growing[0]) if len(self.growing) == 1 else self.with_rows_of_several()
 
     def padded(self) -> tuple[_Family, list[str]]:
         """The family whose agents have all rows of the base, and a warning for each that lacked some."""
