@@ -44,7 +44,7 @@ _BEHAVIOUR_KEYS = (
 )
 
 
-def base_problems(base: Model, kept: frozenset[str] = frozenset()) -> list[Problem]:
+def base_problems(base: Model, kept: frozenset[str]) -> list[Problem]:
     """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
     tensors = {n: t for n, t in base.tensors.items() if n not in kept}

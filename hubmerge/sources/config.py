@@ -93,7 +93,7 @@ def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[
     return kept, _named(left_out)
 
 
-def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
+def config_problems(base: Model, agents: Sequence[Model]) -> list[Problem]:
     """Problems where the rest of the base's config.json would describe another model, one that nobody can load, or one
     whose weights lie elsewhere than where they were read."""
     problems = list(_own_code(base))

@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from types import MappingProxyType
 
-from hubmerge.recipe.ignore import Ignored, nothing
+from hubmerge.recipe.ignore import Ignored
 from hubmerge.sources.base import Model, View, Views
 from hubmerge.text.wording import incompatible
 
@@ -55,7 +55,7 @@ _AGES = {
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-def untie(base: Model, agents: Sequence[Model], ignored: Ignored = nothing) -> Views:
+def untie(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
     """Views of all models in which a tied head, or another copy of a table, stands or is missing alike.
 
     Agents have no tensors of names that are ignored, and need none."""
@@ -234,7 +234,7 @@ def _only(tensors: Iterable[str], names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def aligned(base: Model, agent: Model, ignored: Ignored = nothing) -> View:
+def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
     """The agent under the base's names; unchanged where no single prefix explains the difference.
 
     Names in `ignored` may be there or not.

@@ -39,11 +39,11 @@ def trim(delta: Array, density: float) -> Array:
     return kept
 
 
-def rescaled_drop(delta: Array, kept: NDArray[np.bool_], rescale: bool = True) -> Array:
+def rescaled_drop(delta: Array, kept: NDArray[np.bool_]) -> Array:
     """The survivors, scaled so that the tensor's sum of magnitudes is what it was."""
     survivors = np.where(kept, delta, 0.0)
     after = np.abs(survivors).sum()
-    return survivors * (np.abs(delta).sum() / after) if rescale and after > 0 else survivors
+    return survivors * (np.abs(delta).sum() / after) if after > 0 else survivors
 
 
 def task_arithmetic(deltas: Array, weights: Sequence[float], lam: float, normalize: bool) -> Array:
@@ -63,8 +63,8 @@ def consensus(deltas: Array, weights: Sequence[float], lam: float, normalize: bo
     return result
 
 
-def ram(deltas: Array, epsilon: float, r: float = 0.0, alpha: float = 0.0) -> Array:
-    """RAM; with r and alpha the tensor-local RAM+."""
+def ram(deltas: Array, epsilon: float, r: float, alpha: float) -> Array:
+    """The tensor-local RAM+; RAM where r and alpha are 0."""
     active = np.abs(deltas) > np.float32(epsilon)
     count = active.sum(axis=0)
     result = np.zeros(deltas.shape[1])
