@@ -8,7 +8,7 @@ from threading import Event
 from time import process_time
 
 import pytest
-from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
+from builders import random_base, sparse_agent, tensor, write_model
 from plan_helpers import (
     BASE,
     CONFIG,
@@ -18,7 +18,6 @@ from plan_helpers import (
     B,
     assert_laid_out,
     model,
-    names_of,
     plan,
     plan_of,
     problems,
@@ -35,7 +34,6 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.header import parse_header
 from hubmerge.sources.open import open_models
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 
 def without(name: str) -> dict[str, tuple[int, ...]]:
@@ -334,28 +332,6 @@ def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
         ("the same agent stands twice", str(models[3].ref)),
     ]
     refuse_equal_folders(models[:2])
-
-
-def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
-    base = {**random_base(0, sizes=llama_shapes(layers=1)), "rotary.steps": tensor([1, 2, 3], "I64")}
-    base["scalar"] = tensor(0.5, "F32")
-    base["empty"] = tensor(f32(tensor([])).reshape(0, 3))
-    agents = [sparse_agent(base, 0.2, seed) for seed in (1, 2)]
-    folders = [write_model(tmp_path / str(k), tensors, shards=k + 1) for k, tensors in enumerate((base, *agents))]
-    made = plan_of(*folders, method="linear", max_shard_bytes=1500)
-    assert len(made.shards) > 2
-    assert_laid_out(made)
-    assert sorted(names_of(made)) == sorted(base)
-    assert made.elements == sum(t.raw.size for t in base.values())
-    assert {t.name for t in made.tensors() if t.action == "copy"} == {"rotary.steps"}
-    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
-        for planned in made.tensors():
-            for k, tensors in enumerate((base, *agents)):
-                raw = reader.raw(k, planned.inputs[k], 0, planned.elements)
-                assert raw.tobytes() == tensors[planned.name].raw.tobytes()
-            if planned.elements > 3:
-                part = reader.raw(1, planned.inputs[1], 2, planned.elements - 3)
-                assert part.tobytes() == agents[0][planned.name].raw.reshape(-1)[2:-1].tobytes()
 
 
 def test_headers_that_took_a_while_are_told_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

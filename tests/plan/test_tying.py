@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
-from plan_helpers import CONFIG, NOWHERE, SHAPES, assert_laid_out, model, names_of, plan, plan_of, problems
+from builders import f32, llama_config, random_base, sparse_agent, tensor, write_model
+from plan_helpers import CONFIG, SHAPES, assert_laid_out, model, names_of, plan, problems
 
 import hubmerge
 from hubmerge.errors import IncompatibleError
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 Shapes = tuple[dict[str, tuple[int, ...]], dict[str, Any]]  # of the tensors; the config
 
@@ -110,19 +109,6 @@ REFUSED: dict[str, tuple[tuple[Model, Model, Model], str]] = {
 def test_a_head_that_does_not_fit_is_refused(given: tuple[Model, Model, Model], said: str):
     (problem,) = problems(*given)
     assert said in problem
-
-
-def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: Path):
-    base: dict[str, T] = random_base(0)
-    first = sparse_agent(base, 0.1, 1)
-    tied = {n: t for n, t in sparse_agent(base, 0.1, 2).items() if n != HEAD}
-    folders = [write_model(tmp_path / "base", base), write_model(tmp_path / "a", first)]
-    folders.append(write_model(tmp_path / "b", tied, config=llama_config(tied, tie_word_embeddings=True)))
-    made = plan_of(*folders)
-    (head,) = (t for t in made.tensors() if t.name == HEAD)
-    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
-        raw = reader.raw(2, head.inputs[2], 0, head.elements)
-    assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
 
 
 @pytest.mark.parametrize("differing", [0, 1, 2], ids=["base", "first agent", "second agent"])

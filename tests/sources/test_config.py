@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from time import process_time
 from typing import Any
 
 import pytest
-from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
-from plan_helpers import plan_of
+from plan_helpers import CONFIG, model, plan
 
 from hubmerge.errors import IncompatibleError
+from hubmerge.hub.names import FileInfo
 from hubmerge.sources.config import (
     KNOWN_CLASSES,
     MAX_DEPTH,
@@ -282,19 +281,13 @@ def test_a_file_comes_back_clean_or_not_at_all(content: bytes, clean: bytes | No
 # --- what cannot be described without what is left out -----------------------------------------------------------
 
 
-def problems(tmp_path: Path, config: dict[str, Any], agent: dict[str, Any] | None = None) -> list[str]:
+def problems(config: dict[str, Any], agent: dict[str, Any] | None = None) -> list[str]:
     """What a plan says of a base with these keys in its config.json, and of an agent with those."""
-    base = random_base(0, sizes=llama_shapes(layers=1))
-    folders = [
-        write_model(tmp_path / name, tensors, config={**llama_config(base), **keys})
-        for name, tensors, keys in (
-            ("base", base, config),
-            ("one", sparse_agent(base, 0.1, 1), agent or {}),
-            ("two", sparse_agent(base, 0.1, 2), {}),
-        )
-    ]
+    given = {"org/base": config, "org/one": agent or {}, "org/two": {}}
+    files = {"tokenizer.json": FileInfo("tokenizer.json", 10)}
+    llama = {**CONFIG, "model_type": "llama"}
     try:
-        plan_of(*folders)
+        plan(*(model(name, config={**llama, **keys}, files=files) for name, keys in given.items()))
     except IncompatibleError as error:
         return [p.what for p in error.problems]
     return []
@@ -331,21 +324,19 @@ DESCRIBED: list[tuple[dict[str, Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("keys", "problem"), DESCRIBED, ids=range(len(DESCRIBED)))
-def test_a_base_that_its_config_describes_only_with_other_files_is_refused(
-    tmp_path: Path, keys: dict[str, Any], problem: str | None
-):
-    assert problems(tmp_path, keys) == ([] if problem is None else [problem])
+def test_a_base_that_its_config_describes_only_with_other_files_is_refused(keys: dict[str, Any], problem: str | None):
+    assert problems(keys) == ([] if problem is None else [problem])
 
 
-def test_a_type_or_a_class_that_only_its_own_code_has_is_refused(tmp_path: Path):
+def test_a_type_or_a_class_that_only_its_own_code_has_is_refused():
     unknown = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
-    assert problems(tmp_path, unknown)[:1] == [OWN_CODE]
+    assert problems(unknown)[:1] == [OWN_CODE]
     config = {"architectures": ["LlamaForRewards"], "auto_map": {"AutoModel": "org/x--modeling.LlamaForRewards"}}
-    assert problems(tmp_path, config, config)[:1] == [OWN_CODE]
+    assert problems(config, config)[:1] == [OWN_CODE]
 
 
-def test_an_agent_whose_weights_lie_elsewhere_is_refused(tmp_path: Path):
-    assert problems(tmp_path, {}, {"transformers_weights": "b.safetensors"}) == [OTHER_WEIGHTS]
+def test_an_agent_whose_weights_lie_elsewhere_is_refused():
+    assert problems({}, {"transformers_weights": "b.safetensors"}) == [OTHER_WEIGHTS]
 
 
 def test_the_list_of_transformers_classes_is_that_of_the_installed_one():
