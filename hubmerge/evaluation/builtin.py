@@ -125,9 +125,7 @@ def grader() -> str:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
             if not {name.partition(".")[0] for name in names} & _NOT_IN_THE_SANDBOX:
                 kept.append(node)
-        elif isinstance(node, ast.Assign):
-            kept.append(node)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in _GRADER:
+        elif isinstance(node, ast.Assign) or getattr(node, "name", "") in _GRADER:
             kept.append(node)
     if lacking := _GRADER - {getattr(node, "name", "") for node in kept}:
         raise EvaluationError("this lighteval grades otherwise", where="lcb", got=f"no {sorted(lacking)}")

@@ -52,14 +52,10 @@ def weights_of(model: Model) -> Weights:
     return Weights(named if named in ITEM_BYTES else _STORED[usual], elements.total())
 
 
-def bytes_for_weights(memory_bytes: int) -> int:
-    """What is left beside the process itself and the keys and values of a batch."""
-    return int((1 - SHARE_OF_CACHE) * memory_bytes - min(PROCESS_BYTES, SHARE_OF_CACHE * memory_bytes))
-
-
 def fitting_dtype(weights: Weights, asked: str, memory_bytes: int, where: str) -> str:
     """The dtype to run in within `memory_bytes`; `asked` is `auto` or the only one. DeviceError where none fits."""
-    usable = bytes_for_weights(memory_bytes)
+    # what is left beside the process itself and the keys and values of a batch
+    usable = int((1 - SHARE_OF_CACHE) * memory_bytes - min(PROCESS_BYTES, SHARE_OF_CACHE * memory_bytes))
     choices = [weights.stored, _NARROWER] if asked == "auto" else [asked]
     for dtype in choices:
         if weights.bytes_as(dtype) <= usable:

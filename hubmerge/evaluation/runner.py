@@ -139,14 +139,17 @@ class _Run:
         return f"{self.suite.suite.name} on {self.model.ref}"
 
     @property
+    def loaded(self) -> Model:
+        """The model whose architecture and dtype the evaluating process loads."""
+        return self.model if self.whole is None else self.whole.base
+
+    @property
     def weights(self) -> Weights:
-        """Those that the evaluating process loads."""
-        return weights_of(self.model if self.whole is None else self.whole.base)
+        return weights_of(self.loaded)
 
     @property
     def batch_size(self) -> int:
-        config = (self.model if self.whole is None else self.whole.base).config
-        return 1 if config.get("model_type") in ASKED_ALONE else self.options.batch_size
+        return 1 if self.loaded.config.get("model_type") in ASKED_ALONE else self.options.batch_size
 
     @property
     def disk_bytes(self) -> int:
@@ -222,7 +225,17 @@ def _measured(run: _Run) -> EvaluationResult:
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
         require_room(run.disk_bytes, workdir, run.what)
         observer.stage("fetch model")
-        _stage_model(run)
+
+        def told(done: int, total: int, unit: str = "B") -> None:
+            observer.progress("fetch model", done, total, unit)
+
+        folder, inputs = workdir / "model", workdir / "inputs"
+        if run.whole is None:
+            notes = stage_model(run.model, run.hub, folder, inputs, told)
+        else:
+            notes = stage_on_base(run.whole, run.hub, folder, inputs, told)
+        for note in notes:
+            observer.warning(note)
     except _ABOUT_THE_MODEL as error:
         return _failed(run, error)
     observer.stage("fetch data")
@@ -268,19 +281,6 @@ def check_evaluable(model: Model, hub: Hub) -> Plan | None:
     if not any(map(makes_tokenizer, (*model.files, *weights.files))):
         raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
     return whole
-
-
-def _stage_model(run: _Run) -> None:
-    def told(done: int, total: int, unit: str = "B") -> None:
-        run.observer.progress("fetch model", done, total, unit)
-
-    folder, inputs = run.workdir / "model", run.workdir / "inputs"
-    if run.whole is None:
-        notes = stage_model(run.model, run.hub, folder, inputs, told)
-    else:
-        notes = stage_on_base(run.whole, run.hub, folder, inputs, told)
-    for note in notes:
-        run.observer.warning(note)
 
 
 def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
