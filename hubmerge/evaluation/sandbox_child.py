@@ -18,7 +18,7 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -131,6 +131,11 @@ def _raised(name: str, text: str) -> Exception:
     return error
 
 
+def _asking(action: str) -> Callable[..., Any]:
+    """A method of an object elsewhere, which asks for this action on it."""
+    return lambda self, *arguments: self._solution.ask(action, self, *arguments)
+
+
 class _Elsewhere:
     """An object that stayed in the solution's process. It equals nothing but itself."""
 
@@ -140,43 +145,23 @@ class _Elsewhere:
     def __init__(self, solution: Asked, number: int) -> None:
         vars(self).update(_solution=solution, _number=number)
 
-    def _ask(self, action: str, *arguments: Any) -> Any:
-        return self._solution.ask(action, self, *arguments)
+    __getattr__ = _asking("attribute")
+    __setattr__ = _asking("set")
+    __getitem__ = _asking("item")
+    __contains__ = _asking("contains")
+    __len__ = _asking("length")
+    __bool__ = _asking("truth")
+    __iter__ = _asking("iterator")
+    __str__ = _asking("text")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._ask("call", list(arguments), named)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._ask("attribute", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("item", key)
-
-    def __contains__(self, value: Any) -> bool:
-        return self._ask("contains", value) is True
-
-    def __len__(self) -> int:
-        length = self._ask("length")
-        return length if type(length) is int else 0
-
-    def __bool__(self) -> bool:
-        return self._ask("truth") is True
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = self._ask("iterator")
-        return iterator
+        return self._solution.ask("call", self, list(arguments), named)
 
     def __next__(self) -> Any:
-        found = self._ask("next")
+        found = self._solution.ask("next", self)
         if not found:
             raise StopIteration
         return found[0]
-
-    def __str__(self) -> str:
-        return str(self._ask("text"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Elsewhere) and other._number == self._number
