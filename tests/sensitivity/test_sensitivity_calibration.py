@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
+from processes import python
 from pydantic import ValidationError
 from sensitivity_helpers import PAIRS, llama, write_rows
 
@@ -218,13 +216,9 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
         {**several, "subset": "c"},
     ]
     # the datasets library reads the endpoint when it is imported, hence a process of its own
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD, local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked), str(len(ROWS))],
-        env={**os.environ, "HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked), str(len(ROWS))
+    child = python("-c", _CHILD, *words, HF_ENDPOINT=local_hub.endpoint, HF_HOME=str(tmp_path / "home"))
+    assert child.stderr == ""
     pinned, newest, five, no_split, no_column, nothing, too_long, script, *parted = json.loads(child.stdout)
     subset, no_subset, other_subset = parted
     for found, rows in ((pinned, ROWS), (newest, ROWS[:20]), (subset, ROWS[5:])):
@@ -241,7 +235,6 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
     assert no_subset == f"E_SOURCE: the dataset has several subsets {where} none of them named. {step}"
     assert other_subset == f"E_SOURCE: the dataset has no such subset {where} c. {step}"
     assert too_long.startswith("E_SENSITIVITY: the split has too many rows in ada/calibration-long")
-    assert child.stderr == ""
 
 
 # --- tokens --------------------------------------------------------------------------------------------------

@@ -6,11 +6,8 @@ Nothing stands under the final name before it is complete.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ import pytest
 import torch
 from builders import llama_config, llama_shapes, random_base, write_model
 from plan_helpers import opened
+from processes import python
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -271,7 +269,6 @@ def test_a_cancelled_computation_goes_on_where_it_was(made, folder, tmp_path, ca
 
 _CHILD = """
 import os, signal, sys, torch
-sys.path[:0] = [sys.argv[3]]
 from pathlib import Path
 from sensitivity_helpers import compute
 from hubmerge.sensitivity.compute import SquareSums
@@ -289,13 +286,9 @@ compute(Path(sys.argv[1]), Path(sys.argv[2]), checkpoint_every=2)
 
 def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(made, folder, tmp_path):
     out = tmp_path / "s.safetensors"
-    here = Path(__file__).parent
-    child = subprocess.run(  # 21 parameters per pair, so that the 55th gradient is of the third
-        [sys.executable, "-c", _CHILD, str(folder), str(out), str(here)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])])},
-        capture_output=True,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    # 21 parameters per pair, so that the 55th gradient is of the third
+    child = python("-c", _CHILD, str(folder), str(out), PYTHONPATH="tests/sensitivity:tests:.")
+    assert child.returncode == -signal.SIGKILL, child.stderr
     assert not out.exists()
     seen: list[int] = []
     compute(folder, out, checkpoint_every=1, progress=begun_at(seen))
