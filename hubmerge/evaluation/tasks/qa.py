@@ -3,6 +3,11 @@
 Normalisation is SQuAD's (Rajpurkar et al. 2016), which HotpotQA, NQ-open and 2WikiMultihopQA share: lower case,
 no ASCII punctuation, no articles, single spaces. Deviation: an answer of which that leaves nothing ("A", "!") is
 compared as it is, since an empty string would equal an empty answer and be part of every text.
+
+`nq_context`: Natural Questions with a short answer, each with the passage that holds it, in MRQA's edition (Fisch
+et al. 2019, arXiv:1910.09753; CC BY-SA 3.0; the rows of its subset NaturalQuestionsShort). `two_wiki_context`:
+2WikiMultihopQA (Ho et al. 2020, arXiv:2011.01060; Apache-2.0), each question with its ten paragraphs, two to four of
+which are needed. Both ask for exact match; any accepted answer counts.
 """
 
 from __future__ import annotations
@@ -10,11 +15,11 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hubmerge.evaluation.tasks.base import Row
+from hubmerge.evaluation.tasks.base import Row, Rows, Task
 from hubmerge.evaluation.tasks.generated_code import without_thoughts
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -127,3 +132,51 @@ def numbered(texts: Iterable[Paragraph]) -> str:
 def shown(number: int, paragraph: Paragraph) -> str:
     head = f"Document {number}: {paragraph.title}".rstrip().removesuffix(":")
     return f"{head}\n{paragraph.text}"
+
+
+# --- the tasks of search ---------------------------------------------------------------------------------
+
+_NQ = "NaturalQuestionsShort"
+
+
+def _prompt(row: Row) -> str:
+    return (
+        "Read the documents and answer the question. Reply with the answer alone, as short as possible, "
+        f"without any other words.\n\n{numbered(paragraphs(row))}\n\nQuestion: {str(row['question']).strip()}\nAnswer:"
+    )
+
+
+def _answerable(rows: Sequence[Row]) -> Sequence[Row]:
+    return [row for row in rows if golds(row)]
+
+
+def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], Sequence[Row]]) -> Task:
+    return Task(
+        name=name,
+        title=title,
+        domain="search",
+        rows=rows,
+        metric="exact_match",
+        prompt=_prompt,
+        reference=golds,
+        score=exact_match,
+        max_new_tokens=512,
+        blank={"context": "{text}", "title": "{title}", "question": "{question}"},
+        expand=expand,
+    )
+
+
+TASKS = (
+    _task(
+        "nq_context",
+        "Natural Questions with a given passage",
+        Rows("mrqa-workshop/mrqa", subset="plain_text", split="validation"),
+        lambda rows: _answerable([row for row in rows if row.get("subset", _NQ) == _NQ]),
+    ),
+    _task(
+        "two_wiki_context",
+        "2WikiMultihopQA with given paragraphs",
+        Rows("framolfese/2WikiMultihopQA", split="validation"),
+        _answerable,
+    ),
+)
