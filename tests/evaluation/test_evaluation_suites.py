@@ -17,7 +17,7 @@ from huggingface_hub import HfApi
 from hubmerge.cli.main import main
 from hubmerge.errors import EvaluationError, SourceChangedError, SourceNotFoundError
 from hubmerge.evaluation import suites
-from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, own_pins, read_pins, write_pins
+from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, dataset_digest, own_pins, read_pins, write_pins
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
 from hubmerge.evaluation.tasks import bfcl, registry
@@ -150,16 +150,6 @@ def test_without_a_word_on_its_files_every_file_that_is_no_document_is_content(c
     assert digest_of(card=card) == digest_of(card=card, README_md="2")
 
 
-Put = Callable[[str, str], str]
-
-
-@pytest.fixture
-def put(hub: Hub, name: str) -> tuple[str, Put]:
-    """A dataset of ada's, and what writes a file of it."""
-    api = HfApi(hub.endpoint, token=hub.token)
-    return name, lambda path, content: publish(api, name, {path: content.encode()})
-
-
 def test_a_limit_is_every_task_s_and_at_least_one_row() -> None:
     assert [t.limit for t in pinned(limit=20).tasks] == [20] * 3
     with pytest.raises(EvaluationError, match="no rows"):
@@ -202,35 +192,24 @@ def test_a_missing_dataset_a_revision_that_is_gone_and_other_data_under_a_pinned
     assert refused.value.problems[0].expected == CONTENT
 
 
-def test_a_change_of_the_card_s_configs_is_other_content_and_a_word_in_it_is_not(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = Hub.repo_state
-
-    def edited(self: Hub, repo_id: str, revision: str | None = None) -> Any:
-        found = state(self, repo_id, revision)
-        return type(found)(**{**vars(found), "card": {**found.card, **change}})
-
-    monkeypatch.setattr(Hub, "repo_state", edited)
-    change: dict[str, Any] = {"license": "mit"}
-    assert pin("zoo", hub).unpinned == ()
-    change = {"configs": []}
-    with pytest.raises(EvaluationError, match="other data"):
-        pin("zoo", hub)
+def test_a_change_of_the_card_s_configs_is_other_content_and_a_word_in_it_is_not() -> None:
+    data = TreeFile("data.parquet", 1, "o" * 40, "1")
+    tree = {data.path: data}
+    pinned = dataset_digest(CARD, tree)
+    assert dataset_digest({**CARD, "license": "mit"}, {**tree, "README.md": replace(data, path="README.md")}) == pinned
+    assert dataset_digest({**CARD, "configs": []}, tree) != pinned
+    assert dataset_digest(CARD, {data.path: replace(data, sha256="2")}) != pinned
 
 
-def test_a_revision_is_read_although_main_has_moved_on(
-    hub: Hub, put: tuple[str, Put], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repo, write = put
+def test_a_revision_is_read_although_main_has_moved_on(hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo, api = name, HfApi(hub.endpoint, token=hub.token)
     tasks = {f"zoo_{domain}": registry()[f"zoo_{domain}"] for domain in ("math", "tool", "mem")}
     moved = {n: replace(t, rows=replace(t.rows, repo=repo, subset=None)) for n, t in tasks.items()}
     monkeypatch.setattr(suites, "registry", lambda: moved)
-    write("math.jsonl", '{"prompt": "1+1=", "answer": "2"}\n')
-    first = hub.datasets.head(repo)
+    first = publish(api, repo, {"math.jsonl": b'{"prompt": "1+1=", "answer": "2"}\n'})
     pins = {repo: DatasetPin(revision=first, hub=hub.endpoint)}
     before = pin("zoo", hub, pins=pins)
-    write("math.jsonl", "{}\n")
+    publish(api, repo, {"math.jsonl": b"{}\n"})
     after, unpinned = pin("zoo", hub, pins=pins), pin("zoo", hub, pins={})
     assert {t.revision for t in after.tasks} == {first}
     assert (after.version, after.unpinned) == (before.version, ())
