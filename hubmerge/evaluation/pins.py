@@ -40,7 +40,7 @@ class DatasetPin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    hub: str = DEFAULT_ENDPOINT  # where the revision is known
+    hub: str = DEFAULT_ENDPOINT  # where the revision is known; of other Hubs it says nothing
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None  # `dataset_digest` of it
 
     @model_validator(mode="after")
@@ -48,9 +48,6 @@ class DatasetPin(BaseModel):
         if self.revision is None and self.content is None:
             raise ValueError("a revision or a content is needed")
         return self
-
-    def commit_on(self, endpoint: str) -> str | None:
-        return self.revision if endpoint == self.hub else None
 
     @property
     def words(self) -> str:
@@ -140,10 +137,13 @@ def _of_subset(entries: Any, subset: str | None) -> Mapping[str, Any]:
 
 
 def _paths(splits: Collection[str], entry: Mapping[str, Any], tree: Mapping[str, Any]) -> Sequence[str]:
-    patterns = _patterns(entry.get("data_files"), splits)
     folder = str(entry.get("data_dir") or "").strip("/")
-    patterns = {s: [f"{folder}/{p}" if folder else p for p in found] for s, found in patterns.items()}
-    matched = {split: [p for p in tree if _matches(p, found)] for split, found in patterns.items()}
+    matched: dict[str, list[str]] = {}
+    for split, patterns in _patterns(entry.get("data_files"), splits).items():
+        placed = (f"{folder}/{pattern}" if folder else pattern for pattern in patterns)
+        # `*` matches slashes too, since one file too many does no harm
+        cleaned = [pattern.removeprefix("./").replace("**/", "*") for pattern in placed]
+        matched[split] = [path for path in tree if any(fnmatchcase(path, pattern) for pattern in cleaned)]
     if set(matched) >= set(splits) and all(matched.values()):
         return [path for found in matched.values() for path in found]
     return [path for path in tree if not _is_document(path)]
@@ -166,12 +166,6 @@ def _patterns(data_files: Any, splits: Collection[str]) -> dict[str, list[str]]:
         path = each.get("path")
         found.setdefault(each["split"], []).extend(map(str, path if isinstance(path, list) else [path]))
     return found
-
-
-def _matches(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the path. `*` matches slashes too, since one file too many does no harm."""
-    cleaned = (p.removeprefix("./").replace("**/", "*") for p in patterns)
-    return any(fnmatchcase(path, p) for p in cleaned)
 
 
 def _is_document(path: str) -> bool:

@@ -209,10 +209,10 @@ def pin(
 
 def _dataset(repo: str, pin: DatasetPin | None, hub: Hub) -> tuple[bool, RepoState, Mapping[str, TreeFile]]:
     """Whether the pin holds the dataset to a commit or a content; its state and files at the commit to read."""
-    commit = pin.commit_on(hub.endpoint) if pin else None
+    commit = pin.revision if pin and pin.hub == hub.endpoint else None
+    content = pin.content if pin else None
     state = hub.datasets.repo_state(repo, commit)
     tree = hub.datasets.tree(repo, state.sha)
-    content = pin.content if pin else None
     if content is not None and (found := dataset_digest(state.card, tree)) != content:
         raise EvaluationError(
             "a dataset has other data than its suite is made of",
