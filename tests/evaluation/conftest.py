@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from line import Watcher
 
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import EvaluationResult
@@ -27,22 +28,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
 
 
-class Notes(runner.Unobserved):
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.warnings: list[str] = []
-
-    def stage(self, name: str) -> None:
-        self.stages.append(name)
-
-    def warning(self, message: str) -> None:
-        self.warnings.append(message)
-
-
 @pytest.fixture
-def notes() -> Notes:
+def notes() -> Watcher:
     """An observer with the stages and the warnings that it was told."""
-    return Notes()
+    return Watcher()
 
 
 @pytest.fixture
