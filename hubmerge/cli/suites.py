@@ -19,7 +19,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     path = arguments.file or PINS
     pins = {} if arguments.pin and not path.exists() else dict(read_pins(path))
     suites = {name: get_suite(name) for name in arguments.names or SUITES}
-    datasets = {name: sorted({registry()[t.task].rows.repo for t in suite.tasks}) for name, suite in suites.items()}
+    datasets = {name: sorted({registry()[task].rows.repo for task in suite.tasks}) for name, suite in suites.items()}
     missing = sorted({repo for found in datasets.values() for repo in found} - set(pins))
     if arguments.pin and missing:
         hub = hub_of_user(settings).datasets

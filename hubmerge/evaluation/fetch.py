@@ -85,7 +85,7 @@ def _is_there(folder: Path) -> bool:
 def _folder_name(task: PinnedTask) -> str:
     rows = task.task.rows
     cut = "all" if task.limit is None or task.task.expand is not None else str(task.limit)
-    examples = rows.few_shot_split if task.few_shot else None
+    examples = rows.few_shot_split if task.task.few_shot else None
     parts = (task.revision, task.name, rows.subset or "", task.split, examples or "", cut)
     return "--".join(part.replace("/", "_").replace(":", "_") for part in parts)
 

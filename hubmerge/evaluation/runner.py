@@ -394,7 +394,7 @@ def _result(run: _Run, done: Event) -> EvaluationResult:
                 stderr=score["stderr"],
                 samples=score["samples"],
                 truncated=score.get("truncated"),
-                few_shot=task.few_shot,
+                few_shot=task.task.few_shot,
                 task_version=task.task.version,
                 dataset=task.task.rows.repo,
                 dataset_revision=task.revision,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,20 +31,12 @@ RULES = 4  # grows with each change in how the runner asks and cuts that moves s
 
 
 @dataclass(frozen=True)
-class SuiteTask:
-    """A task in a suite."""
-
-    task: str
-    few_shot: int = 0
-
-
-@dataclass(frozen=True)
 class Suite:
     """Tasks that are measured together."""
 
     name: str
     title: str
-    tasks: tuple[SuiteTask, ...]
+    tasks: tuple[str, ...]  # names
     max_model_len: int | None = None  # tokens of prompt and answer together; the model's own limit if None
 
 
@@ -53,7 +45,6 @@ class PinnedTask:
     """A suite's task with the commit of its dataset and the split that is read."""
 
     task: Task | BuiltinTask
-    few_shot: int
     limit: int | None  # the first so many rows of the dataset; None: all
     revision: str  # commit of task.rows.repo
     content: str  # digest of what is read at that commit
@@ -73,8 +64,8 @@ class PinnedTask:
             "revision": self.revision,
             "subset": rows.subset,
             "split": self.split,
-            "few_shot_split": rows.few_shot_split if self.few_shot else None,
-            "few_shot": self.few_shot,
+            "few_shot_split": rows.few_shot_split if self.task.few_shot else None,
+            "few_shot": self.task.few_shot,
             "limit": self.limit,
             "expands": self.task.expand is not None,
             "folder": str(folder),
@@ -104,38 +95,30 @@ class PinnedSuite:
             "dtype": self.dtype,
             "rules": RULES,
             "tasks": [
-                [t.name, t.task.version, t.few_shot, t.limit, t.task.rows.repo, t.content, t.split] for t in self.tasks
+                [t.name, t.task.version, t.task.few_shot, t.limit, t.task.rows.repo, t.content, t.split]
+                for t in self.tasks
             ],
         }
         text = json.dumps(content, separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:VERSION_DIGITS]
 
 
-def _named(names: Sequence[str]) -> tuple[SuiteTask, ...]:
-    return tuple(map(SuiteTask, names))
-
-
 _BFCL = (
     *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
 )
-_LENGTHS = tuple(LENGTHS)
-_SHORT_LENGTHS = _LENGTHS[:3]  # what a model of 32,768 positions can read
-
-
-def _ruler(lengths: Sequence[str]) -> tuple[SuiteTask, ...]:
-    return _named([f"ruler_{kind}_{length}" for length in lengths for kind in ("single", "multi")])
-
+_RULER = tuple(f"ruler_{kind}_{length}" for length in LENGTHS for kind in ("single", "multi"))
+_SHORT_RULER = _RULER[:6]  # of the three lengths that a model of 32,768 positions can read
 
 _SUITES = (
-    Suite("zoo", "The example agents' three domains", _named(("zoo_math", "zoo_tool", "zoo_mem"))),
-    Suite("math", "Mathematics", (SuiteTask("gsm8k", few_shot=5), SuiteTask("math_500"), SuiteTask("aime24"))),
-    Suite("instruction", "Instruction following", _named(("ifeval",))),
-    Suite("code", "Code", _named(("humaneval", "mbpp", "lcb:codegeneration"))),
-    Suite("tool", "Function calling", _named([f"bfcl_{category}" for category in _BFCL])),
-    Suite("memory", "Recall over long contexts, 7K to 896K tokens", _ruler(_LENGTHS)),
-    Suite("memory_short", "Recall over long contexts, 7K to 28K tokens", _ruler(_SHORT_LENGTHS)),
-    Suite("search", "Questions with given contexts", _named(("nq_context", "two_wiki_context"))),
+    Suite("zoo", "The example agents' three domains", ("zoo_math", "zoo_tool", "zoo_mem")),
+    Suite("math", "Mathematics", ("gsm8k", "math_500", "aime24")),
+    Suite("instruction", "Instruction following", ("ifeval",)),
+    Suite("code", "Code", ("humaneval", "mbpp", "lcb:codegeneration")),
+    Suite("tool", "Function calling", tuple(f"bfcl_{category}" for category in _BFCL)),
+    Suite("memory", "Recall over long contexts, 7K to 896K tokens", _RULER),
+    Suite("memory_short", "Recall over long contexts, 7K to 28K tokens", _SHORT_RULER),
+    Suite("search", "Questions with given contexts", ("nq_context", "two_wiki_context")),
 )
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in _SUITES})
 
@@ -171,9 +154,9 @@ def pin(
     chosen = get_suite(suite) if isinstance(suite, str) else suite
     if limit is not None and limit < 1:
         raise EvaluationError("a limit of no rows measures nothing", where=chosen.name, got=str(limit))
-    tasks = [(asked, registry()[asked.task]) for asked in chosen.tasks]
+    tasks = [registry()[name] for name in chosen.tasks]
     if split == "dev":
-        tasks = [(asked, task) for asked, task in tasks if task.rows.dev_split is not None]
+        tasks = [task for task in tasks if task.rows.dev_split is not None]
         if not tasks:
             raise EvaluationError(
                 "the suite has no rows to choose by",
@@ -185,18 +168,15 @@ def pin(
     elif split != "test":
         raise EvaluationError("there is no such split", where=chosen.name, expected="test or dev", got=str(split)[:80])
     pins = own_pins() if pins is None else pins
-    datasets = {
-        repo: _dataset(repo, pins.get(repo), hub) for repo in dict.fromkeys(task.rows.repo for _, task in tasks)
-    }
+    datasets = {repo: _dataset(repo, pins.get(repo), hub) for repo in dict.fromkeys(task.rows.repo for task in tasks)}
     pinned = []
-    for asked, task in tasks:
+    for task in tasks:
         is_pinned, state, tree = datasets[task.rows.repo]
         read = task.rows.split if split == "test" else str(task.rows.dev_split)
-        examples = {task.rows.few_shot_split} if asked.few_shot and task.rows.few_shot_split else set()
+        examples = {task.rows.few_shot_split} if task.few_shot and task.rows.few_shot_split else set()
         pinned.append(
             PinnedTask(
                 task=task,
-                few_shot=asked.few_shot,
                 limit=limit,
                 revision=state.sha,
                 content=content_digest(task.rows, {read} | examples, state.card, tree),
@@ -204,7 +184,7 @@ def pin(
                 pinned=is_pinned,
             )
         )
-    return PinnedSuite(replace(chosen, tasks=tuple(asked for asked, _ in tasks)), split, tuple(pinned), dtype)
+    return PinnedSuite(replace(chosen, tasks=tuple(task.name for task in tasks)), split, tuple(pinned), dtype)
 
 
 def _dataset(repo: str, pin: DatasetPin | None, hub: Hub) -> tuple[bool, RepoState, Mapping[str, TreeFile]]:

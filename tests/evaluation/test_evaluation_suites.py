@@ -19,7 +19,7 @@ from hubmerge.errors import EvaluationError, SourceChangedError, SourceNotFoundE
 from hubmerge.evaluation import suites
 from hubmerge.evaluation.pins import PINS, DatasetPin, content_digest, dataset_digest, own_pins, read_pins, write_pins
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
+from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, pin
 from hubmerge.evaluation.tasks import bfcl, registry
 from hubmerge.evaluation.tasks.base import Rows
 from hubmerge.hub.client import Hub, RepoState, TreeFile
@@ -76,10 +76,12 @@ def test_the_version_changes_with_everything_that_changes_what_is_asked_and_with
         pinned(split="dev"),
         pinned(replace(suite, max_model_len=4096)),
         pinned(replace(suite, tasks=suite.tasks[:2])),
-        pinned(replace(suite, tasks=(SuiteTask("zoo_math", few_shot=1), *suite.tasks[1:]))),
         *(pinned(dtype=dtype) for dtype in ("float32", "bfloat16", "float16")),
         pinned("zoo", CountingHub(data="2")),
-        replace(base, tasks=(replace(base.tasks[0], task=replace(task, version=2)), *base.tasks[1:])),
+        *(
+            replace(base, tasks=(replace(base.tasks[0], task=replace(task, **change)), *base.tasks[1:]))
+            for change in ({"version": 2}, {"few_shot": 1})
+        ),
     ]
     versions = {suite.version for suite in (base, *others)}
     assert len(versions) == len(others) + 1

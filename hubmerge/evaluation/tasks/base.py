@@ -37,6 +37,7 @@ class _AnyTask:
     domain: str
     rows: Rows
     metric: str
+    few_shot: int = 0  # examples before each question, of `rows.few_shot_split`
     version: int = 1  # grows with any change of prompt or scoring
     stop: tuple[str, ...] = ()
     system: str | None = None

@@ -21,6 +21,7 @@ TASKS = (
         domain="math",
         rows=Rows("openai/gsm8k", subset="main", split="test", dev_split="train", few_shot_split="train"),
         metric="extractive_match",
+        few_shot=5,
         module="lighteval.tasks.tasks.gsm8k",
         asked="Question: {question}\nAnswer:",
     ),
