@@ -174,8 +174,8 @@ def _bytes_of_a_token(model: Any, spec: Mapping[str, Any]) -> int | None:
 class RenderedPrompts(PromptManager):  # type: ignore[misc]
     """Prompts of one task, each rendered once; by a chat template in a process of its own (templates.py)."""
 
-    def __init__(self, model: Any, *, chat: bool, system: str | None) -> None:
-        super().__init__(use_chat_template=chat, tokenizer=model.tokenizer, system_prompt=system)
+    def __init__(self, model: Any, *, chat: bool) -> None:
+        super().__init__(use_chat_template=chat, tokenizer=model.tokenizer)
         self._texts: dict[str, str] = {}
 
     def prepare_prompt(self, doc: Doc) -> str:

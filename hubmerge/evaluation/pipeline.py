@@ -127,11 +127,9 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
 
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
         definition = registry()[task["name"]]
-        # the task decides on chat template and system prompt; in lighteval the model does
+        # the task decides on the chat template; in lighteval the model does
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
-        manager = self._prompts[task["name"]] = RenderedPrompts(
-            self.model, chat=has_template and definition.chat, system=definition.system
-        )
+        manager = self._prompts[task["name"]] = RenderedPrompts(self.model, chat=has_template and definition.chat)
         tokens = {
             id: len(self.model.tokenizer(text, add_special_tokens=not manager.use_chat_template)["input_ids"])
             for id, text in manager.prepare_prompts(docs).items()

@@ -20,6 +20,7 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.pins import DatasetPin, Pins, content_digest, dataset_digest, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
+from hubmerge.evaluation.tasks.bfcl import CATEGORIES
 from hubmerge.evaluation.tasks.ruler import LENGTHS
 from hubmerge.text.wording import did_you_mean
 
@@ -103,10 +104,6 @@ class PinnedSuite:
         return hashlib.sha256(text.encode()).hexdigest()[:VERSION_DIGITS]
 
 
-_BFCL = (
-    *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
-    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
-)
 _RULER = tuple(f"ruler_{kind}_{length}" for length in LENGTHS for kind in ("single", "multi"))
 _SHORT_RULER = _RULER[:6]  # of the three lengths that a model of 32,768 positions can read
 
@@ -115,7 +112,7 @@ _SUITES = (
     Suite("math", "Mathematics", ("gsm8k", "math_500", "aime24")),
     Suite("instruction", "Instruction following", ("ifeval",)),
     Suite("code", "Code", ("humaneval", "mbpp", "lcb:codegeneration")),
-    Suite("tool", "Function calling", tuple(f"bfcl_{category}" for category in _BFCL)),
+    Suite("tool", "Function calling", tuple(f"bfcl_{category}" for category in CATEGORIES)),
     Suite("memory", "Recall over long contexts, 7K to 896K tokens", _RULER),
     Suite("memory_short", "Recall over long contexts, 7K to 28K tokens", _SHORT_RULER),
     Suite("search", "Questions with given contexts", ("nq_context", "two_wiki_context")),

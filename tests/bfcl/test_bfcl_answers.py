@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hubmerge.evaluation.function_calls.decode import Call, decode
-from hubmerge.evaluation.function_calls.match import Kind, matches
+from hubmerge.evaluation.function_calls.match import matches
 from hubmerge.evaluation.function_calls.values import TYPES, Language, read_value
 
 pytest.importorskip("tree_sitter_java", reason="tree-sitter 0.21 has no build for this Python: docs/evaluation.md")
@@ -176,26 +176,25 @@ def test_a_value_matches_by_type_and_by_what_the_key_lists(
     language: Language, value: Any, schema: Any, values: Any, verdict: bool
 ) -> None:
     key = [{"f": {"a": values}}]
-    assert matches([Call("f", {"a": value})], key, [function(a=schema)], "simple", language) is verdict
+    assert matches([Call("f", {"a": value})], key, [function(a=schema)], language, simple=True) is verdict
 
 
 def test_parallel_calls_are_matched_greedily_and_by_the_types_of_their_values() -> None:
     offered = [function(a="integer")]
     key = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
-    assert matches([Call("f", {"a": 2}), Call("f", {"a": 1})], key, offered, "parallel")
+    assert matches([Call("f", {"a": 2}), Call("f", {"a": 1})], key, offered)
     # the first expected call takes a=1, which the second needs, though the other order would serve both
-    assert not matches([Call("f", {"a": 1}), Call("f", {"a": 2})], key, offered, "parallel")
+    assert not matches([Call("f", {"a": 1}), Call("f", {"a": 2})], key, offered)
     mixed = [function(a="any"), function("g", a="boolean")]
     calls = [Call("f", {"a": 1}), Call("g", {"a": True})]
-    assert matches(calls, [{"g": {"a": [True]}}, {"f": {"a": [1]}}], mixed, "parallel")
+    assert matches(calls, [{"g": {"a": [True]}}, {"f": {"a": [1]}}], mixed)
 
 
-@pytest.mark.parametrize("kind", ["multiple", "parallel"])
-def test_a_call_is_held_against_the_first_function_that_the_key_names(kind: Kind) -> None:
+def test_a_call_is_held_against_the_first_function_that_the_key_names() -> None:
     offered = [function("g"), function(a="integer"), function(a="string")]
-    assert matches([Call("f", {"a": 1})], [{"f": {"a": [1]}}], offered, kind)
-    assert not matches([Call("f", {"a": "x"})], [{"f": {"a": ["X"]}}], offered, kind)
-    assert not matches([Call("h", {"a": 1})], [{"h": {"a": [1]}}], offered, kind)
+    assert matches([Call("f", {"a": 1})], [{"f": {"a": [1]}}], offered)
+    assert not matches([Call("f", {"a": "x"})], [{"f": {"a": ["X"]}}], offered)
+    assert not matches([Call("h", {"a": 1})], [{"h": {"a": [1]}}], offered)
 
 
 # --- hostile text -------------------------------------------------------------------------------------------
@@ -315,4 +314,4 @@ def test_any_value_matches_or_does_not(value: Any, option: Any, language: Langua
         *data.draw(st.tuples(st.sampled_from(sorted(TYPES[language])), st.sampled_from(sorted(TYPES[language]))))
     )
     calls, key = [Call("f", {"a": value})], [{"f": {"a": [option, ""]}}]
-    assert matches(calls, key, [function(a=schema)], "simple", language) in (True, False)
+    assert matches(calls, key, [function(a=schema)], language, simple=True) in (True, False)

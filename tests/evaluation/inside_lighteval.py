@@ -135,8 +135,8 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> Non
     model = types.SimpleNamespace(tokenizer=tokenizer)
     doc = Doc(query="two plus two", choices=[""], gold_index=0, id="0")
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
-    texts = [models.RenderedPrompts(model, chat=chat, system="be brief").prepare_prompt(doc) for chat in (True, False)]
-    assert texts == ["[system: be brief][user: two plus two]", "be brief\n\ntwo plus two"]
+    texts = [models.RenderedPrompts(model, chat=chat).prepare_prompt(doc) for chat in (True, False)]
+    assert texts == ["[user: two plus two]", "two plus two"]
 
 
 @pytest.mark.parametrize(

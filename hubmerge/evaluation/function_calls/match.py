@@ -23,12 +23,11 @@ because a score that nobody else can reproduce is worth nothing:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from hubmerge.evaluation.function_calls.decode import Call
 from hubmerge.evaluation.function_calls.values import TYPES, Language, read_value
 
-Kind = Literal["simple", "multiple", "parallel"]
 Function = Mapping[str, Any]  # name, parameters: {properties, required}
 Key = Mapping[str, Mapping[str, Any]]
 
@@ -39,17 +38,18 @@ def matches(
     calls: Sequence[Call],
     key: Sequence[Key],
     functions: Sequence[Function],
-    kind: Kind,
     language: Language = "python",
+    *,
+    simple: bool = False,
 ) -> bool:
-    """Whether the key allows the calls of an answer."""
+    """Whether the key allows the calls of an answer; `simple`: of the only function, whatever the key calls it."""
     if len(calls) != len(key):
         return False
     by_name = {function["name"]: function for function in reversed(functions)}
     left = list(calls)
     for expected in key:
         (name, allowed), *_ = expected.items()
-        function = functions[0] if kind == "simple" else by_name.get(name)
+        function = functions[0] if simple else by_name.get(name)
         if function is None:
             return False
         # by its place: calls with True and with 1 are equal to Python

@@ -40,7 +40,6 @@ class _AnyTask:
     few_shot: int = 0  # examples before each question, of `rows.few_shot_split`
     version: int = 1  # grows with any change of prompt or scoring
     stop: tuple[str, ...] = ()
-    system: str | None = None
     chat: bool = True  # False: the prompt goes to the model as it is, whatever chat template it has
     expand: Callable[[Sequence[Row]], Iterable[Row]] | None = None
     needs: tuple[str, ...] = ()
@@ -50,7 +49,7 @@ class _AnyTask:
 class Task(_AnyTask):
     """A task of our own: greedy generation, scored per sample between 0 and 1.
 
-    `prompt(row)` is the user's text; with `system` it goes through the model's chat template where it has one.
+    `prompt(row)` is the user's text; it goes through the model's chat template where it has one.
     `reference(row)` is JSON: all that `score(answer, reference)` needs besides the generated text.
     `blank` is a row whose values are names in braces, so that its prompt shows how the task asks.
     """

@@ -21,27 +21,18 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.function_calls.decode import decode
-from hubmerge.evaluation.function_calls.match import Kind, matches
+from hubmerge.evaluation.function_calls.match import matches
 from hubmerge.evaluation.function_calls.values import Language
 from hubmerge.evaluation.result import first_reason
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
 
 REPO = "hubmerge/bfcl-v4"
 
-_KINDS: Mapping[str, Kind] = {
-    "simple_python": "simple",
-    "simple_java": "simple",
-    "simple_javascript": "simple",
-    "multiple": "multiple",
-    "parallel": "parallel",
-    "parallel_multiple": "parallel",
-    "live_simple": "simple",
-    "live_multiple": "multiple",
-    "live_parallel": "parallel",
-    "live_parallel_multiple": "parallel",
-}
 _LANGUAGES: Mapping[str, Language] = {"simple_java": "java", "simple_javascript": "javascript"}
-CATEGORIES = (*_KINDS, "irrelevance", "live_irrelevance", "live_relevance")
+CATEGORIES = (
+    *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
+)
 
 _INSTRUCTIONS = """You can call the functions that are described below as JSON. Read the conversation and decide which \
 calls do what the user asks: one call, several calls, or none.
@@ -115,43 +106,39 @@ def _conversation(row: Row) -> str:
     return "\n\n".join(f"{_SPEAKERS.get(m['role'], 'User')}: {m['content']}" for m in messages)
 
 
-def _needed(row: Row, kind: Kind, key: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of the functions that a match needs."""
-    functions = [{"name": f["name"], "parameters": f["parameters"]} for f in _functions(row)]
-    if kind == "simple":
-        if not functions:
-            raise _malformed(row, "a function", "none")
-        return functions[:1]
-    names = {name for call in key for name in call}
-    return [function for function in functions if function["name"] in names]
-
-
 def _task(category: str) -> Task:
-    kind, language = _KINDS.get(category), _LANGUAGES.get(category, "python")
-    relevant = category == "live_relevance"  # where there is no key
+    language, simple = _LANGUAGES.get(category, "python"), "simple" in category
+    # there is no key where it counts alone whether anything is called
+    keyed, relevant = "relevance" not in category, category == "live_relevance"
 
     def prompt(row: Row) -> str:
         functions = json.dumps(_functions(row), ensure_ascii=False, indent=1)
         return f"{_INSTRUCTIONS}\n{_VALUES[language]}\n\nFunctions:\n{functions}\n\nConversation:\n{_conversation(row)}"
 
     def reference(row: Row) -> Any:
-        if kind is None:
+        if not keyed:
             return relevant
         key = _part(row, "ground_truth", _KEY, "a list of {name: {parameter: [allowed values]}}")
-        return {"key": key, "functions": _needed(row, kind, key)}
+        functions = [{"name": f["name"], "parameters": f["parameters"]} for f in _functions(row)]
+        if simple and not functions:
+            raise _malformed(row, "a function", "none")
+        named = {name for call in key for name in call}
+        needed = functions[:1] if simple else [function for function in functions if function["name"] in named]
+        return {"key": key, "functions": needed}
 
     def score(answer: str, expected: Any) -> float:
         calls = decode(answer, language)
-        if kind is None:
+        if not keyed:
             return float(bool(calls) == expected)
-        return float(calls is not None and matches(calls, expected["key"], expected["functions"], kind, language))
+        asked = expected["key"], expected["functions"], language
+        return float(calls is not None and matches(calls, *asked, simple=simple))
 
     return Task(
         name=f"bfcl_{category}",
         title=f"BFCL v4: {category.replace('_', ' ')}",
         domain="tool",
         rows=Rows(REPO, subset=category, split="test"),
-        metric="ast_match" if kind else "calls" if relevant else "calls_nothing",
+        metric="ast_match" if keyed else "calls" if relevant else "calls_nothing",
         prompt=prompt,
         reference=reference,
         score=score,
