@@ -67,7 +67,7 @@ def run_python(program: str | Sequence[str], tests: str = "", *, given: str = ""
     limits = replace(DEFAULT_LIMITS, cpu_s=math.ceil(timeout_s) + 1)
     more = replace(limits, memory_bytes=(limits.memory_bytes or 0) + _COPIES * len(given))
     units = [unit for unit in ([program] if isinstance(program, str) else program) if unit]
-    solution, asking = {"role": "solution", "units": units}, {"role": "tests", "units": [tests], "given": given}
+    solution, asking = {"role": "solution", "units": units}, {"role": "tests", "tests": tests, "given": given}
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
         verdict_end, verdict_in = _pipe(stack)

@@ -49,20 +49,19 @@ def main() -> None:
     if job["role"] == "solution":
         Solution(channel).serve(job["units"])
     else:
-        _test(channel, job["units"], job["given"], job["verdict_fd"])
+        _test(channel, job["tests"], job["given"], job["verdict_fd"])
 
 
 # --- the tests' side ---------------------------------------------------------------------------------------
 
 
-def _test(channel: Channel, units: list[str], given: str, verdict_fd: int) -> None:
+def _test(channel: Channel, tests: str, given: str, verdict_fd: int) -> None:
     try:
         assert channel.receive() == ["ready"]
         os.write(verdict_fd, b"ready\n")
         solution = Asked(channel)
         names = _Names(solution, solution.loaded(), given=given)
-        for number, source in enumerate(units):
-            exec(compile(source, f"<tests {number}>", "exec", dont_inherit=True), names)  # noqa: S102
+        exec(compile(tests, "<tests>", "exec", dont_inherit=True), names)  # noqa: S102
     except BaseException:  # noqa: BLE001 a test may raise anything, and so may the solution's answer
         os._exit(1)
     os.write(verdict_fd, b"passed")

@@ -60,14 +60,9 @@ def fetch(hub: Hub, tmp_path: Path) -> Fetch:
 
 
 @pytest.fixture
-def dataset(hub: Hub, name: str) -> Callable[..., tuple[str, str]]:
+def dataset(hub: Hub, name: str) -> Callable[[Mapping[str, bytes]], tuple[str, str]]:
     """Publish files as a dataset of ada's; its id and commit."""
-    api = HfApi(hub.endpoint, token=hub.token)
-
-    def made(files: Mapping[str, bytes]) -> tuple[str, str]:
-        return name, publish(api, name, files)
-
-    return made
+    return lambda files: (name, publish(HfApi(hub.endpoint, token=hub.token), name, files))
 
 
 LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
