@@ -20,16 +20,18 @@ from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.text.markdown import duration, short_count, size
 
-# the label of what the summary has under a key; keys that share a row stand beside each other in `_ROWS`
-LABELS: Mapping[str, str] = {
-    "base": "Base",
-    "agents": "Agent",
+# the labels of what the summary has under a key, in the order of the rows
+_COMPATIBILITY = {
     "method": "Method",
     "variants": "Variants",
     "architecture": "Architecture",
     "parameters": "Parameters",
     "dtype": "Stored as",
     "output_bytes": "Size of the result",
+    "identity": "Identity",
+    "identities": "Identities",
+}
+_COST = {
     "input_bytes": "Weights to read",
     "download_bytes": "To download",
     "disk_least_bytes": "Disk, uploading while merging",
@@ -37,14 +39,8 @@ LABELS: Mapping[str, str] = {
     "predicted_memory_bytes": "Memory at its peak",
     "predicted_seconds": "Time to merge",
     "passes": "Passes over the weights",
-    "identity": "Identity",
-    "identities": "Identities",
 }
-_COMPATIBILITY = ("method", "variants", "architecture", "parameters", "dtype", "output_bytes", "identity", "identities")
-_COST = (
-    *("input_bytes", "download_bytes", "disk_least_bytes", "folder_disk_least_bytes", "predicted_memory_bytes"),
-    *("predicted_seconds", "passes"),
-)
+LABELS: Mapping[str, str] = {"base": "Base", "agents": "Agent", **_COMPATIBILITY, **_COST}
 _NARROWEST = 40  # columns
 
 
