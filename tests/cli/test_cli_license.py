@@ -188,6 +188,7 @@ def test_no_command_makes_a_private_parent_s_merge_public_by_default(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["one"], indirect=True)
 def test_whoever_says_private_or_public_outright_gets_that(family: tuple[str, Path], ada: HfApi) -> None:
     every = commands(*family)
     assert main([*every["publish"], "--private"]) == 0

@@ -363,20 +363,7 @@ def lines_of(shown: str) -> list[str]:
     return re.split("[\r\n]+", shown)
 
 
-def test_a_warning_stands_on_a_line_of_its_own_above_the_bar(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with closing(Terminal(False)) as terminal:
-        terminal.progress("merge", 1, 10, "elements")
-        terminal.warning("the device is given up")
-        terminal.progress("merge", 5, 10, "elements")
-    shown = lines_of(capsys.readouterr().err)
-    assert any(line.startswith("merging:") for line in shown)
-    assert "hubmerge: warning: the device is given up" in shown
-
-
-def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
+def test_on_a_terminal_a_warning_has_a_line_above_the_bar_and_a_stage_that_comes_again_its_new_total(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -384,7 +371,13 @@ def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
         terminal.progress("verify", 5000, 5000, "B")
         terminal.progress("verify", 7000, 7000, "B")
         terminal._bar.refresh()
-    assert any("7.00k/7.00k" in line for line in lines_of(capsys.readouterr().err))
+        terminal.progress("merge", 1, 10, "elements")
+        terminal.warning("the device is given up")
+        terminal.progress("merge", 5, 10, "elements")
+    shown = lines_of(capsys.readouterr().err)
+    assert any("7.00k/7.00k" in line for line in shown)
+    assert any(line.startswith("merging:") for line in shown)
+    assert "hubmerge: warning: the device is given up" in shown
 
 
 def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(

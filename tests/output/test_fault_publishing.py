@@ -6,7 +6,7 @@ A refused merge takes its empty repo away again, and never one that is anybody's
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -201,16 +201,23 @@ def test_a_worker_that_was_overtaken_between_two_tries_finds_the_commit_of_the_o
     assert slow.is_whole_in_one_commit()
 
 
+@pytest.fixture(scope="module")
+def hub_of_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A Hub that takes large files in parts."""
+    options = ("--faults", "--multipart-bytes", "100000", "--part-bytes", "150000")
+    with LocalHubProcess(tmp_path_factory.mktemp("parts"), options=options) as hub:
+        yield hub
+
+
 @pytest.mark.parametrize("step", ["/[1-9]$", "$"], ids=["part", "completion"])
 @pytest.mark.parametrize(
     "trouble", [LostAnswer(), Status(status=503), Reset(at=10, of="request")], ids=lambda t: t.kind
 )
 def test_an_upload_in_parts_survives_trouble_at_every_step(
-    tmp_path: Path, name: str, client_pauses: list[float], step: str, trouble: Any
+    hub_of_parts: LocalHubProcess, tmp_path: Path, name: str, client_pauses: list[float], step: str, trouble: Any
 ) -> None:
-    options = ("--faults", "--multipart-bytes", "100000", "--part-bytes", "150000")
-    with LocalHubProcess(tmp_path / "hub", options=options) as process, FaultSwitch(process.endpoint) as switch:
-        job = Publication(process, tmp_path, name)
+    with FaultSwitch(hub_of_parts.endpoint) as switch:
+        job = Publication(hub_of_parts, tmp_path, name)
         rule = switch.add("/lfs-uploads/[0-9]+/[0-9a-f]+" + step, trouble)
         job.publish()
         assert switch.state(rule).fired == 1
