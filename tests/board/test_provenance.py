@@ -221,14 +221,11 @@ def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> N
     assert provenance(claims, TRUSTED) == "forged"
 
 
-@pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = tuple(own())
     without_cryptography(monkeypatch)
-
-
-@pytest.mark.usefixtures("bare")
-def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built() -> None:
-    results = own_before
     built = board(*results, strange("evil/x"))
     found = rows(built)
     assert {m: (r.run_by, r.signed) for m, r in found.items()} == {
@@ -238,11 +235,11 @@ def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
     assert believed(results, TRUSTED) == results
 
 
-@pytest.mark.usefixtures("bare")
 def test_the_command_line_says_what_is_missing_to_check_signatures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = written(tmp_path, *own_before, keys=keys_file([KEY]))
+    folder = written(tmp_path, *own(), keys=keys_file([KEY]))
+    without_cryptography(monkeypatch)
     assert main(["leaderboard", "--results", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "unverified: signatures cannot be checked without `cryptography`" in out
@@ -267,9 +264,6 @@ def test_the_page_has_a_column_of_who_ran_a_row() -> None:
     built = board(strange("evil/x"), *own())
     column = columns(built.suites[0])["run_by"]
     assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
-
-
-own_before = tuple(own())  # signed before the fixture takes `cryptography` away
 
 
 def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> None:

@@ -38,6 +38,7 @@ from localhub.process import LocalHubProcess
 
 NAMES = iter(range(1000))
 TRUST = Trust(TRUSTED)
+EQUAL = {"versions.json": b'{"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}'}
 READER = """
 import json, sys
 from datasets import load_dataset
@@ -365,8 +366,7 @@ def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_publis
 ) -> None:
     old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
     dataset.publish([old])
-    table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
-    publish(ada, repo, {"versions.json": json.dumps(table).encode()})
+    publish(ada, repo, EQUAL)
     found = dataset.find("org/one", old.sha, "trio", "2", "test")
     assert found.tasks == old.tasks
     dataset.publish([new])
@@ -380,8 +380,7 @@ def test_of_a_run_that_two_equal_versions_tell_of_the_finished_one_is_found_as_o
     done = result("org/a", "1", {"math": 0.5}, suite_version="2")
     failed = result("org/a", "1", created="2026-01-03T00:00:00+00:00")
     dataset.publish([done, failed])
-    table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
-    publish(ada, repo, {"versions.json": json.dumps(table).encode()})
+    publish(ada, repo, EQUAL)
     assert dataset.find("org/a", "1" * 40, "trio", "2", "test") == done
     [row] = build_board(dataset.load().results).suite("trio").rows
     assert row.status == "done"

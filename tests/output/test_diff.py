@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, tokenizer_files, write_model
+from plan_helpers import NOWHERE
 from stream_helpers import values_of
 from svg_reading import SVG, parsed
 
@@ -19,13 +20,11 @@ from hubmerge.cli.main import main
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError, RecipeError
-from hubmerge.hub.client import Hub
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
 from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds, verdict
 from hubmerge.statistics.statistics import layer_of, module_of
 
-NOWHERE = Hub("http://127.0.0.1:9")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "diff.md"
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 

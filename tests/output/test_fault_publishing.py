@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -349,11 +349,7 @@ def test_after_a_cancellation_or_an_error_that_passes_the_repo_stays_and_the_nex
     run: Run, switch: FaultSwitch, error: type[BaseException]
 ) -> None:
     deleted = switch.add(DELETE, Observe(), times=None)
-
-    def end() -> None:
-        raise error("now")
-
-    run.watcher.act = end
+    run.watcher.act = Mock(side_effect=error("now"))
     with pytest.raises(error):
         run.to_hub()
     assert run.is_there()
@@ -371,10 +367,7 @@ def test_a_cancellation_right_after_the_repo_was_made_does_not_forget_who_made_i
         assert hub.patience.stopped.wait(20)
         return result
 
-    def end() -> None:
-        raise CancelledError("now")
-
-    run.watcher.time, run.watcher.act = made.is_set, end
+    run.watcher.time, run.watcher.act = made.is_set, Mock(side_effect=CancelledError("now"))
     with patch.object(Hub, "create_repo", slow), pytest.raises(CancelledError):
         run.to_hub()
     assert made.is_set()

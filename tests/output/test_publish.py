@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import lfs
@@ -28,13 +29,6 @@ from localhub.process import LocalHubProcess
 @pytest.fixture
 def job(local_hub: LocalHubProcess, tmp_path: Path, name: str) -> Publication:
     return Publication(local_hub, tmp_path, name)
-
-
-def fail(error: BaseException) -> Callable[[], None]:
-    def raising() -> None:
-        raise error
-
-    return raising
 
 
 def test_everything_goes_up_in_one_commit(job: Publication):
@@ -59,7 +53,7 @@ def test_publishing_again_finds_the_same_commit(job: Publication):
 
 
 def test_a_hub_in_trouble_is_tried_five_times_with_pauses(job: Publication):
-    job.hub.before_commit = fail(TransientHubError("503"))
+    job.hub.before_commit = Mock(side_effect=TransientHubError("503"))
     with pytest.raises(TransientHubError):
         job.publish()
     assert (job.hub.commits, len(job.hub.pauses)) == (5, 4)
@@ -221,7 +215,7 @@ def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch
         upload(operation=operation, upload_url=upload_url)
 
     monkeypatch.setattr(lfs, "_upload_single_part", watched)
-    job.hub.before_commit = fail(KeyboardInterrupt())
+    job.hub.before_commit = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         job.publish()
     assert sent == [p.name for p in job.shards]
