@@ -180,7 +180,12 @@ def _with_equal_tasks(
     group: Sequence[EvaluationResult], standing: Standing, out: set[Refusal]
 ) -> list[EvaluationResult]:
     """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
-    tasks = {id(r): _tasks_of(r) for r in group}
+    # the facts that must be equal for two scores to compare, none for a failed run; not the commits of the datasets,
+    # whose content the suite's version is over
+    tasks = {
+        id(r): tuple(sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in r.tasks))
+        for r in group
+    }
     decisive = standing.signed_first(r for r in group if tasks[id(r)])
     decisive.sort(key=lambda r: (_moment(r.created), repr(tasks[id(r)])))
     counts = Counter(tasks[id(r)] for r in decisive)  # in the order in which they were there
@@ -192,14 +197,6 @@ def _with_equal_tasks(
         else:
             out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
     return kept
-
-
-def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
-    """The facts that must be equal for two scores to compare; empty for a failed run.
-
-    Not the commits of the datasets: the suite's version is over their content.
-    """
-    return tuple(sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in result.tasks))
 
 
 @dataclass(frozen=True, slots=True)

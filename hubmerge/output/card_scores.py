@@ -39,7 +39,8 @@ def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) ->
     if not rows:
         return None
     models = list(dict.fromkeys([_MERGE, *(str(r.get("model") or _MERGE) for r in rows)]))
-    titles = titles_of(rows)
+    named = {str(r["task"]): str(r["title"]) for r in rows if r.get("task") and r.get("title")}
+    titles = {task: named.get(task, task) for task in (str(r.get("task", "—")) for r in rows)}
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         line = lines.setdefault((str(row.get("task", "—")), str(row.get("metric", "—"))), {})
@@ -52,12 +53,6 @@ def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) ->
         "asked": plainly_asked((r.get("chat"), r.get("few_shot"), str(r["prompt"])) for r in _asked(rows)),
         **_against_parents(rows, parents),
     }
-
-
-def titles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Task → the name that readers know it by."""
-    named = {str(r["task"]): str(r["title"]) for r in rows if r.get("task") and r.get("title")}
-    return {task: named.get(task, task) for task in (str(r.get("task", "—")) for r in rows)}
 
 
 def _prompts(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -210,15 +210,6 @@ def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed(
     assert " 0.00% " in capsys.readouterr().out
 
 
-def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
-    recipe_file: Path, refused: Refused, tmp_path: Path
-) -> None:
-    message = refused("merge", recipe_file, "--out", tmp_path / "out", "--disk-budget", "1e-6")
-    assert message.startswith("hubmerge: E_DISK: ")
-    assert "got 1.00 kB" in message
-    assert "0.00" not in message
-
-
 def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path) -> None:
     agent = (recipe_file.parent / "one").rename(recipe_file.parent / "modèle")
     names = [str(recipe_file.parent / "base"), str(agent), str(recipe_file.parent / "two")]
@@ -253,18 +244,6 @@ def merged(
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "merged")]) == 0
     capsys.readouterr()
     return tmp_path / "merged"
-
-
-def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
-    merged: Path, line: Line, refused: Refused
-) -> None:
-    shard = merged / "model.safetensors"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "E_CORRUPT" in refused("publish", merged, line.target)
-    assert not line.api.repo_exists(line.target)
-    shard.write_bytes(whole)
-    assert main(["publish", str(merged), line.target]) == 0
 
 
 def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hidden_ones_are_not(

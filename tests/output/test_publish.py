@@ -31,25 +31,21 @@ def job(local_hub: LocalHubProcess, tmp_path: Path, name: str) -> Publication:
     return Publication(local_hub, tmp_path, name)
 
 
-def test_everything_goes_up_in_one_commit(job: Publication):
+def test_everything_goes_up_in_one_public_commit_which_publishing_again_finds(job: Publication):
     done = job.publish()
     assert done == Published(job.name, job.head(), f"{job.hub.endpoint}/{job.name}")
     assert job.is_whole_in_one_commit()
     assert not job.api.model_info(job.name).private
+    assert job.publish() == done
+    job.add("notes.txt", b"thanks")
+    assert job.publish() == done, "what the owner added later changes nothing"
+    assert job.hub.commits == 1
 
 
 def test_a_gitignore_that_goes_along_keeps_no_other_file_back(job: Publication):
     job.files |= {".gitignore": b"*.safetensors\n*.json\n*.txt\nlicenses/\n", "notes.txt": b"mine"}
     job.publish()
     assert job.there() == {*job.files, *(path.name for path in job.shards), ".gitattributes"}
-
-
-def test_publishing_again_finds_the_same_commit(job: Publication):
-    first = job.publish()
-    assert job.publish() == first
-    job.add("notes.txt", b"thanks")
-    assert job.publish() == first, "what the owner added later changes nothing"
-    assert job.hub.commits == 1
 
 
 def test_a_hub_in_trouble_is_tried_five_times_with_pauses(job: Publication):
