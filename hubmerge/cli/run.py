@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,20 +96,18 @@ def _check(arguments: Any, settings: Settings) -> None:
             )
 
 
+@dataclass(frozen=True)
 class _Run:
     """One run, with all that its steps share."""
 
-    def __init__(
-        self, arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions
-    ) -> None:
-        self._arguments = arguments
-        self._settings = settings
-        self._hub = hub
-        self._terminal = terminal
-        self._options = options
+    arguments: Any
+    settings: Settings
+    hub: Hub
+    terminal: Terminal
+    options: StreamOptions
 
     def target(self, end: str = "") -> Target:
-        return Target(self._arguments.to + end, self._arguments.private, self._arguments.public)
+        return Target(self.arguments.to + end, self.arguments.private, self.arguments.public)
 
     def merge(
         self, recipe: Recipe, target: Target, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None
@@ -119,24 +117,24 @@ class _Run:
         `pins`: where to take the models, whatever an unfinished run began with.
         """
         unfinished = self._unfinished([recipe], target.repo)
-        request = Request(target, self._arguments.license, allow_local=True)
-        observer = of_rank(self._terminal, self._options.ranks.rank)
+        request = Request(target, self.arguments.license, allow_local=True)
+        observer = of_rank(self.terminal, self.options.ranks.rank)
         observer.stage("resolve")
         published, report = merge_and_publish(
-            recipe, request, unfinished, self._hub, self._options, observer, pins=pins, extra=extra
+            recipe, request, unfinished, self.hub, self.options, observer, pins=pins, extra=extra
         )
-        if self._options.ranks.rank:
+        if self.options.ranks.rank:
             return 0
         if report is not None:
-            self._terminal.usage(report.environment)
-        self._terminal.say(f"{published.url} at {published.commit}\n", published=[asdict(published)])
-        code = 0 if self._arguments.evaluate is None else self._evaluate(published)
+            self.terminal.usage(report.environment)
+        self.terminal.say(f"{published.url} at {published.commit}\n", published=[asdict(published)])
+        code = 0 if self.arguments.evaluate is None else self._evaluate(published)
         if code == 0:
             unfinished.end()
         return code
 
     def _unfinished(self, recipes: Sequence[Recipe], repo: str) -> RunPins:
-        return RunPins(self._settings.data_dir / "runs", recipes, repo, newest=self._arguments.newest)
+        return RunPins(self.settings.data_dir / "runs", recipes, repo, newest=self.arguments.newest)
 
     def _evaluate(self, published: Published) -> int:
         """Evaluate the merge and every parent on the Hub under one version of the suite, for the card."""
@@ -147,25 +145,25 @@ class _Run:
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
 
-        self._terminal.stage("resolve")
-        named = self._settings.results_repo
-        dataset = ResultsDataset(self._hub, named, trust=reader_trust(self._settings, named)) if named else None
-        suite = pin(self._arguments.evaluate, self._hub)
+        self.terminal.stage("resolve")
+        named = self.settings.results_repo
+        dataset = ResultsDataset(self.hub, named, trust=reader_trust(self.settings, named)) if named else None
+        suite = pin(self.arguments.evaluate, self.hub)
         merged = ModelName(id=published.repo, revision=published.commit)
-        parents = model_facts(self._hub, open_model(merged, self._hub, allow_local=False)).parents
+        parents = model_facts(self.hub, open_model(merged, self.hub, allow_local=False)).parents
         names = [merged, *(ModelName(id=p.id, revision=p.sha) for p in parents if is_hub_id(p.id))]
         results = []
         for name in names:
             key = suite.suite.name, suite.version, suite.split
             result = known = dataset.find(name.id, name.revision or "", *key) if dataset else None
             if result is None or result.status != "done":
-                result = evaluate(name, suite, hub=self._hub, observer=self._terminal)
+                result = evaluate(name, suite, hub=self.hub, observer=self.terminal)
             results.append(result)
-            self._terminal.say(table(result), evaluations=[json.loads(result.to_json())])
+            self.terminal.say(table(result), evaluations=[json.loads(result.to_json())])
             if dataset is not None and result is not known:
-                details = details_of(result, evaluation_folder(self._settings, name, suite))
-                dataset.publish([result], details, private=self._arguments.private)
-        publish_scores(self._hub, published.repo, results, source_url=dataset.url if dataset else "")
+                details = details_of(result, evaluation_folder(self.settings, name, suite))
+                dataset.publish([result], details, private=self.arguments.private)
+        publish_scores(self.hub, published.repo, results, source_url=dataset.url if dataset else "")
         return int(results[0].status != "done")
 
     def pick(self, variants: Mapping[str, Recipe]) -> tuple[Pick, Path, RunPins]:
@@ -173,31 +171,29 @@ class _Run:
         from hubmerge.evaluation.pick import pick, pick_table
         from hubmerge.evaluation.suites import pin
 
-        self._terminal.stage("resolve")
-        suite, recipes = pin(self._arguments.evaluate, self._hub, "dev"), list(variants.values())
-        unfinished = self._unfinished(recipes, self._arguments.to)
-        request = Request(license=self._arguments.license, will_publish=True, allow_local=True)
-        prepared = prepared_at(recipes, unfinished.pins, request, self._hub, self._options, self._terminal, NEWEST)
+        self.terminal.stage("resolve")
+        suite, recipes = pin(self.arguments.evaluate, self.hub, "dev"), list(variants.values())
+        unfinished = self._unfinished(recipes, self.arguments.to)
+        request = Request(license=self.arguments.license, will_publish=True, allow_local=True)
+        prepared = prepared_at(recipes, unfinished.pins, request, self.hub, self.options, self.terminal, NEWEST)
         digest = sha256("".join(p.identity for p in prepared).encode()).hexdigest()
-        work = self._settings.data_dir / "runs" / f"sweep-{digest[:32]}"
-        begin_run(unfinished, work, prepared[0], self._terminal)
+        work = self.settings.data_dir / "runs" / f"sweep-{digest[:32]}"
+        begin_run(unfinished, work, prepared[0], self.terminal)
         folders = {name: work / name for name in variants}
-        options = replace(self._options, cache=work / ".inputs")
+        options = replace(self.options, cache=work / ".inputs")
         merges = list(zip(prepared, folders.values(), strict=True))
-        reports = merge_to_folders(merges, self._hub, options, self._terminal)
+        reports = merge_to_folders(merges, self.hub, options, self.terminal)
         models = {name: ModelName(id=str(folder.resolve()), local=True) for name, folder in folders.items()}
-        results = {
-            name: evaluate(model, suite, hub=self._hub, observer=self._terminal) for name, model in models.items()
-        }
+        results = {name: evaluate(model, suite, hub=self.hub, observer=self.terminal) for name, model in models.items()}
         samples = {
-            name: _scores(evaluation_folder(self._settings, models[name], suite))
+            name: _scores(evaluation_folder(self.settings, models[name], suite))
             for name, result in results.items()
             if result.status == "done"
         }
         found = pick(results, samples)
         text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
         (work / "pick.md").write_text(text, encoding="utf-8")
-        self._terminal.say(text, pick=_as_data(found))
+        self.terminal.say(text, pick=_as_data(found))
         return found, work, unfinished
 
 
