@@ -236,6 +236,7 @@ def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypat
     assert all(f"org{k}/model-{k}" in folder for k in range(3))
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_the_zoo_s_pages_are_what_their_generator_writes(tmp_path: Path) -> None:
     """With the counts that are kept as data; every method is merged anew."""
     rows = json.loads((zoo.DOCS / "data" / "zoo_evaluation.json").read_text())

@@ -30,6 +30,7 @@ from examples.zoo.train import (
 from hubmerge.errors import FormatError
 
 MODELS = (BASE_NAME, *AGENT_NAMES)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", MODELS)
