@@ -66,7 +66,7 @@ def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> Non
         return PlainTextResponse("hooked")
 
     routes = [Route("/webhook", hook, methods=["POST"])]
-    with launch_app(FakeService(), SETTINGS, port=0, routes=routes) as running:
+    with launch_app(FakeService(), SETTINGS, host="::1", port=0, routes=routes) as running:  # an address of version 6
         answer = httpx.post(f"{running.url}/webhook")
         assert answer.text == "hooked"
         assert answer.headers["content-security-policy"].startswith("frame-ancestors 'self'")
@@ -85,11 +85,6 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Pages) -
     )
     assert waiting
     assert max(waiting.values()) == 1
-
-
-def test_an_address_of_the_sixth_version_is_one_that_answers() -> None:
-    with launch_app(FakeService(), SETTINGS, host="::1", port=0) as running:
-        assert httpx.get(running.url).status_code == 200
 
 
 def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
@@ -116,21 +111,17 @@ def test_a_question_that_the_hub_does_not_answer_does_not_keep_the_process_from_
     subprocess.run(command, check=True, timeout=60)
 
 
-def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
-    demo = in_loop(lambda: build_app(FakeService(), settings=SETTINGS, sign_in=False))
+def test_the_queue_is_bounded_and_skipping_it_is_not_allowed_and_no_event_loop_is_left_open() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        demo = in_loop(lambda: build_app(FakeService(), settings=SETTINGS, sign_in=False))
+        asyncio.run(asyncio.sleep(0))
+        gc.collect()
     assert demo._queue.max_size == QUEUE_MAX
     assert demo.api_open is False
     public = [fn for fn in demo.fns.values() if fn.api_visibility == "public"]
     assert all(fn.queue for fn in public)
     assert len(public) == 18  # without a board and watchers
-
-
-def test_building_leaves_no_event_loop_open() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        in_loop(lambda: build_app(FakeService(), settings=SETTINGS, sign_in=False))
-        asyncio.run(asyncio.sleep(0))
-        gc.collect()
 
 
 @pytest.mark.slow

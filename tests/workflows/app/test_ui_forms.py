@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import gradio as gr
 import pytest
+from markupsafe import escape
 from pydantic import Field
 from starlette.datastructures import QueryParams
 
@@ -19,6 +20,7 @@ from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
 from workflows.app.app import in_loop
+from workflows.app.format import el
 from workflows.app.forms import (
     EVERYONE,
     component_of,
@@ -69,20 +71,15 @@ def held(update: Any, before: Any) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_an_untouched_form_means_the_method_s_defaults(method: Method) -> None:
+def test_every_parameter_has_a_component_with_its_words_and_untouched_it_means_the_default(method: Method) -> None:
     fields = fields_of(method)
-    assert [f.name for f in fields] == [i.alias or n for n, i in method.parameters.model_fields.items()]
     assert method.parse_parameters(parameters_of(fields, values_of(fields, {}))) == method.parse_parameters({})
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_every_parameter_becomes_a_component_with_its_name_and_description(method: Method) -> None:
-    fields = fields_of(method)
     components = in_blocks(lambda: [component_of(field) for field in fields])
-    assert [c.label for c in components] == [f.name for f in fields]
-    assert all(
-        f.description and plain_markdown(f.description) in c.info for f, c in zip(fields, components, strict=True)
-    )
+    assert [c.label for c in components] == [i.alias or n for n, i in method.parameters.model_fields.items()]
+    for field, component in zip(fields, components, strict=True):
+        assert field.description
+        assert plain_markdown(field.description) in component.info
+        assert "&" not in field.hint  # an entity, which the form would show
 
 
 def test_types_ranges_and_defaults_come_from_the_model() -> None:
@@ -136,14 +133,6 @@ def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
         component.postprocess(value)
     # in a browser every number is a double
     return list(json.loads(json.dumps(values), parse_int=lambda digits: int(float(digits))))
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_a_recipe_of_any_method_survives_the_form(method: Method) -> None:
-    recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b@v1"], "method": method.name})
-    after = filled_with(recipe.to_dict())
-    assert recipe_from_dict(recipe_of(after[:-1])) == recipe
-    assert after[-1] == ["org/a", "org/b@v1"]
 
 
 @pytest.mark.parametrize(
@@ -201,32 +190,21 @@ def test_agents_keep_their_weights_when_their_order_changes() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-def test_choosing_a_method_shows_its_summary_paper_and_parameters_only(method: Method) -> None:
-    about, *groups, _ = show_method(method.name)
+def test_choosing_a_method_shows_its_formula_its_papers_and_what_it_alone_asks_for(method: Method) -> None:
+    about, *groups, calibration = show_method(method.name)
+    assert el("div", method.formula, cls="hm-formula") in about
     assert str(about).count("<li>") == len(method.papers)
+    for paper in method.papers:
+        assert escape(paper.title) in about
+        assert (f'href="https://arxiv.org/abs/{paper.arxiv}"' in about) == bool(paper.arxiv)
     visible = [m.name for m, group in zip(METHODS, groups, strict=True) if group["visible"]]
     assert visible == ([method.name] if fields_of(method) else [])
+    assert calibration["visible"] == (method.name in ("fisher", "sar"))
 
 
-def test_no_hint_of_a_method_needs_an_entity_which_the_form_would_show() -> None:
-    hints = [field.hint for method in registry().values() for field in fields_of(method)]
-    assert hints
-    assert [hint for hint in hints if "&" in hint] == []
-
-
-OTHER = {
-    "data": "org/other",
-    "split": "test",
-    "prompt": "q",
-    "answer": "a",
-    "max_pairs": 7,
-    "max_tokens": 99,
-    "seed": 3,
-}
-
-
+OTHER = {**CALIBRATION, "data": "org/other", "split": "test", "max_pairs": 7, "max_tokens": 99, "seed": 3}
 RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can say
-    {"method": "ram"},
+    *({"method": method.name} for method in METHODS),
     {"method": "ram_plus", "parameters": {"r": 0.25, "scope": "tensor"}, "dtype": "bfloat16", "seed": 7},
     {"agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}], "rounding": "nearest", "ignore": ["v_head.*", "x"]},
     {"agents": ["org/a", {"model": "org/b", "weight": 1 / 3}], "seed": 2**62 + 1},
@@ -246,7 +224,9 @@ RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can sa
 def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> None:
     recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed})
     assert fillable(recipe.to_dict()) == recipe.to_dict()
-    assert recipe_from_dict(recipe_of(filled_with(recipe.to_dict())[:-1])) == recipe
+    *held, weighted = filled_with(recipe.to_dict())
+    assert recipe_from_dict(recipe_of(held)) == recipe
+    assert weighted == [str(agent.model) for agent in recipe.agents]
 
 
 @pytest.mark.parametrize("name", Recipe.model_fields)
@@ -330,9 +310,3 @@ def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
     steps = [problem.next_step for problem in caught.value.problems]
     assert steps == ["Fill in “Question column”.", "Fill in “Answer column”."]
     assert all("→" not in problem.where for problem in caught.value.problems)
-
-
-def test_only_a_method_that_weighs_by_sensitivities_asks_for_data() -> None:
-    asked = {m.name for m in METHODS if show_method(m.name)[-1]["visible"]}
-    assert asked == {m.name for m in METHODS if "sensitivity" in m.extras}
-    assert {"sar", "fisher"} <= asked

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from job_helpers import NOWHERE, claim, new_job, service_of
-from markupsafe import escape
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError, LoginError, Problem, RecipeError
-from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.text.markdown import short_count
@@ -23,13 +21,12 @@ from workflows.app.format import bytes_text, duration_text, el, link, percent_te
 from workflows.app.frame import CSS
 from workflows.app.job_page import job_panel
 from workflows.app.job_statistics import statistics_panel
-from workflows.app.job_steps import is_under_way, progress_panel, scores_left, stage_track
+from workflows.app.job_steps import progress_panel, scores_left, stage_track
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.jobs_page import job_list
 from workflows.app.panels import (
     _OF_A_TERMINAL,
     license_panel,
-    method_panel,
     on_the_web,
     plan_panel,
     problems_panel,
@@ -125,20 +122,16 @@ def test_parents_that_state_one_license_need_no_choice() -> None:
     assert "<strong>apache-2.0</strong>" in panel
 
 
-def test_the_stage_at_which_a_job_failed_is_marked() -> None:
-    marked = stages(stage_track(job_view(state="failed", stage="download")))
-    assert marked == {
-        **dict.fromkeys(("queued", "resolve"), "passed"),
-        "download": "broken",
-        **dict.fromkeys(("probe", "merge", "card", "publish"), "ahead"),
-    }
-
-
-def test_a_job_that_waits_has_no_stage_behind_it_and_one_that_is_done_has_all() -> None:
-    waiting = stages(stage_track(job_view()))
-    assert waiting.pop("queued") == "current"
-    assert set(waiting.values()) == {"ahead"}
-    assert set(stages(stage_track(job_view(state="done", stage="publish"))).values()) == {"passed"}
+@pytest.mark.parametrize(
+    ("state", "stage", "passed", "kind"),
+    [("failed", "download", 2, "broken"), ("queued", "resolve", 0, "current"), ("done", "publish", 7, "")],
+)
+def test_the_stages_of_a_job_are_marked_as_passed_as_where_it_stands_and_as_ahead(
+    state: str, stage: str, passed: int, kind: str
+) -> None:
+    marked = stages(stage_track(job_view(state=state, stage=stage)))
+    assert list(marked) == ["queued", "resolve", "download", "probe", "merge", "card", "publish"]
+    assert list(marked.values()) == (["passed"] * passed + [kind] + ["ahead"] * 7)[:7]
 
 
 def test_only_methods_with_statistics_show_the_measuring_stage() -> None:
@@ -166,17 +159,14 @@ def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction()
     assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this step" in head
 
 
-def test_how_many_agents_changed_a_parameter_is_said_in_the_columns_themselves_for_phones_show_no_title() -> None:
-    panel = job_panel(job_view(state="running", statistics=STATISTICS), "")[2]
-    assert re.findall(r'data-label="([^"]* agents?)"', panel) == ["no agent", "1 agent", "2 agents", "3 agents"]
-
-
 def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
     running = job_view(state="running", stage="merge", statistics=STATISTICS)
     _, _, panel = job_panel(running, HUB)
     assert "494 M parameters counted so far" in panel
     assert "21.4%" in panel  # math-agent's density
     assert "nothing unique" in panel  # mem-agent shares everything
+    columns = re.findall(r'data-label="([^"]* agents?)"', panel)  # which phones show, and no title
+    assert columns == ["no agent", "1 agent", "2 agents", "3 agents"]
     assert job_panel(job_view(state="running"), "")[2] == ""
 
 
@@ -245,15 +235,6 @@ def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
     result["run"] = {**run, "resumed": True}
     assert "1 min 15 s, the last run of a resumed merge" in head_of("done", result=result)
     assert "Disk at its peak" not in head_of("done", result={"repo": "ada/merged"})
-
-
-@pytest.mark.parametrize("method", list(registry().values()), ids=lambda m: m.name)
-def test_a_method_shows_its_formula_and_every_paper(method: object) -> None:
-    panel = method_panel(method)  # type: ignore[arg-type]
-    assert el("div", method.formula, cls="hm-formula") in panel  # type: ignore[attr-defined]
-    for paper in method.papers:  # type: ignore[attr-defined]
-        assert escape(paper.title) in panel
-        assert (f'href="https://arxiv.org/abs/{paper.arxiv}"' in panel) == bool(paper.arxiv)
 
 
 def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
@@ -444,14 +425,6 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
     assert "kept 3 of 3 skills" in str(job_list([merge], "ada", {merge.id: "3 of 3 skills"}))
     assert "try again" in listed
     assert "try again" not in str(job_list([failed], "bob"))
-
-
-def test_the_page_of_a_published_merge_goes_on_until_its_scores_are_there() -> None:
-    done = job_view(state="done", result={"repo": "ada/three-in-one"}, evaluations=SCORINGS)
-    assert is_under_way(done)
-    assert not is_under_way(replace(done, evaluations=tuple(replace(s, state="done") for s in SCORINGS)))
-    assert not is_under_way(replace(done, evaluations=()))
-    assert is_under_way(job_view())
 
 
 def test_who_sees_a_merge_that_failed_or_was_cancelled_can_use_its_recipe_again() -> None:
