@@ -1,8 +1,7 @@
 """The page of a comparison, `/diff?base=ORG/NAME&agent=ORG/NAME`: what a training changed.
 
 Reading two models takes minutes, so a comparison is a job, which a signed-in visitor may start. Everybody who may read
-both models may see a finished comparison; the Hub decides that whenever the page is opened. Signing in leaves the page,
-so the browser keeps the names meanwhile.
+both models may see a finished comparison; the Hub decides that whenever the page is opened.
 """
 
 from __future__ import annotations
@@ -34,17 +33,14 @@ from workflows.app.submission import MOST_CHARACTERS, checked_comparison
 POLL_S = 2.0
 LISTED = 10  # tensors
 EMPTY = el("p", "Choose a model and the one that it was trained from.", cls="hm-dim hm-empty")
-# A browser may refuse storage inside a frame; then only the address remembers.
 _KEEP = """(base, agent) => {
   if (base && agent) {
-    try { localStorage.setItem("hubmerge-diff", JSON.stringify([base, agent])); } catch { }
     const readable = (name) => encodeURIComponent(name).replaceAll("%2F", "/").replaceAll("%40", "@");
     const query = `?base=${readable(base)}&agent=${readable(agent)}`;
     window.history.replaceState(null, "", window.location.pathname + query);
   }
   return [base, agent];
 }"""
-_KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-diff"))]; } catch { return [null]; } }"""
 
 
 def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
@@ -59,7 +55,6 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     # both empty until the address is read: what one says would push the other down
     models, outcome = html(name="diff-models", card=True), html(name="diff", card=True)
     job_id = gr.Textbox(value="", visible=False)
-    draft = gr.JSON(value=None, visible=False)
     timer = gr.Timer(POLL_S, active=False)
     shown = [models, outcome, job_id, cancel, timer]
     for box in (base, agent):
@@ -93,10 +88,10 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
         told = problems_panel(error, signed_in=visitor is not None)
         return _stopped(join(access_offer(error, visitor, service.endpoint, back), told))
 
-    def opening(request: gr.Request, visitor: Visitor | None, kept: Any) -> list[Any]:
-        names = _asked_for(request.query_params, kept)
+    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
+        names = names_of(request.query_params)
         filled = [gr.update(value=name, choices=[name]) if name else gr.skip() for name in names]
-        if not request.query_params.get("base") or not names[1]:
+        if "" in names:
             return [*filled, *_stopped(EMPTY)]
         try:
             found = service.comparison(*checked_comparison(*names, service.endpoint), visitor)
@@ -127,9 +122,8 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
     opened = demo.load(
         lanes.asking(for_visitor(opening), lambda e: [gr.skip(), gr.skip(), *_stopped(problems_panel(e))]),
-        [draft],
+        None,
         [base, agent, *shown],
-        js=_KEPT,
         **ASKING,
         **QUIET,
     )
@@ -140,12 +134,9 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     cancel.click(for_visitor(cancelling), [job_id], shown, concurrency_limit=4, **PRIVATE)
 
 
-def _asked_for(query: Mapping[str, str], draft: Any) -> tuple[str, str]:
-    """The names in the address. Signing in brings back only the first; the browser has kept the other."""
+def names_of(query: Mapping[str, str]) -> tuple[str, str]:
+    """Base and agent as an address names them; empty: it does not."""
     base, agent = (str(query.get(name) or "").strip()[:MOST_CHARACTERS] for name in ("base", "agent"))
-    kept = [str(name or "")[:MOST_CHARACTERS] for name in draft] if isinstance(draft, list) and len(draft) == 2 else []
-    if kept and not agent and base in ("", kept[0]):
-        return kept[0], kept[1]
     return base, agent
 
 

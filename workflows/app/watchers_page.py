@@ -47,21 +47,10 @@ PURPOSE = "A watcher looks at the Hub every few minutes and merges new agents of
 _LOADING = el("p", "Loading …", cls="hm-dim hm-loading")
 _UNTRIED = el("p", "Try it to see what it would merge now, and what it would leave out.", cls="hm-dim")
 _TRYING = """() => '<p role="status">Looking at the Hub …</p>'"""
-# A browser may refuse storage inside a frame; then only the address remembers.
-_KEEP = """(address) => {
-  if (!address) return;
-  try { localStorage.setItem("hubmerge-watcher", address); } catch { }
-  window.history.replaceState(null, "", window.location.pathname + "?" + address);
-}"""
+_KEEP = """(address) => { if (address) history.replaceState(null, "", location.pathname + "?" + address); }"""
 _CHANGED = """() => { const hm = (window.hm ??= {});
   clearTimeout(hm.timer);
   hm.timer = setTimeout(() => document.querySelector("#write-rule").click(), 100); }"""
-# signing in brings back only the first part of an address
-_KEPT = """() => { try {
-  const kept = localStorage.getItem("hubmerge-watcher") || "";
-  const [whole, now] = [kept, location.search.slice(1)].map(decodeURIComponent);
-  return [now && whole.startsWith(now + "&") ? kept : ""];
-} catch { return [""]; } }"""
 _PRESSED = """element.addEventListener("click", (event) => {
   const { act, rule } = event.target.closest("button[data-act]")?.dataset ?? {};
   if (act) trigger("click", { act, rule });
@@ -127,7 +116,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
                 outcome = html(empty, "trial", **_CARD)
                 text = code_box(label="The rule", elem_id="rule", visible=False)
                 place = html(name="place")
-    address, kept = gr.Textbox(value="", visible=False), gr.Textbox(value="", visible=False)
+    address = gr.Textbox(value="", visible=False)
     _, which, agents_by_name, how_many, *_ = inputs
 
     def named(values: Sequence[Any]) -> dict[str, Any]:
@@ -136,13 +125,13 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
         first = next(iter(names_in([base or ""], service.endpoint)), "")
         return rule_of([first, which, names_in(agents or (), service.endpoint), *rest])
 
-    def opening(request: gr.Request, visitor: Visitor | None, kept: str | None) -> list[Any]:
+    def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         rule: dict[str, Any] = {}
         if name := request.query_params.get("watcher"):
             with suppress(HubmergeError):  # the list says it
                 found = next((v.rule for v in source.watchers(visitor) if v.name == name and v.rule), "{}")
                 rule = dict(load_plain_yaml(found))
-        elif query := str(kept or "") or str(request.url.query):
+        elif query := str(request.url.query):
             rule = read_address(query)
         if visitor is not None:
             rule = {"owner": visitor.name, **rule}
@@ -175,7 +164,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
     attempt.click(None, None, outcome, js=_TRYING, **AT_ONCE).then(
         lanes.asking(for_visitor(trying), problems_panel), inputs, [outcome], **ASKING, **QUIET
     )
-    demo.load(for_visitor(opening), [kept], inputs, js=_KEPT, **AT_ONCE)  # which changes what it fills
+    demo.load(for_visitor(opening), None, inputs, **AT_ONCE)  # which changes what it fills
     # an address fills many boxes at once, and gradio would ask for each, all at the same time
     gr.on([box.change for box in inputs], None, None, None, js=_CHANGED, **AT_ONCE)
     changed = gr.Button("Write the rule", visible="hidden", elem_id="write-rule")

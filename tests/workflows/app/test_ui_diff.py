@@ -17,8 +17,7 @@ from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.output.diff import Diff, comparison_recipe, measure, open_comparison
-from workflows.app import diff_page
-from workflows.app.diff_page import diff_panel
+from workflows.app.diff_page import diff_panel, names_of
 from workflows.app.submission import checked_comparison
 
 ZOO = Path(__file__).resolve().parents[3] / "examples" / "zoo"
@@ -155,6 +154,6 @@ def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_d
 
 
 def test_names_in_an_address_are_cut() -> None:
-    assert [len(name) for name in diff_page._asked_for({"base": "b" * 500, "agent": "a"}, None)] == [400, 1]
+    assert [len(name) for name in names_of({"base": "b" * 500, "agent": "a"})] == [400, 1]
     with pytest.raises(RecipeError):
         checked_comparison("org/" + "b" * 500, "org/a", "https://huggingface.co")
