@@ -4,6 +4,7 @@ that a test waits for."""
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -48,6 +49,13 @@ def until(condition: Callable[[], Any], what: str = "", seconds: float = 120.0) 
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
     return value
+
+
+def free_port() -> int:
+    """One of this machine that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Beside(threading.Thread):

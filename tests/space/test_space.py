@@ -13,21 +13,21 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from huggingface_hub import HfApi, SpaceHardware
-from processes import as_ada, python
+from processes import as_ada, free_port, python, until
 
 from localhub.process import LocalHubProcess
 from localhub.users import default_users
@@ -45,12 +45,11 @@ def tracked_files() -> list[str]:
     return [path for path in listed.split("\0") if path and (ROOT / path).is_file()]
 
 
-def copy_tracked(to: Path, paths: list[str]) -> Path:
-    """A tree of these files, with their modes."""
-    for path in paths:
-        (to / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, to / path)
-    return to
+def copy_to(tree: Path, files: Mapping[str, str]) -> None:
+    """Files of this repository into a tree, each from where it comes and with its modes."""
+    for to, source in files.items():
+        (tree / to).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, tree / to)
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -130,8 +129,8 @@ def test_no_file_is_larger_than_the_hub_takes_in_git() -> None:
 def test_the_upload_that_the_readme_names_makes_a_space_of_the_tracked_files_with_no_binary_in_git(
     local_hub: LocalHubProcess, ada: HfApi, tmp_path: Path
 ) -> None:
-    paths = tracked_files()
-    tree = copy_tracked(tmp_path / "clone", paths)
+    paths, tree = tracked_files(), tmp_path / "clone"
+    copy_to(tree, dict(zip(paths, paths, strict=True)))
     for junk in (".venv/lib/module.py", "data/hubmerge.sqlite", "out/model.safetensors"):
         (tree / junk).parent.mkdir(parents=True)
         (tree / junk).write_bytes(b"not for the Space")
@@ -239,16 +238,8 @@ def place() -> Iterator[Place]:
 @pytest.fixture
 def image(place: Place) -> Place:
     """What the Dockerfile copies, owned by root."""
-    for to, source in _copied().items():
-        (place.tree / to).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / source, place.tree / to)
+    copy_to(place.tree, _copied())
     return place
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _get(url: str) -> tuple[int, bytes]:
@@ -262,7 +253,7 @@ def _get(url: str) -> tuple[int, bytes]:
 def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> None:
     """Start app.py, wait for /config, and look at what should not be served; then end it."""
     # the platform's port is one for everybody; here it may be taken
-    port = _free_port()
+    port = free_port()
     patched = (place.tree / "app.py").read_text(encoding="utf-8").replace("7860", str(port))
     (place.tree / "app.py").write_text(patched, encoding="utf-8")
     variables = {
@@ -273,21 +264,28 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
         **({"HUBMERGE_DATA": data} if data else {}),
     }
     app = place.run([sys.executable, "app.py"], **variables)
+
+    def answer() -> tuple[int, bytes] | None:
+        assert app.poll() is None, app.communicate()[0]
+        with suppress(OSError):
+            return _get(f"http://127.0.0.1:{port}/config")
+        return None
+
+    def worker() -> psutil.Process | None:
+        """The worker process, once it has the database open."""
+        for child in psutil.Process(app.pid).children():
+            with suppress(psutil.Error):
+                if "workflows.jobs.worker" in child.cmdline() and any(DATABASE in f.path for f in child.open_files()):
+                    return child
+        return None
+
     try:
-        deadline = time.monotonic() + START_S
-        while True:
-            assert app.poll() is None, app.communicate()[0]
-            assert time.monotonic() < deadline, "the app does not answer"
-            try:
-                status, body = _get(f"http://127.0.0.1:{port}/config")
-                break
-            except OSError:
-                time.sleep(0.2)
+        status, body = until(answer, "the app does not answer", START_S)
         assert status == 200
         assert json.loads(body)["version"].startswith("6.")
-        worker = _worker_of(app.pid, deadline)
-        assert os.stat(f"/proc/{worker}").st_uid == UID
-        assert Path(f"/proc/{worker}/cwd").readlink() == place.tree
+        works = until(worker, "no worker opened the job database", START_S)
+        assert works.uids().effective == UID
+        assert Path(works.cwd()) == place.tree
         for path in look:
             assert _get(f"http://127.0.0.1:{port}/gradio_api/file={path}")[0] in (403, 404), path
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/gradio_api/heartbeat/a-visitor", timeout=10)
@@ -298,23 +296,6 @@ def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> N
     assert "Traceback" not in said, said
     assert "is started again" not in said, said
     assert app.returncode == 0
-
-
-def _worker_of(app: int, deadline: float) -> int:
-    """The worker process, once it has the database open."""
-    while time.monotonic() < deadline:
-        for status in Path("/proc").glob("[0-9]*/status"):
-            try:
-                parent = re.search(r"^PPid:\s*(\d+)$", status.read_text(), re.MULTILINE)
-                command = (status.parent / "cmdline").read_bytes().decode()
-                files = (os.readlink(file) for file in (status.parent / "fd").iterdir())
-                child = parent is not None and int(parent[1]) == app and "workflows.jobs.worker" in command
-                if child and any(DATABASE in file for file in files):
-                    return int(status.parent.name)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        time.sleep(0.2)
-    raise AssertionError("no worker opened the job database")
 
 
 def test_the_image_holds_what_runs_and_no_tests() -> None:
@@ -340,7 +321,7 @@ def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
 def test_the_app_of_a_gradio_space_starts_from_a_clone_that_its_user_owns(
     place: Place, local_hub: LocalHubProcess
 ) -> None:
-    copy_tracked(place.tree, tracked_files())
+    copy_to(place.tree, {path: path for path in tracked_files()})
     place.belongs_to_user(place.tree)
     _serves(place, local_hub, "", ["app.py", "requirements.txt", f"data/{DATABASE}", str(place.home)])
     assert (place.tree / "data" / DATABASE).is_file()  # the default of HUBMERGE_DATA

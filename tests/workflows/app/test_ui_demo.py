@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +18,7 @@ import psutil
 import pytest
 from huggingface_hub import HfApi
 from pages_session import TARGET_NAME
+from processes import free_port, until
 
 from localhub.users import default_users
 
@@ -27,12 +26,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 START_TIMEOUT_S = 120
 # as on a machine without a network, whose demo has none of it
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -57,16 +50,14 @@ class Demo:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, (self.data / "out.txt").read_text()
-            try:
-                with urllib.request.urlopen(f"{self.url}/config", timeout=5) as answer:
-                    if answer.status == 200:
-                        return
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError((self.data / "out.txt").read_text())
+        until(self._answers, "the demo does not answer", START_TIMEOUT_S)
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, (self.data / "out.txt").read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{self.url}/config", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
 
     @property
     def hub(self) -> HfApi:

@@ -12,7 +12,8 @@ import pytest
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from pages_session import calls_of_docs
-from test_ui_demo import Demo, free_port
+from processes import free_port
+from test_ui_demo import Demo
 
 from localhub.users import default_users
 
