@@ -20,7 +20,7 @@ FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and be
 
 
 class DatasetBoard:
-    """Implements workflows.app.service.BoardSource; safe to be asked by many threads at once."""
+    """The source of the leaderboard's pages; safe to be asked by many threads at once."""
 
     def __init__(self, dataset: ResultsDataset, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._dataset = dataset
@@ -33,6 +33,7 @@ class DatasetBoard:
 
     @property
     def url(self) -> str:
+        """The page of the results dataset."""
         return self._dataset.url
 
     def board(self) -> Board:

@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 import gradio as gr
 from pydantic import TypeAdapter, ValidationError
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.engine.preview import Preview
 from hubmerge.errors import HubmergeError, Problem, RecipeError
 from hubmerge.hub.client import RepoSummary
@@ -29,7 +30,6 @@ from workflows.app.forms import MAX_NUMBER
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import on_the_web
 from workflows.app.service import (
-    BoardSource,
     Comparison,
     EvaluationAnswer,
     EvaluationQueue,
@@ -75,7 +75,7 @@ class UnderWay(TypedDict):
     waiting: int
 
 
-def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers: WatcherSource | None) -> None:
+def add_api(service: Service, lanes: Lanes, board: DatasetBoard | None, watchers: WatcherSource | None) -> None:
     """Register the endpoints in the current Blocks context."""
     asking = (*_reading(service), *_acting(service), *(trial_endpoints(watchers) if watchers is not None else ()))
     stored = [*_of_the_store(service)]

@@ -8,10 +8,11 @@ from typing import Any, TypedDict
 from urllib.parse import urlencode
 
 from hubmerge.board.export import row_data
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.board_query import MAX_LINES, asked, matching
-from workflows.app.service import BoardSource, Trial, Visitor, WatcherView
+from workflows.app.service import Trial, Visitor, WatcherView
 from workflows.app.session import signed_in
 from workflows.app.watchers_source import WatcherSource
 
@@ -26,7 +27,7 @@ class BoardPage(TypedDict):
     rows: list[dict[str, Any]]  # docs/api.md
 
 
-def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
+def board_endpoints(source: DatasetBoard) -> tuple[Callable[..., Any], ...]:
     def leaderboard(
         suite: str = "",
         search: str = "",

@@ -29,6 +29,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.errors import InternalError
 from hubmerge.settings import Settings
 from workflows.app.api import add_api, misread
@@ -45,7 +46,7 @@ from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
-from workflows.app.service import BoardSource, Service
+from workflows.app.service import Service
 from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client
 from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
@@ -63,7 +64,7 @@ def build_app(
     *,
     settings: Settings,
     sign_in: bool = True,
-    board: BoardSource | None = None,
+    board: DatasetBoard | None = None,
     watchers: WatcherSource | None = None,
 ) -> Any:
     """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`.
@@ -110,7 +111,7 @@ class _Pages(gr.Blocks):  # type: ignore[misc]
         return await super().preprocess_data(block_fn, [*without_files(inputs), *left_out], *more, **named)
 
 
-def pages_of(board: BoardSource | None) -> list[Page]:
+def pages_of(board: DatasetBoard | None) -> list[Page]:
     return [page for page in PAGES if board is not None or page.path != "leaderboard"]
 
 
@@ -120,7 +121,7 @@ def build_web_app(
     *,
     oauth: OAuthClient | None = None,
     routes: Sequence[BaseRoute] = (),
-    board: BoardSource | None = None,
+    board: DatasetBoard | None = None,
     watchers: WatcherSource | None = None,
 ) -> FastAPI:
     """A FastAPI app with `routes`, then the pages. `oauth`: the sign-in anywhere but on a Space.

@@ -7,12 +7,13 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row
 from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
 from workflows.app.format import el, join, model_link
 from workflows.app.frame import AT_ONCE, LOADING, PURPOSE, html
-from workflows.app.service import BoardSource, Service
+from workflows.app.service import Service
 
 LATEST = 5
 # percent right: base, the skill's own agent, plain average, RAM+; docs/data/zoo_evaluation.json has their source
@@ -31,7 +32,7 @@ _PUBLIC = (  # that the paper of RAM merged (arXiv:2601.13572)
 )
 
 
-def home_page(demo: Any, service: Service, settings: Settings, board: BoardSource | None) -> None:
+def home_page(demo: Any, service: Service, settings: Settings, board: DatasetBoard | None) -> None:
     base, *agents = example_models(settings)
     fields = [("base", base), *(("agent", agent) for agent in agents), ("method", "ram_plus")]
     example = f"merge?{urlencode(fields, safe='/', quote_via=quote)}"
@@ -84,7 +85,7 @@ def _bar(named: tuple[str, str], score: float, base: float) -> Markup:
     return el("li", el("span", label), el("b", f"{score:.1f}%"), track)
 
 
-def _standing(service: Service, board: BoardSource | None) -> Markup:
+def _standing(service: Service, board: DatasetBoard | None) -> Markup:
     """What is under way, and the latest merges with the skills that they kept."""
     try:
         counts = zip(service.under_way(), ("merging", "evaluating", "waiting"), strict=True)
@@ -96,7 +97,7 @@ def _standing(service: Service, board: BoardSource | None) -> Markup:
     return join(_latest(board), told)
 
 
-def _latest(source: BoardSource | None) -> Markup | None:
+def _latest(source: DatasetBoard | None) -> Markup | None:
     if source is None:
         return None
     try:

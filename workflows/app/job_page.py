@@ -17,6 +17,7 @@ from urllib.parse import quote
 import gradio as gr
 from markupsafe import Markup
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.errors import HubmergeError, LoginError
 from hubmerge.output.card import fetch_facts, of_last_run
 from hubmerge.text.plain_yaml import dump_plain_yaml
@@ -43,7 +44,7 @@ from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.model_panels import published_row, verdict_panel
 from workflows.app.panels import facts_grid, fold, known_already, method_title, notice, problems_panel, warnings_panel
-from workflows.app.service import BoardSource, JobView, Service, Visitor
+from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in, writer_of
 
 POLL_S = 2.0
@@ -54,7 +55,7 @@ _SAID_ONCE = """() => {
 BOARD_LAG_S = 60.0  # the board is looked at anew every half a minute
 
 
-def job_page(demo: Any, service: Service, lanes: Lanes, board: BoardSource | None) -> None:
+def job_page(demo: Any, service: Service, lanes: Lanes, board: DatasetBoard | None) -> None:
     job_id = gr.Textbox(value="", visible=False)
     head = html(LOADING, "job", card=True)
     with gr.Row(elem_classes="hm-actions"):
@@ -120,7 +121,7 @@ def _awaits_verdict(view: JobView) -> bool:
     return bool(ends) and (datetime.now(UTC) - max(ends)).total_seconds() < BOARD_LAG_S
 
 
-def _shown(view: JobView, visitor: Visitor | None, endpoint: str, board: BoardSource | None = None) -> list[Any]:
+def _shown(view: JobView, visitor: Visitor | None, endpoint: str, board: DatasetBoard | None = None) -> list[Any]:
     row = published_row(view, board)
     verdict = verdict_panel(row) if row else None
     if verdict is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 from markupsafe import Markup
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, job_href, join, link, number_of, percent_text, when
 from workflows.app.frame import AT_ONCE, LOADING, html
@@ -20,13 +21,13 @@ from workflows.app.job_page import badge, scorings_panel, settled, shown_state
 from workflows.app.job_steps import EVALUATION_STAGES, STAGES, is_under_way, stage_of
 from workflows.app.model_panels import published_row
 from workflows.app.panels import fold, header, left_out_panel, method_title, notice, problems_panel, table, tabs
-from workflows.app.service import PAGE_JOBS, BoardSource, JobView, Service, Visitor
+from workflows.app.service import PAGE_JOBS, JobView, Service, Visitor
 from workflows.app.session import for_visitor
 
 POLL_S = 5.0
 
 
-def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
+def jobs_page(demo: Any, service: Service, board: DatasetBoard | None) -> None:
     html(header("Activity", "Merges, comparisons and evaluations, newest first."))
     listing = html(LOADING, "jobs", card=True)
     timer = gr.Timer(POLL_S, active=False)
@@ -41,7 +42,7 @@ def jobs_page(demo: Any, service: Service, board: BoardSource | None) -> None:
 
 
 def _listing(
-    service: Service, board: BoardSource | None, asked: Mapping[str, str], visitor: Visitor | None
+    service: Service, board: DatasetBoard | None, asked: Mapping[str, str], visitor: Visitor | None
 ) -> list[Any]:
     everybody = asked.get("show") == "all" or (visitor is None and asked.get("show") != "mine")
     ways = (("Mine", "activity?show=mine", not everybody), ("Everybody's", "activity?show=all", everybody))

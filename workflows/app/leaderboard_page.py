@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import BaseRoute, Route
 
 from hubmerge.board.export import json_parts, row_data, suite_csv_parts
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
 from workflows.app.board_query import MAX_LINES, asked, matching
@@ -28,7 +29,6 @@ from workflows.app.board_view import board_view
 from workflows.app.format import el, evaluate_href, join, link
 from workflows.app.frame import LOADING, html
 from workflows.app.panels import header, problems_panel
-from workflows.app.service import BoardSource
 
 _OWN = ("offset", "limit")
 _JSON = "application/json"
@@ -85,7 +85,7 @@ def leaderboard_page() -> None:
     html(el("div", LOADING, cls="hm-board"), "leaderboard", card=True, js_on_load=_JS, padding=True)
 
 
-def board_routes(source: BoardSource) -> list[BaseRoute]:
+def board_routes(source: DatasetBoard) -> list[BaseRoute]:
     """Routes for `build_web_app`; they run in threads, since a board may have to be fetched."""
 
     def page(request: Request) -> Response:

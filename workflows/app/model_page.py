@@ -17,6 +17,7 @@ from urllib.parse import quote
 import gradio as gr
 from markupsafe import Markup
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
@@ -62,7 +63,7 @@ from workflows.app.panels import (
     snippet,
     tabs,
 )
-from workflows.app.service import BoardSource, Published, Service, Visitor
+from workflows.app.service import Published, Service, Visitor
 from workflows.app.session import for_visitor
 
 TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
@@ -70,7 +71,7 @@ MOST_AGENTS = 32  # drawn
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
-def model_page(demo: Any, service: Service, lanes: Lanes, source: BoardSource | None) -> None:
+def model_page(demo: Any, service: Service, lanes: Lanes, source: DatasetBoard | None) -> None:
     head = html(LOADING, "model", card=True)
     body = html(name="model-tab", card=True, visible=False)
 
@@ -112,7 +113,7 @@ def tab_links(model: str, sha: str | None, shown: str) -> Markup:
 
 
 def _shown(
-    service: Service, source: BoardSource | None, visitor: Visitor | None, model: str, sha: str | None, tab: str
+    service: Service, source: DatasetBoard | None, visitor: Visitor | None, model: str, sha: str | None, tab: str
 ) -> list[Any]:
     board, failure = Board(), None
     try:

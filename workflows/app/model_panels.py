@@ -9,6 +9,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import COMBINED, Board, Row, SuiteBoard, TaskLine
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ParentFacts
@@ -24,7 +25,7 @@ from workflows.app.board_table import NOTHING, domain_title, interval_text, shar
 from workflows.app.board_view import suite_title
 from workflows.app.format import bytes_text, diff_href, el, join, link, model_link, repo_link, time_text, when
 from workflows.app.panels import facts_grid, fold, method_title, notice, section, snippet, table
-from workflows.app.service import BoardSource, JobView
+from workflows.app.service import JobView
 
 MOST_DRAWN = 12  # parents beside one score
 MAX_LINEAGE = 60  # models drawn
@@ -39,7 +40,7 @@ def found_rows(board: Board, model: str, sha: str | None) -> list[tuple[SuiteBoa
     return [(s, r) for s, r in rows if r.sha == sha]
 
 
-def published_row(view: JobView, source: BoardSource | None) -> Row | None:
+def published_row(view: JobView, source: DatasetBoard | None) -> Row | None:
     """The board's row of a published merge, once it is evaluated."""
     if source is None or not view.result or not view.evaluations or view.evaluations[0].state != "done":
         return None

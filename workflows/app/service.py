@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from hubmerge.board.values import Board
 from hubmerge.engine.preview import Preview, Tell, untold
 from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
@@ -285,14 +284,3 @@ class Trial:
     left_out: tuple[WatcherEvent, ...] = ()
     problem: dict[str, Any] | None = None  # why that merge is not possible
     anew: bool = True  # as a watcher that has merged nothing; its owner's trial knows what it has merged
-
-
-class BoardSource(Protocol):
-    """The source of the leaderboard's pages."""
-
-    @property
-    def url(self) -> str:
-        """The page of the results dataset, or nothing."""
-
-    def board(self) -> Board:
-        """The board as it is now; HubmergeError where it cannot be had."""

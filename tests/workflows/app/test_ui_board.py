@@ -31,7 +31,7 @@ ENDPOINT = "http://127.0.0.1:9"
 
 @dataclass
 class FakeBoard:
-    """A BoardSource in the test's hands."""
+    """A DatasetBoard in the test's hands."""
 
     content: Board = field(default_factory=Board)
     failure: HubUnavailableError | None = None

@@ -21,18 +21,19 @@ from test_ui_board import FakeBoard
 from test_watch_pages import Source
 
 from hubmerge.board.leaderboard import build_board
+from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
 from hubmerge.settings import Settings
 from workflows.app import lanes
 from workflows.app.app import launch_app
-from workflows.app.service import BoardSource, Published, Service, WatcherView
+from workflows.app.service import Published, Service, WatcherView
 from workflows.app.watchers_source import WatcherSource
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 VARIED = {"sweep": [{"method": "ties", "parameters": {"density": [0.2, 0.5]}}]}
 SWEEP = {"base": RECIPE["base"], "agents": RECIPE["agents"], **VARIED}
-# what it does of Service, BoardSource and WatcherSource, and a call
+# what it does of Service, DatasetBoard and WatcherSource, and a call
 ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "search_models": ("search", {"text": "zoo"}),
     "model_facts": ("about", {"name": CATALOGUE[0]}),
@@ -104,7 +105,7 @@ def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = Non
 def test_every_action_of_the_pages_has_an_endpoint_and_a_tool_with_all_words_about_it(app: SimpleNamespace) -> None:
     actions = {
         name
-        for kind in (Service, BoardSource, WatcherSource)
+        for kind in (Service, DatasetBoard, WatcherSource)
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and not name.startswith("_")
     }
