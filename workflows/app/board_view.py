@@ -187,8 +187,14 @@ def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Map
     for row in rows:
         label = label_of(row)
         box = _check("compare", label, label in query.compare, form=_FORM, aria_label=f"Compare {row.model}")
-        cells = (_cell(column, row) for column in shown)
-        lines.append(el("tr", el("td", box, cls="hm-box", data_label="Compare"), *cells))
+        cells = [el("td", box, cls="hm-box", data_label="Compare")]
+        for c in shown:
+            if c.key == "model":
+                cells.append(el("th", c.text(row), scope="row"))
+            else:
+                number = "hm-number" if c.is_number and c.key != "kept" else ""
+                cells.append(el("td", c.text(row), data_label=c.title, cls=number))
+        lines.append(el("tr", *cells))
     caption = el("caption", f"Models and their scores: {suite_title(suite)}", cls="hm-unseen")
     content = el("table", caption, el("thead", el("tr", *heads)), el("tbody", *lines))
     others = [label for label in query.compare if label not in {label_of(r) for r in rows}]
@@ -196,13 +202,6 @@ def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Map
     compare = el("button", "Compare the marked models", type="submit", form=_FORM)
     area = el("div", content, cls="hm-table", tabindex="0", role="region", aria_label="Leaderboard")
     return el("div", area, *kept, compare if rows else None, id="board")
-
-
-def _cell(column: Column, row: Row) -> Markup:
-    text = column.text(row)
-    if column.key == "model":
-        return el("th", text, scope="row")
-    return el("td", text, data_label=column.title, cls="hm-number" if column.is_number and column.key != "kept" else "")
 
 
 def _head(column: Column, query: BoardQuery) -> Markup:

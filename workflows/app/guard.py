@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.responses import PlainTextResponse
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -56,10 +58,10 @@ class Guard:
             return
         headers = {name: value for name, value in scope["headers"] if name in (b"origin", b"host", b"content-length")}
         if scope["path"].startswith(CLOSED):
-            await _refuse(send, 404, b"not offered here")
+            await PlainTextResponse("not offered here", 404)(scope, receive, send)
             return
         if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
-            await _refuse(send, 413, b"the request is too large")
+            await PlainTextResponse("the request is too large", 413)(scope, receive, send)
             return
         if b"origin" in headers and not self._is_own(headers[b"origin"], headers.get(b"host", b"")):
             scope = {**scope, "headers": [(n, v) for n, v in scope["headers"] if n != b"cookie"]}
@@ -90,11 +92,6 @@ def _capped(receive: Receive) -> Receive:
         return message
 
     return limited
-
-
-async def _refuse(send: Send, status: int, reason: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": reason})
 
 
 def without_files(value: Any) -> Any:

@@ -56,18 +56,15 @@ def example_models(settings: Settings) -> tuple[str, ...]:
 def skills_figure() -> Markup:
     """Three agents, their average and their merge, skill by skill, each bar with a line where the base stands."""
     line = el("span", el("i", cls="hm-base-line"), "The base")  # which stands in the bars
-    skills = [
-        el(
-            "section",
-            el("h2", name),
-            el(
-                "ul",
-                *(_bar(*bar, base) for bar in zip(_BARS, scores, strict=True)),
-                el("li", line, el("b", f"{base:.1f}%")),
-            ),
-        )
-        for name, (base, *scores) in MEASURED.values()
-    ]
+    skills = []
+    for name, (base, *scores) in MEASURED.values():
+        bars = []
+        for (label, kind), score in zip(_BARS, scores, strict=True):
+            fill = el("span", cls=f"hm-of-{kind}", style=f"width: {score:.1f}%")
+            track = el("span", fill, el("i", style=f"left: {base:.1f}%"), cls="hm-gain", aria_hidden="true")
+            bars.append(el("li", el("span", label), el("b", f"{score:.1f}%"), track))
+        bars.append(el("li", line, el("b", f"{base:.1f}%")))
+        skills.append(el("section", el("h2", name), el("ul", *bars)))
     caption = el(
         "figcaption",
         "Right answers to 500 held-out questions per skill, of three small agents that were trained from one base, "
@@ -75,14 +72,6 @@ def skills_figure() -> Markup:
         "bfloat16, scores on the leaderboard differ by about a point.",
     )
     return el("figure", el("div", *skills, cls="hm-skills"), caption, cls="hm-measured")
-
-
-def _bar(named: tuple[str, str], score: float, base: float) -> Markup:
-    label, kind = named
-    fill = el("span", cls=f"hm-of-{kind}", style=f"width: {score:.1f}%")
-    line = el("i", style=f"left: {base:.1f}%")
-    track = el("span", fill, line, cls="hm-gain", aria_hidden="true")
-    return el("li", el("span", label), el("b", f"{score:.1f}%"), track)
 
 
 def _standing(service: Service, board: DatasetBoard | None) -> Markup:
@@ -106,14 +95,8 @@ def _latest(source: DatasetBoard | None) -> Markup | None:
         return None
     if not rows:
         return None
-    items = [
-        el(
-            "li",
-            model_link(row.model, row.sha),
-            el("span", f"keeps {row.skills.text}" if row.skills else "", cls="hm-dim"),
-        )
-        for row in rows
-    ]
+    told = [el("span", f"keeps {row.skills.text}" if row.skills else "", cls="hm-dim") for row in rows]
+    items = [el("li", model_link(row.model, row.sha), kept) for row, kept in zip(rows, told, strict=True)]
     more = el("a", "All on the leaderboard", href="leaderboard")
     return el("section", el("h2", "Latest merges"), el("ul", *items), el("p", more), cls="hm-latest")
 

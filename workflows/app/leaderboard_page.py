@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -107,26 +108,18 @@ def board_routes(source: DatasetBoard) -> list[BaseRoute]:
     return [
         Route("/board.json", of_board(lambda board, _: StreamingResponse(json_parts(board), media_type=_JSON))),
         Route("/board/page", page),
-        Route("/board/{suite}.csv", of_board(_as_csv)),
-        Route("/board/{suite}.json", of_board(_as_json)),
+        Route("/board/{suite}.csv", of_board(partial(_of_suite, _as_csv))),
+        Route("/board/{suite}.json", of_board(partial(_of_suite, _as_json))),
     ]
 
 
-def _as_csv(board: Board, request: Request) -> Response:
-    found = _asked_rows(board, request)
-    if isinstance(found, Response):
-        return found
-    suite, rows = found
+def _as_csv(suite: SuiteBoard, rows: list[Row], request: Request) -> Response:
     # a suite's name holds letters, digits and . + - _ only
     headers = {"content-disposition": f'attachment; filename="{suite.suite}.csv"'}
     return StreamingResponse(suite_csv_parts(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)
 
 
-def _as_json(board: Board, request: Request) -> Response:
-    found = _asked_rows(board, request)
-    if isinstance(found, Response):
-        return found
-    suite, rows = found
+def _as_json(suite: SuiteBoard, rows: list[Row], request: Request) -> Response:
     numbers = {n: parse_qs(request.url.query).get(n, [d])[0] for n, d in (("offset", "0"), ("limit", "50"))}
     if not all(text.isdecimal() and len(text) < 10 for text in numbers.values()):
         return PlainTextResponse("offset and limit are whole numbers", status_code=400)
@@ -138,8 +131,9 @@ def _as_json(board: Board, request: Request) -> Response:
     return Response(json.dumps(data, ensure_ascii=False, allow_nan=False), media_type=_JSON)
 
 
-def _asked_rows(board: Board, request: Request) -> tuple[SuiteBoard, list[Row]] | Response:
-    """The suite in the path and the rows that the query leaves of it; what is wrong in them is refused."""
+def _of_suite(answer: Callable[..., Response], board: Board, request: Request) -> Response:
+    """`answer(suite, rows, request)`, of the suite in the path and the rows that the query leaves of it; what is wrong
+    in them is refused."""
     name = request.path_params["suite"]
     if (suite := board.suite(name)) is None:
         return PlainTextResponse("no such suite", status_code=404)
@@ -147,4 +141,4 @@ def _asked_rows(board: Board, request: Request) -> tuple[SuiteBoard, list[Row]] 
     found = asked(board, urlencode([*given, ("suite", name)]))
     if found.wrong:
         return PlainTextResponse("\n".join(found.wrong), status_code=400)
-    return suite, matching(suite, found.query)
+    return answer(suite, matching(suite, found.query), request)

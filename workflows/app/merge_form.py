@@ -19,21 +19,7 @@ from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from workflows.app.forms import (
-    EVERYONE,
-    CalibrationForm,
-    build_calibration,
-    component_of,
-    fields_of,
-    fill_calibration,
-    given,
-    holds,
-    parameters_of,
-    unusual,
-    unusual_rows,
-    uses_calibration,
-    values_of,
-)
+from workflows.app import forms
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.panels import method_choices, method_panel
 from workflows.app.search import model_box
@@ -71,7 +57,7 @@ class MergeForm:
     about: Any
     groups: tuple[Any, ...]  # one per method, in the registry's order
     parameters: tuple[Any, ...]  # of all methods
-    calibration: CalibrationForm
+    calibration: forms.CalibrationForm
     dtype: Any
     rounding: Any
     seed: Any
@@ -144,9 +130,9 @@ def build_form(suites: Mapping[str, str]) -> MergeForm:
             described = html(method_panel(registry()[DEFAULT_METHOD]), "about-method")
             for m in registry().values():
                 with gr.Row(visible=m.name == DEFAULT_METHOD, elem_id=f"parameters-{m.name}") as group:
-                    parameters += [component_of(field) for field in fields_of(m)]
+                    parameters += [forms.component_of(field) for field in forms.fields_of(m)]
                 groups.append(group)
-    calibration = build_calibration()
+    calibration = forms.build_calibration()
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
         with gr.Row():
@@ -195,18 +181,18 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
     method = next(rest)
     parameters: dict[str, Any] = {}
     for m in registry().values():
-        fields = fields_of(m)
+        fields = forms.fields_of(m)
         held = list(islice(rest, len(fields)))
         if m.name == method:
-            parameters = parameters_of(fields, held)
+            parameters = forms.parameters_of(fields, held)
     dtype, rounding, seed, ignore, more, *calibration = rest
     recipe: dict[str, Any] = {"base": str(base or "").strip(), "agents": agents, "method": str(method or "")}
     ignored = str(ignore or "").replace(",", " ").split()
     stated = {"parameters": parameters, "dtype": dtype, "rounding": rounding, "ignore": ignored}
     recipe |= {key: value for key, value in stated.items() if value}
-    specs = given(*calibration) if uses_calibration(recipe["method"]) else {}
-    if EVERYONE in specs:
-        recipe["calibration"] = specs[EVERYONE]
+    specs = forms.given(*calibration) if forms.uses_calibration(recipe["method"]) else {}
+    if forms.EVERYONE in specs:
+        recipe["calibration"] = specs[forms.EVERYONE]
     recipe |= {} if seed is None else {"seed": seed}
     beyond = read_more(more, recipe)
     if strangers := [str(name) for name in beyond.get("agents", {}) if name not in agents]:
@@ -287,20 +273,20 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     ]
     beyond: dict[str, Any] = {}
     for m in registry().values():
-        fields = fields_of(m)
+        fields = forms.fields_of(m)
         if m.name == method:
             kinds, defaults = {f.name: f.kind for f in fields}, {f.name: f.default for f in fields}
-            beyond = {k: v for k, v in parameters.items() if k not in kinds or not holds(kinds[k], v)}
+            beyond = {k: v for k, v in parameters.items() if k not in kinds or not forms.holds(kinds[k], v)}
             # the form leaves out what is as usual, where it may not be left out beside a preset
-            beyond |= {k: v for k, v in unusual(m, parameters).items() if k in kinds and v == defaults[k]}
-            updates += [gr.update(value=value) for value in values_of(fields, without(parameters, beyond))]
+            beyond |= {k: v for k, v in forms.unusual(m, parameters).items() if k in kinds and v == defaults[k]}
+            updates += [gr.update(value=value) for value in forms.values_of(fields, without(parameters, beyond))]
         else:
             updates += [gr.skip()] * len(fields)
     for key, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
         value = recipe.get(key)
         updates.append(gr.update(value=value if value in known else ""))
     seed, ignore = recipe.get("seed", 0), recipe.get("ignore")
-    held = holds("integer", seed)
+    held = forms.holds("integer", seed)
     updates.append(gr.update(value=seed if held else None))
     updates.append(gr.update(value=", ".join(map(str, ignore)) if isinstance(ignore, list | tuple) else ""))
     more = {
@@ -311,11 +297,11 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     }
     updates.append(dump_plain_yaml(more) if more else "")
     advanced = any(recipe.get(key) for key in ("dtype", "rounding", "seed", "ignore")) or bool(more)
-    weighed, rows = any(weight != 1 for weight in weights.values()), unusual_rows(recipe.get("calibration"))
+    weighed, rows = any(weight != 1 for weight in weights.values()), forms.unusual_rows(recipe.get("calibration"))
     chosen = registry().get(method)
-    settings = unusual(chosen, parameters) if chosen else parameters
+    settings = forms.unusual(chosen, parameters) if chosen else parameters
     folds = [gr.update(open=True) if inside else gr.skip() for inside in (weighed, settings, rows, advanced)]
-    return [*updates, *fill_calibration(recipe.get("calibration"), data), names, *folds]
+    return [*updates, *forms.fill_calibration(recipe.get("calibration"), data), names, *folds]
 
 
 def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:
@@ -344,5 +330,5 @@ def show_method(name: str) -> list[Any]:
     """The method's description, which group of parameters is visible, and whether calibration data is asked for."""
     methods = registry()
     about = method_panel(methods[name]) if name in methods else ""
-    groups = [gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values()]
-    return [about, *groups, gr.update(visible=uses_calibration(name))]
+    groups = [gr.update(visible=m.name == name and bool(forms.fields_of(m))) for m in methods.values()]
+    return [about, *groups, gr.update(visible=forms.uses_calibration(name))]

@@ -20,6 +20,7 @@ from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from hubmerge.text.plain_yaml import dump_plain_yaml
+from workflows.app import merge_form
 from workflows.app import merge_script as script
 from workflows.app.format import el, job_href, join, link
 from workflows.app.forms import turn
@@ -27,19 +28,6 @@ from workflows.app.frame import AT_ONCE, PRIVATE, QUIET, code_box, html
 from workflows.app.inspection import EMPTY, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import TEXTS, address_of, read_address, text_of
-from workflows.app.merge_form import (
-    DEFAULT_METHOD,
-    PICK_METHOD,
-    SHOW_PICK,
-    VISIBILITIES,
-    MergeForm,
-    build_form,
-    fill,
-    fillable,
-    recipe_of,
-    reweight,
-    show_method,
-)
 from workflows.app.panels import SIGNED_OUT, access_offer, coded, known_already, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.search import suggest_models
@@ -49,14 +37,14 @@ from workflows.app.submission import checked_recipe, chosen_target, names_in, ne
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
 
 _TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.target_inputs
-_NOTHING = len(fill({}))
+_NOTHING = len(merge_form.fill({}))
 
 
 def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs_per_user: int) -> None:
     """Build the page in the current Blocks context. `sign_in`: visitors can. `jobs_per_user`: that wait or run."""
     with gr.Row(elem_classes="hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
-            form = build_form(service.suites)
+            form = merge_form.build_form(service.suites)
             sweep = build_sweep(form.method.value)
             with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
                 text = code_box(label="Recipe", lines=8, interactive=True, elem_id="yaml")
@@ -92,7 +80,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
         return next(iter(names_in([base or ""], service.endpoint)), ""), names_in(agents or (), service.endpoint)
 
     def recipe(values: Any) -> dict[str, Any]:
-        return recipe_of([*models(values), *values[2:]])
+        return merge_form.recipe_of([*models(values), *values[2:]])
 
     def inspecting(
         visitor: Visitor | None, form_asked: str, license_choice: str | None, name: str | None, *values: Any
@@ -142,7 +130,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
 
     def as_yaml(*values: Any) -> list[Any]:
         try:
-            return [dump_plain_yaml(recipe_of(values)), gr.skip()]
+            return [dump_plain_yaml(merge_form.recipe_of(values)), gr.skip()]
         except HubmergeError as error:
             return [gr.skip(), problems_panel(error)]
 
@@ -172,10 +160,10 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
             gr.update(value=target["suite"]) if target.get("suite") in service.suites else gr.skip(),
             gr.update(value=owner, choices=[owner]) if owner else gr.skip(),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
-            gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
+            gr.update(value=target["visibility"]) if target.get("visibility") in merge_form.VISIBILITIES else gr.skip(),
             gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),
-            *(fill(given) if given else [gr.skip()] * _NOTHING),
-            *opened_with(query, str(given.get("method") or DEFAULT_METHOD)),
+            *(merge_form.fill(given) if given else [gr.skip()] * _NOTHING),
+            *opened_with(query, str(given.get("method") or merge_form.DEFAULT_METHOD)),
         ]
 
     def owners(visitor: Visitor | None, owner: str | None) -> list[Any]:
@@ -260,7 +248,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes, *, sign_in: bool, jobs
     shown.then(None, [checked, form.namespace], [start], **startable)
 
 
-def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
+def _wire_form(form: merge_form.MergeForm, service: Service, lanes: Lanes) -> Any:
     """The event after which other models are chosen."""
     suggest_models(form.base, service, lanes)
     suggest_models(form.agents, service, lanes, base=form.base)
@@ -282,13 +270,14 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> Any:
     # the last answer must be about the agents that stand there last; its own event, since gradio repeats the whole one
     last = {"trigger_mode": "always_last", **AT_ONCE}
     weigh = gr.Button("Weigh the models", visible="hidden", elem_id="weigh-models").click
-    weighed = weigh(reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], **last)
+    weights = [form.weighted, *form.weights]
+    weighed = weigh(merge_form.reweight, [form.agents, *weights], weights, **last)
     offered = [form.agents, form.offered, form.suggested]
     chosen(None, offered[:2], [form.suggested], js=script.TICKED, **AT_ONCE)
     form.suggested.input(None, offered, [form.agents], js=script.WITH_TICKED, **AT_ONCE)
-    form.pick.input(None, [form.pick], [form.method], js=PICK_METHOD, **AT_ONCE)
-    form.method.change(None, [form.method], [form.pick, form.method], js=SHOW_PICK, **AT_ONCE)
-    form.method.change(show_method, [form.method], form.of_method, **last)
+    form.pick.input(None, [form.pick], [form.method], js=merge_form.PICK_METHOD, **AT_ONCE)
+    form.method.change(None, [form.method], [form.pick, form.method], js=merge_form.SHOW_PICK, **AT_ONCE)
+    form.method.change(merge_form.show_method, [form.method], form.of_method, **last)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
     for event in (data.whose.input, weighed.then):
@@ -307,11 +296,11 @@ def _accepted(choice: Any) -> list[Any]:
 def _from_yaml(text: str) -> list[Any]:
     try:
         read = recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1])
-        recipe = checked_recipe(fillable(read.to_dict()))
+        recipe = checked_recipe(merge_form.fillable(read.to_dict()))
     except HubmergeError as error:
         return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * _NOTHING]
     told = [el("p", coded(text)) for text in ("The form shows this recipe now.", *read.notes)]
-    return [notice("good", "Loaded", *told), *fill(recipe.to_dict())]
+    return [notice("good", "Loaded", *told), *merge_form.fill(recipe.to_dict())]
 
 
 def _asked_for(
@@ -324,14 +313,15 @@ def _asked_for(
     if job_id := str(query.get("job") or ""):
         job = service.job(job_id, visitor)
         if visitor is None or visitor.name != job.user:
-            return fillable(job.recipe), {"name": ""}, None
+            return merge_form.fillable(job.recipe), {"name": ""}, None
         namespace, _, name = job.target.partition("/")  # the same target again is the same job, which goes on
         visibility = "private" if job.private else "public"
         target = {"namespace": namespace, "name": name, "visibility": visibility, "license": job.license}
-        return fillable(job.recipe), target, None
+        return merge_form.fillable(job.recipe), target, None
     if isinstance(kept, list) and len(kept) == count:  # another version of the form has other fields
         with suppress(RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
-            return recipe_of(kept[: -len(_TARGET)]), dict(zip(_TARGET, kept[-len(_TARGET) :], strict=True)), None
+            target = dict(zip(_TARGET, kept[-len(_TARGET) :], strict=True))
+            return merge_form.recipe_of(kept[: -len(_TARGET)]), target, None
     if all(key.startswith("__") for key in query):
         return {}, {}, None
     recipe, name, problems = read_address(query, service.endpoint)

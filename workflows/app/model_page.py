@@ -25,6 +25,7 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
+from workflows.app import model_panels
 from workflows.app.format import (
     el,
     evaluate_href,
@@ -41,18 +42,6 @@ from workflows.app.frame import LOADING, QUIET, html
 from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_address import address_of
-from workflows.app.model_panels import (
-    found_rows,
-    lineage_section,
-    lineage_tree,
-    model_head,
-    score_sections,
-    scores_picture,
-    statistics_section,
-    use_it,
-    verdict_panel,
-    ways_on,
-)
 from workflows.app.panels import (
     access_offer,
     facts_grid,
@@ -105,13 +94,6 @@ def _alone(head: Markup) -> list[Any]:
     return [head, gr.update(visible=False)]
 
 
-def tab_links(model: str, sha: str | None, shown: str) -> Markup:
-    """The tabs as links, since each has its own address."""
-    address = model_href(model, sha or "")
-    ends = {key: "" if key == "scores" else f"&tab={key}" for key in TABS}
-    return tabs("About this model", ((title, address + ends[key], key == shown) for key, title in TABS.items()))
-
-
 def _shown(
     service: Service, source: DatasetBoard | None, visitor: Visitor | None, model: str, sha: str | None, tab: str
 ) -> list[Any]:
@@ -120,7 +102,7 @@ def _shown(
         board = source.board() if source is not None else board
     except HubmergeError as error:
         failure = error
-    found = found_rows(board, model, sha)
+    found = model_panels.found_rows(board, model, sha)
     row = found[0][1] if found else None
     own: Published | HubmergeError | None = None
     if tab != "scores" or row is None:
@@ -132,14 +114,17 @@ def _shown(
         except HubmergeError as error:
             own = error
     if row is not None:
-        ways = ways_on(row.model, _base_of(row.facts.parents))
-        head = join(verdict_panel(row), model_head(row, service.endpoint), ways)
+        ways = model_panels.ways_on(row.model, _base_of(row.facts.parents))
+        head = join(model_panels.verdict_panel(row), model_panels.model_head(row, service.endpoint), ways)
     elif isinstance(own, Published):
         head = _head(own, service.endpoint)
     else:
         return _alone(_missing(failure or own, model, sha, service.endpoint, visitor))
+    address = model_href(model, sha or "")
+    ends = {key: "" if key == "scores" else f"&tab={key}" for key in TABS}
+    links = tabs("About this model", ((title, address + ends[key], key == tab) for key, title in TABS.items()))
     shown = _tab(tab, found, board, own, service, failure)
-    return [head, gr.update(value=join(tab_links(model, sha, tab), shown), visible=True)]
+    return [head, gr.update(value=join(links, shown), visible=True)]
 
 
 def _missing(
@@ -168,11 +153,11 @@ def _tab(
     if tab == "scores" and row is not None:
         lines = [line for _, r in found for line in r.tasks]
         return join(
-            scores_picture(row),
-            use_it(row.model, lines),
-            score_sections(found, service.endpoint),
-            statistics_section(row),
-            lineage_section(row, board),
+            model_panels.scores_picture(row),
+            model_panels.use_it(row.model, lines),
+            model_panels.score_sections(found, service.endpoint),
+            model_panels.statistics_section(row),
+            model_panels.lineage_section(row, board),
         )
     if tab == "reproduce" and row is not None and row.facts.recipe:
         report = own.report if isinstance(own, Published) else {}
@@ -202,7 +187,7 @@ def _head(model: Published, endpoint: str) -> Markup:
         el("div", el("h1", model.id), kind, cls="hm-title"),
         facts_grid(facts),
         el("p", "On the Hub: ", repo_link(endpoint, model.id, model.sha)),
-        ways_on(model.id, _base_of(parents)),
+        model_panels.ways_on(model.id, _base_of(parents)),
     )
 
 
@@ -222,7 +207,7 @@ def _lineage(model: Published, board: Board) -> Markup | None:
     if not parents:
         return None
     stated = ancestors_in(model.report.get("parents"))
-    return section("Lineage", lineage_tree(model.id, model.sha, model.license, parents, board, stated))
+    return section("Lineage", model_panels.lineage_tree(model.id, model.sha, model.license, parents, board, stated))
 
 
 def changed_tab(report: Mapping[str, Any]) -> Markup:
@@ -290,5 +275,5 @@ def unscored_tab(model: Published, service: Service) -> Markup:
     if asked is not None:
         now = "It is being measured now: " if asked.place is None else f"It is number {asked.place} in the queue: "
         ask = el("p", now, link(job_href(asked.job), "follow it"), ".")
-    use = use_it(model.id, ()) if is_hub_id(model.id) else None
+    use = model_panels.use_it(model.id, ()) if is_hub_id(model.id) else None
     return join(notice("info", "Not scored yet", ask if model.is_open else None, el("p", told)), use)

@@ -13,7 +13,6 @@ import gradio as gr
 from markupsafe import Markup
 
 from hubmerge.engine.preview import Preview, Tell
-from hubmerge.errors import HubmergeError
 from hubmerge.methods import registry
 from hubmerge.text.markdown import short_count
 from workflows.app.format import bytes_text, el, join
@@ -73,7 +72,7 @@ def wire_look(
         return [gr.update(value=method), gr.update(visible=False)]
 
     outputs = [look.panel, look.take, look.method]
-    telling = lanes.telling(looking, _failed, _read_so_far)
+    telling = lanes.telling(looking, lambda e: [problems_panel(e), gr.update(visible=False), ""], _read_so_far)
     models = [form.base, form.agents]
     looked = look.button.click(None, models, [look.panel, look.about], js=_LOOKING, **AT_ONCE).then(
         telling, form.recipe_inputs, outputs, trigger_mode="multiple", **ASKING, **QUIET
@@ -87,10 +86,6 @@ def wire_look(
 def _read_so_far(done: int, total: int) -> list[Any]:
     words = f"Read {bytes_text(done)} of about {bytes_text(total)} of the models …"
     return [el("p", words, cls="hm-dim", role="status"), gr.update(visible=False), ""]
-
-
-def _failed(error: HubmergeError) -> list[Any]:
-    return [problems_panel(error), gr.update(visible=False), ""]
 
 
 def preview_panel(found: Preview) -> Markup:

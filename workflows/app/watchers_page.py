@@ -17,6 +17,7 @@ from markupsafe import Markup
 from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
+from workflows.app import watcher_form
 from workflows.app.format import el, job_href, join, link, repo_link, when
 from workflows.app.frame import AT_ONCE, QUIET, WATCHERS_CSS, code_box, html
 from workflows.app.home_page import example_models
@@ -27,17 +28,6 @@ from workflows.app.panels import coded, facts_grid, fold, header, notice, proble
 from workflows.app.service import Service, Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.session import for_visitor, signed_in, visitor_of
 from workflows.app.submission import names_in
-from workflows.app.watcher_form import (
-    BEST,
-    NAMED,
-    address_of,
-    build_form,
-    fill,
-    proposed,
-    read_address,
-    rule_of,
-    where_it_belongs,
-)
 from workflows.app.watchers_source import WatcherSource
 from workflows.watchers.kinds import registry
 from workflows.watchers.rules import rule_data, rule_from_data
@@ -102,7 +92,8 @@ def watchers_page(demo: Any, service: Service, lanes: Lanes, settings: Settings,
 def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, source: WatcherSource) -> None:
     """The form of a rule, with its YAML and a trial beside it. Everybody may use it: it changes nothing."""
     base, *agents = example_models(settings)
-    example = f"watchers?{address_of({'base': base, 'join': {'fixed': agents}, 'recipe': {'method': DEFAULT_METHOD}})}"
+    rule = {"base": base, "join": {"fixed": agents}, "recipe": {"method": DEFAULT_METHOD}}
+    example = f"watchers?{watcher_form.address_of(rule)}"
     words = "Say what it merges, try it, and copy its rule. To try it changes nothing on the Hub."
     about = el("div", el("h2", "Make a watcher"), el("p", words, cls="hm-dim"), cls="hm-wizard-title")
     empty = el("p", "Choose a base to begin, or ", el("a", "open an example", href=example), ".", cls="hm-empty")
@@ -110,7 +101,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
         html(about)
         with gr.Row():
             with gr.Column(scale=3, min_width=320):
-                inputs = build_form(service, lanes)
+                inputs = watcher_form.build_form(service, lanes)
             with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
                 attempt = gr.Button("Try it now", variant="primary", interactive=False, elem_id="try")
                 outcome = html(empty, "trial", **_CARD)
@@ -123,7 +114,7 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
         """The form's rule, with models by name where an address was pasted."""
         base, which, agents, *rest = values
         first = next(iter(names_in([base or ""], service.endpoint)), "")
-        return rule_of([first, which, names_in(agents or (), service.endpoint), *rest])
+        return watcher_form.rule_of([first, which, names_in(agents or (), service.endpoint), *rest])
 
     def opening(request: gr.Request, visitor: Visitor | None) -> list[Any]:
         rule: dict[str, Any] = {}
@@ -132,11 +123,14 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
                 found = next((v.rule for v in source.watchers(visitor) if v.name == name and v.rule), "{}")
                 rule = dict(load_plain_yaml(found))
         elif query := str(request.url.query):
-            rule = read_address(query)
+            rule = watcher_form.read_address(query)
         if visitor is not None:
             rule = {"owner": visitor.name, **rule}
         # what the rule does not say keeps what was typed meanwhile
-        return [gr.skip() if told == plain else told for told, plain in zip(fill(rule), fill({}), strict=True)]
+        return [
+            gr.skip() if told == plain else told
+            for told, plain in zip(watcher_form.fill(rule), watcher_form.fill({}), strict=True)
+        ]
 
     def write(shown: str | None, *values: Any) -> list[Any]:
         hidden = gr.update(value="", visible=False)
@@ -144,21 +138,27 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
             return [hidden, empty, gr.update(interactive=False), "", ""]
         try:
             data = named(values)
-            rule = rule_from_data(proposed(data))
+            rule = rule_from_data(watcher_form.proposed(data))
         except HubmergeError as error:
             return [hidden, problems_panel(error, "Not a rule so far"), gr.update(interactive=False), "", ""]
         told = dump_plain_yaml(rule_data(rule))
         if told == shown:  # a late answer takes away no trial's result
             return [gr.skip()] * 5
         about = join(el("p", registry()[rule.watch]().about(rule)), _UNTRIED)
-        where = where_it_belongs(rule.name, rule.owner)
-        return [gr.update(value=told, visible=True), about, gr.update(interactive=True), where, address_of(data)]
+        where = watcher_form.where_it_belongs(rule.name, rule.owner)
+        return [
+            gr.update(value=told, visible=True),
+            about,
+            gr.update(interactive=True),
+            where,
+            watcher_form.address_of(data),
+        ]
 
     def trying(visitor: Visitor | None, *values: Any) -> Markup:
-        return trial_panel(source.try_watcher(proposed(named(values)), visitor), source.endpoint)
+        return trial_panel(source.try_watcher(watcher_form.proposed(named(values)), visitor), source.endpoint)
 
     def which_shown(which: str) -> list[Any]:
-        return [gr.update(visible=which == NAMED), gr.update(visible=which == BEST)]
+        return [gr.update(visible=which == watcher_form.NAMED), gr.update(visible=which == watcher_form.BEST)]
 
     which.change(which_shown, [which], [agents_by_name, how_many], trigger_mode="multiple", **AT_ONCE)
     attempt.click(None, None, outcome, js=_TRYING, **AT_ONCE).then(
