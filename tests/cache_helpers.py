@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,9 +122,13 @@ def read_all(
         with cache._changed:  # nothing is deleted meanwhile: what goes and what comes after it never lie there together
             seen()
 
+    chunks: list[tuple[str, int, int]] = []
+    for name in names:
+        size = models[0].tensors[name].entry.elements
+        chunks += [(name, start, min(chunk, size - start)) for start in range(0, size, chunk)]
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for _ in pool.map(work, list(_chunks(models[0], names, chunk))):
+            for _ in pool.map(work, chunks):
                 pass
         except BaseException:
             cache.abandon()
@@ -147,13 +151,6 @@ def one_pass(
     read_all(cache, hub, models, names, again=False, threads=threads, seen=seen)
     cache.close()
     return cache
-
-
-def _chunks(model: Model, names: Sequence[str], chunk: int) -> Iterator[tuple[str, int, int]]:
-    for name in names:
-        size = model.tensors[name].entry.elements
-        for start in range(0, size, chunk):
-            yield name, start, min(chunk, size - start)
 
 
 class Peak:

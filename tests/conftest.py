@@ -10,8 +10,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLI
 
 from builders import recipe_dict, write_parents  # noqa: E402
 from huggingface_hub import HfApi  # noqa: E402
-from line import Line, unhurried_client, upload_family  # noqa: E402
+from huggingface_hub.utils import _http  # noqa: E402
+from line import Line, upload_family  # noqa: E402
 
 from hubmerge.cli.main import main  # noqa: E402
 from localhub.fault_rules import FaultSwitch  # noqa: E402
@@ -130,9 +133,11 @@ def switch(faulty_hub: LocalHubProcess) -> Iterator[FaultSwitch]:
 
 
 @pytest.fixture
-def client_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    with unhurried_client(monkeypatch) as pauses:
-        yield pauses
+def client_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The client's own pauses between tries, noted instead of waited for."""
+    pauses: list[float] = []
+    monkeypatch.setattr(_http, "time", SimpleNamespace(**{**vars(time), "sleep": pauses.append}))
+    return pauses
 
 
 @pytest.fixture

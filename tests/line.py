@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -14,10 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from huggingface_hub.utils import _http
 
 from hubmerge import line as line_module
 from hubmerge.engine.stream import StreamOptions
@@ -169,19 +165,3 @@ class Line:
     def disk(self) -> int:
         """What weights take on this disk: inputs and output, finished or not."""
         return used_bytes([self.folder], lambda path: ".safetensors" in path)
-
-
-@contextmanager
-def unhurried_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The client's own pauses between tries, noted instead of waited for."""
-    pauses: list[float] = []
-
-    class Clock:
-        sleep = staticmethod(pauses.append)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(time, name)
-
-    with monkeypatch.context() as context:
-        context.setattr(_http, "time", Clock())
-        yield pauses

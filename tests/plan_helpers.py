@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,7 @@ def model(
     tensors = {}
     for tensor_name, shape in (SHAPES if shapes is None else shapes).items():
         dtype = (dtypes or {}).get(tensor_name, "BF16")
-        count = 1
-        for n in shape:
-            count *= n
-        size = SIZE[dtype] * count
+        size = SIZE[dtype] * math.prod(shape)
         tensors[tensor_name] = StoredTensor(
             "model.safetensors", TensorEntry(tensor_name, dtype, shape, position, position + size)
         )

@@ -121,6 +121,12 @@ def claimed(store: Store, name: str = "a", owner: str = "w1", **changes: Any) ->
     return claim(store, owner)
 
 
+def ended(store: Store, error: JobError | None = None, **result: Any) -> Job:
+    """The job that was due, after an attempt that failed with an error, or else was done with a result."""
+    job = claim(store)
+    return store.finish(job.id, job.fence, result) if error is None else store.fail(job.id, job.fence, error)
+
+
 def at_once(count: int, act: Callable[[int], object]) -> None:
     """Calls `act` in so many threads, all at the same moment."""
     start = threading.Barrier(count)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, FakeScores, claim, visitor
+from job_helpers import FINAL, FakeScores, claim, ended, visitor
 from pydantic import SecretStr
 from source_helpers import ZOO, zoo_adapter
 
@@ -156,8 +156,7 @@ def test_a_visitor_has_a_quota_of_evaluations_beside_the_bot_s_own(site: Site) -
 def test_a_cancelled_evaluation_starts_again_for_who_asks_and_one_that_just_failed_does_not(site: Site) -> None:
     site.store.request_cancel(site.ask("zoo/base").job, "ada")
     assert site.ask("zoo/base").outcome == "queued"
-    job = claim(site.store)
-    site.store.fail(job.id, job.fence, FINAL)
+    ended(site.store, FINAL)
     assert site.ask("zoo/base").outcome == "failed"
 
 
@@ -237,9 +236,7 @@ def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> 
     assert offered["math"] == "Mathematics"
 
 
-def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workflows.measure.MOST_LISTED", 1)
     site.store.submit(evaluation_job(score("ada/hidden"), "ada", private=True))
     site.store.submit(evaluation_job(score("org/parent"), "ada", OF_PARENT))
@@ -250,9 +247,7 @@ def test_the_queue_shows_as_many_as_a_page_holds_and_no_private_one(
     assert "hidden" not in repr(queue)
 
 
-def test_a_merge_is_evaluated_with_the_suite_that_was_chosen_for_it_of_those_that_are_offered(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measuring, "suites", {"zoo": "", "tool": ""})
     recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     ada = site.visitor("ada")
@@ -284,21 +279,16 @@ def _merged(site: Site, name: str, agent: str, private: bool) -> None:
     site.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": SHA, "use": "text-generation"})
 
 
-def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone(site: Site) -> None:
-    _merged(site, "hidden", "ada/own-agent", private=True)
-    site.tick()
-    assert set(site.evaluations()) == {"ada/hidden", "ada/own-agent", "zoo/base"}
-    for job in site.evaluations().values():
-        with pytest.raises(JobNotFoundError):
-            site.service.job(job.id, site.visitor("bob"))
-        assert site.service.job(job.id, site.visitor("ada")).private
-    assert site.service.evaluation_queue().waiting == ()
-
-
-def test_a_parent_of_a_public_merge_too_is_measured_in_public(site: Site) -> None:
+def test_the_evaluations_of_a_private_merge_are_its_owner_s_alone_but_for_parents_of_a_public_one(site: Site) -> None:
     _merged(site, "hidden", "ada/own-agent", private=True)
     _merged(site, "open", "ada/other-agent", private=False)
     site.tick()
-    private = {model for model, job in site.evaluations().items() if job.payload.get("private")}
-    assert private == {"ada/hidden", "ada/own-agent"}
+    private = {model: job for model, job in site.evaluations().items() if job.payload.get("private")}
+    assert set(private) == {"ada/hidden", "ada/own-agent"}
+    for job in private.values():
+        with pytest.raises(JobNotFoundError):
+            site.service.job(job.id, site.visitor("bob"))
+        assert site.service.job(job.id, site.visitor("ada")).private
+    public = {"ada/open", "ada/other-agent", "zoo/base"}
+    assert {waiting.model for waiting in site.service.evaluation_queue().waiting} == public
     assert site.service.job(evaluation_id(score("zoo/base")), None).target == "zoo/base"

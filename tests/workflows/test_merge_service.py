@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, NOWHERE, claim, job_id, make_worker, new_job, running, service_of, visitor
+from job_helpers import FINAL, NOWHERE, claim, ended, job_id, make_worker, new_job, running, service_of, visitor
 from processes import until
 from pydantic import SecretStr
 from sqlalchemy import insert
@@ -38,19 +38,16 @@ VAULT = TokenVault([b"test secret"])
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
 
 
-def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_there_is_not(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_merge_whose_repo_was_deleted_is_made_again_and_no_other(zoo_hub: LocalHubProcess, store: Store) -> None:
     service = service_of(zoo_hub.endpoint, store)
     ada = visitor(zoo_hub, "ada")
     request = MergeRequest(RECIPE, "ada/made-again", private=False)
     first = service.submit(request, ada)
-    claimed = store.claim("worker")
-    store.finish(claimed.id, claimed.fence, {"repo": "ada/made-again"})
+    ended(store, repo="ada/made-again")
 
     api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     api.create_repo("ada/made-again")
-    manifest = json.dumps({"identity": claimed.id}).encode()
+    manifest = json.dumps({"identity": first.id}).encode()
     api.upload_file(path_or_fileobj=manifest, path_in_repo="hubmerge.json", repo_id="ada/made-again")
     assert service.submit(request, ada).state == State.DONE
 
@@ -60,9 +57,7 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     assert store.claim("worker") is not None
 
 
-def test_a_start_that_finds_a_job_is_told_from_one_that_starts_or_repeats_one(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_start_that_finds_a_job_is_told_from_one_that_starts_it(zoo_hub: LocalHubProcess, store: Store) -> None:
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
 
     def starts(target: str) -> bool:
@@ -74,9 +69,7 @@ def test_a_start_that_finds_a_job_is_told_from_one_that_starts_or_repeats_one(
     assert starts("ada/two")  # once more
 
 
-def test_a_merge_that_is_under_way_openly_does_not_stand_for_a_private_one(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_public_merge_under_way_does_not_stand_for_a_private_one(zoo_hub: LocalHubProcess, store: Store) -> None:
     service, ada = service_of(zoo_hub.endpoint, store), visitor(zoo_hub, "ada")
     openly = MergeRequest(RECIPE, "ada/under-way", private=False)
     job = service.submit(openly, ada)
@@ -103,9 +96,7 @@ def test_a_merge_that_has_a_license_does_not_stand_for_one_with_another(zoo_hub:
             service.submit(replace(usual, license="gpl-3.0"), ada)
 
 
-def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(
-    zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
-) -> None:
+def test_a_job_needs_login_once_its_sign_in_has_ended(zoo_hub: LocalHubProcess, tmp_path: Path, live: Store) -> None:
     service = service_of(zoo_hub.endpoint, live)
     request = MergeRequest(RECIPE, "ada/later", private=False)
     end = datetime.now(UTC) + timedelta(seconds=2)
@@ -131,9 +122,7 @@ def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is
     assert again.signed_in_until == iso(later.expires_at or end)
 
 
-def test_models_without_a_license_are_inspected_and_started_once_the_form_states_one(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_models_without_a_license_start_once_the_form_states_one(zoo_hub: LocalHubProcess, store: Store) -> None:
     api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     agents = ["zoo/math-agent", "zoo/open-agent"]
     api.create_repo("zoo/open-agent")
@@ -153,9 +142,7 @@ def test_models_without_a_license_are_inspected_and_started_once_the_form_states
     assert job.state == State.QUEUED
 
 
-def test_a_merge_that_would_hold_up_all_others_for_days_is_refused_at_once(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_merge_that_would_take_days_is_refused_at_once(zoo_hub: LocalHubProcess, store: Store) -> None:
     ada = visitor(zoo_hub, "ada")
     long = {**RECIPE, "method": "wudi", "parameters": {"steps": 100_000}}
     allowed = service_of(zoo_hub.endpoint, store, merge_hours=1000.0)
@@ -171,14 +158,11 @@ def test_a_merge_that_would_hold_up_all_others_for_days_is_refused_at_once(
     assert not store.list_jobs()
 
 
-def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_failed_job_is_tried_again_with_its_owner_s_present_sign_in(zoo_hub: LocalHubProcess, store: Store) -> None:
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     job = service.submit(MergeRequest(RECIPE, "ada/tried", private=False), ada)
-    claimed = store.claim("worker")
-    store.fail(claimed.id, claimed.fence, FINAL)
+    ended(store, FINAL)
     with pytest.raises(PermissionDeniedError, match="only its owner"):
         service.retry(job.id, bob)
     assert store.get(job.id).state is State.FAILED
@@ -209,17 +193,14 @@ def test_everybody_may_know_how_many_public_jobs_are_under_way_however_many_wait
 @pytest.mark.parametrize(
     ("kind", "more"), [("evaluate", {}), ("merge", {"watcher": "a-rule"})], ids=["evaluation", "watcher's merge"]
 )
-def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
-    store: Store, kind: str, more: dict[str, str]
-) -> None:
+def test_a_job_of_the_bot_s_own_is_retried_with_the_bot_s_token(store: Store, kind: str, more: dict[str, str]) -> None:
     """A sign-in writes to no repo that it has not made, such as the results dataset."""
     service = service_of(NOWHERE, store, token=SecretStr("the bot's"))
     ada = Visitor("ada", "a sign-in's", ("ada",))
 
     def token_after_a_retry(name: str, **payload: str) -> str:
         store.submit(new_job(name, "ada", kind=kind, payload=payload))
-        job = claim(store)
-        store.fail(job.id, job.fence, FINAL)
+        job = ended(store, FINAL)
         service.retry(job.id, ada)
         sealed = store.sealed_token(job.id)
         assert sealed
@@ -245,9 +226,7 @@ def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: 
     assert store.get(job.id).state is State.QUEUED
 
 
-def test_a_look_into_a_few_layers_reads_ranges_and_needs_the_right_to_read_the_models(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_a_look_into_a_few_layers_needs_the_right_to_read_the_models(zoo_hub: LocalHubProcess, store: Store) -> None:
     service = service_of(zoo_hub.endpoint, store)
     found = service.preview(RECIPE, None)
     assert found.method in registry()

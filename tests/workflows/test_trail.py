@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, job_id, service_of, visitor
+from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, ended, job_id, service_of, visitor
 
 from hubmerge.errors import SourceNotFoundError
 from localhub.process import LocalHubProcess
@@ -39,13 +39,10 @@ def view_of(store: Store, name: str, visitor: Visitor | None = None) -> JobView:
 
 def publish(store: Store, name: str, use: str = "text-generation", **payload: Any) -> None:
     store.submit(merge(name, **payload))
-    job = claim(store)
-    store.finish(job.id, job.fence, {"repo": f"ann/{name}", "commit": SHA, "use": use})
+    ended(store, repo=f"ann/{name}", commit=SHA, use=use)
 
 
-def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everybody_sees_public_merges_and_never_a_private_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workflows.service.PAGE_JOBS", 2)
     for name, user, private in (("one", "ann", False), ("two", "bob", True), ("three", "bob", False)):
         store.submit(merge(name, user, private=private))
@@ -86,8 +83,7 @@ def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None
     publish(store, "made")
     for suite in ("zoo", "math"):
         store.submit(evaluation("zoo/base", "b" * 40, suite))
-    first = claim(store)
-    store.finish(first.id, first.fence, {})
+    ended(store)
     store.submit(evaluation("zoo/math", "c" * 40, "math"))
     assert [s.state for s in view_of(store, "made").evaluations] == ["waiting", "done", "waiting"]
     publish(store, "hidden", private=True)  # which its owner has measured
@@ -96,9 +92,7 @@ def test_the_evaluations_of_a_merge_are_those_of_its_suite(store: Store) -> None
     assert [s.state for s in own] == ["queued", "queued", "queued"]
 
 
-def test_the_evaluations_of_a_merge_are_looked_for_among_the_newest(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_of_a_merge_are_sought_among_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         store.submit(evaluation(f"ann/{name}"))
     pins = {(f"ann/{name}", SHA) for name in "ab"}
@@ -166,9 +160,7 @@ def test_evaluations_left_take_as_long_as_those_of_the_same_merge_that_are_done(
     assert [s.place for s in view.evaluations] == [None, 1, 2]
 
 
-def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_others(
-    store: Store, clock: FakeClock
-) -> None:
+def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_others(store: Store, clock: FakeClock) -> None:
     parents = evaluate_first(store, clock, suite="math")
     other = [evaluation(p.payload["model"], p.payload["sha"]) for p in parents]
     store.submit(other[0])
@@ -180,9 +172,7 @@ def test_no_time_is_told_for_evaluations_of_another_suite_or_behind_those_of_oth
     assert (view.scoring_s, view.evaluations[2].place) == (None, 2)
 
 
-def test_an_evaluation_that_ended_before_it_began_by_the_clock_took_no_negative_time(
-    store: Store, clock: FakeClock
-) -> None:
+def test_an_evaluation_that_ended_before_it_began_took_no_negative_time(store: Store, clock: FakeClock) -> None:
     clock.wall += timedelta(days=1)
     store.submit(evaluation("ann/made"))
     job = claim(store)
@@ -243,7 +233,7 @@ def test_a_report_that_is_none_is_empty(service: MergeService, ada: HfApi, name:
     assert service.published(name, None, None).report == {}
 
 
-def test_a_private_model_is_read_with_its_owner_s_token_alone(
+def test_a_private_model_is_read_by_its_owner_alone(
     service: MergeService, ada: HfApi, local_hub: LocalHubProcess
 ) -> None:
     ada.create_repo("ada/private-one", private=True)

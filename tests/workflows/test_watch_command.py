@@ -35,11 +35,8 @@ def written(folder: Path, base: str, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_dry_run_prints_the_decision_and_once_queues_it(
-    agents: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(2))
+def test_a_dry_run_prints_what_once_queues(agents: Agents, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, names = agents.family(2)
     closed = agents.agent(base)
     agents.api.update_repo_settings(closed, private=True)
     odd = agents.agent(base)
@@ -91,9 +88,7 @@ main(["watch", sys.argv[1], "--no-worker"])
 """
 
 
-def test_a_hub_that_never_answers_does_not_keep_the_command_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_hub_does_not_keep_the_command_from_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         command = [sys.executable, "-c", ENDS_SOON, written(tmp_path, "ada/base")]
@@ -116,9 +111,7 @@ def test_a_command_that_could_never_merge_does_not_begin_to_watch(
     assert "E_LOGIN" in capsys.readouterr().err
 
 
-def test_a_new_agent_is_merged_and_published_unattended(
-    agents: Agents, local_hub: LocalHubProcess, tmp_path: Path
-) -> None:
+def test_a_new_agent_is_merged_unattended(agents: Agents, local_hub: LocalHubProcess, tmp_path: Path) -> None:
     """The command as users run it: push with the real client, and a merged repo with a card follows."""
     base = agents.base()
     agents.agent(base)

@@ -78,10 +78,10 @@ BASE = facts("base", bases=())
 
 
 class Agents:
-    """Pushes tiny models to a Hub as one user."""
+    """Pushes tiny models to a Hub as ada."""
 
-    def __init__(self, hub: LocalHubProcess, folder: Path, user: str = "ada") -> None:
-        self.api = HfApi(hub.endpoint, token=hub.tokens[user])
+    def __init__(self, hub: LocalHubProcess, folder: Path) -> None:
+        self.api = HfApi(hub.endpoint, token=hub.tokens["ada"])
         self.folder = folder
 
     def base(self, *, agents: int = 0) -> str:
@@ -91,6 +91,11 @@ class Agents:
         for _ in range(agents):
             self.agent(name)
         return name
+
+    def family(self, count: int) -> tuple[str, list[str]]:
+        """A new base and so many agents of it, by name."""
+        base = self.base()
+        return base, sorted(self.agent(base) for _ in range(count))
 
     def agent(self, base: str, *, name: str = "", seed: int = 0, card: dict[str, Any] | None = None) -> str:
         """A new agent, or new weights of one that is there."""

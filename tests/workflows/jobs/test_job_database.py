@@ -67,9 +67,7 @@ def test_the_database_is_in_wal_in_its_folder_and_for_this_user_only(tmp_path: P
     assert (tmp_path / folder / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_database_that_another_process_holds_is_busy_and_still_readable(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.submit(new_job("a"))
     store.close()
     monkeypatch.setattr("workflows.jobs.schema.BUSY_TIMEOUT_S", 0)
@@ -214,9 +212,7 @@ def test_a_secret_of_bytes_that_are_no_text_is_refused_without_being_shown(tmp_p
     assert "old" not in str(refusal.value)
 
 
-def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_secret_a_random_key_is_kept_and_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(data_dir=tmp_path / "not yet" / "data")
     sealed = TokenVault.from_settings(settings).seal("job", TOKEN)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, job_id, new_job
+from job_helpers import FAULT, FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, claimed, ended, job_id, new_job
 from pydantic import ValidationError
 from sqlalchemy import insert
 
@@ -20,7 +18,6 @@ from workflows.jobs.jobs import (
     JobError,
     JobNotFoundError,
     NewJob,
-    StaleFenceError,
     State,
     backoff_s,
 )
@@ -56,9 +53,7 @@ def test_an_endless_recipe_is_refused(store: Store) -> None:
     assert store.list_jobs() == ()
 
 
-def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept_and_of_the_others_all(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_users_jobs_that_left_nothing_the_newest_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who submits and cancels again and again fills no disk."""
     monkeypatch.setattr(transaction, "KEPT_ENDED", 2)
     for name, kind in (("merged", "merge"), ("compared", "diff"), ("measured", EVALUATION)):
@@ -101,9 +96,7 @@ def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store:
     assert store.submit(new_job("a5")).state is State.QUEUED
 
 
-def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_takes_no_job_and_keeps_what_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workflows.jobs.transaction.MAX_WAITING", 2)
     first = store.submit(new_job("a", user="ann"))
     store.submit(new_job("b", user="bob"))
@@ -120,9 +113,7 @@ def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Stor
     assert [event.data["message"] for event in store.events(job.id, 2)] == ["1498", "1499"]
 
 
-def test_a_cancellation_ends_a_waiting_job_at_once_and_a_running_one_by_its_worker(
-    store: Store, clock: FakeClock
-) -> None:
+def test_a_cancellation_ends_waiting_jobs_at_once_and_others_by_their_worker(store: Store, clock: FakeClock) -> None:
     """A worker that fails or dies does not bring the job back; one that had published has done it."""
     failing, publishing, dying = (claimed(store, name, f"w-{name}") for name in "abc")
     store.submit(new_job("waiting"))
@@ -174,24 +165,20 @@ def test_a_job_is_tried_again_until_an_error_is_final(
     ends = []
     for error in errors:
         clock.pass_time(BACKOFF_CAP_S)
-        job = claim(store)
-        ends.append(store.fail(job.id, job.fence, error))
+        ends.append(ended(store, error))
     assert [end.state for end in ends] == [State.QUEUED] * (len(errors) - 1) + [State.FAILED]
     assert ends[-1].error == errors[-1]
 
 
-def test_a_hub_that_is_away_for_a_day_loses_no_job_and_an_outage_without_end_ends_it(
-    store: Store, clock: FakeClock
-) -> None:
+def test_an_outage_of_a_day_loses_no_job_and_one_without_end_ends_it(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a", max_attempts=1))
     began = clock.seconds
     for _ in range(OUTAGE_TRIES):
-        job = claim(store)
-        assert store.fail(job.id, job.fence, OUTAGE).state is State.QUEUED
-        clock.pass_time(backoff_s(job.id, job.attempt, job.failures + 1) + 0.01)
+        job = ended(store, OUTAGE)
+        assert job.state is State.QUEUED
+        clock.pass_time(backoff_s(job.id, job.attempt, job.failures) + 0.01)
     assert clock.seconds - began > 24 * 3600
-    job = claim(store)
-    assert store.fail(job.id, job.fence, OUTAGE).state is State.FAILED
+    assert ended(store, OUTAGE).state is State.FAILED
 
 
 def test_back_off_doubles_up_to_a_cap_and_follows_from_the_identity() -> None:
@@ -230,8 +217,7 @@ def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Sto
         store.set_progress(job.id, job.fence, "stream", {"stage": "stream", "done": done})
         clock.pass_time(store.lease_s)
         assert [left.state for left in store.reap()] == [State.QUEUED]
-    job = claim(store)
-    assert store.finish(job.id, job.fence, {}).state is State.DONE
+    assert ended(store).state is State.DONE
 
 
 def test_kills_further_on_have_an_end(store: Store, clock: FakeClock) -> None:
@@ -260,77 +246,6 @@ def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, cl
         clock.pass_time(1.0)
 
 
-def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
-    store.submit(new_job("a", max_attempts=1))
-    for _ in range(3):
-        job = claim(store)
-        assert store.release(job.id, job.fence).state is State.QUEUED
-    assert claim(store).attempt == 4
-
-
-def test_the_wall_clock_may_jump_without_moving_queue_lease_or_back_off(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("a"))
-    clock.wall -= timedelta(days=400)
-    store.submit(new_job("b"))
-    assert claim(store).payload["name"] == "a"
-    job = claim(store)
-    store.fail(job.id, job.fence, RETRYABLE)
-    for days in (4000, -8000):
-        clock.wall += timedelta(days=days)
-        assert store.claim("w2") is None
-    assert [job.payload["name"] for job in store.list_jobs()] == ["b", "a"]
-    clock.pass_time(store.lease_s + 1)
-    assert claim(store, "w2").payload["name"] == "a"
-
-
-def test_a_heartbeat_prolongs_the_lease_and_goes_on_with_one_that_ran_out_unnoticed(
-    store: Store, clock: FakeClock
-) -> None:
-    job = claimed(store)
-    for _ in range(10):
-        clock.pass_time(store.lease_s - 1)
-        store.heartbeat(job.id, job.fence)
-    assert store.claim("w2") is None
-    clock.pass_time(store.lease_s + 1)
-    store.heartbeat(job.id, job.fence)
-    assert store.claim("w2") is None
-
-
-def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
-    slept = claimed(store)
-    clock.pass_time(store.lease_s + 1)
-    owner = store.claim("w2")
-    assert (owner.id, owner.fence, owner.attempt) == (slept.id, slept.fence + 1, 2)
-    before = store.get(owner.id), store.events(owner.id)
-    for write in (
-        lambda: store.heartbeat(slept.id, slept.fence),
-        lambda: store.set_progress(slept.id, slept.fence, "plan", None),
-        lambda: store.append_events(slept.id, slept.fence, [("warning", {})]),
-        lambda: store.finish(slept.id, slept.fence, {}),
-        lambda: store.fail(slept.id, slept.fence, FINAL),
-        lambda: store.cancelled(slept.id, slept.fence),
-        lambda: store.release(slept.id, slept.fence),
-    ):
-        with pytest.raises(StaleFenceError, match="E_FENCE"):
-            write()
-    assert (store.get(owner.id), store.events(owner.id)) == before
-    assert store.finish(owner.id, owner.fence, {}).state is State.DONE
-
-
-def test_only_the_jobs_of_silent_workers_are_taken_back(store: Store, clock: FakeClock) -> None:
-    for name in "abc":
-        store.submit(new_job(name))
-        store.claim(f"worker-{name}")
-    clock.pass_time(store.lease_s - 0.01)
-    for name in "ac":
-        store.heartbeat(job_id(name), 1)
-    assert (store.reap(), store.claim("another")) == ((), None)
-    clock.pass_time(0.02)
-    assert [job.id for job in store.reap()] == [job_id("b")]
-    with pytest.raises(StaleFenceError):
-        store.heartbeat(job_id("b"), 1)
-
-
 def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a", max_attempts=3))
     for attempt in (1, 2, 3):
@@ -355,22 +270,7 @@ def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(
     assert store.claim("w2", ["merge"], since=began).id == job_id("waits")
 
 
-def test_a_worker_takes_the_next_job_as_soon_as_another_one_has_shown_that_it_lives(
-    store: Store, clock: FakeClock
-) -> None:
-    other = claimed(store, "other")
-    store.submit(new_job("waits"))
-    clock.pass_time(1)
-    began = clock.steady()
-    assert store.claim("w2", since=began) is None
-    clock.pass_time(5)
-    store.heartbeat(other.id, other.fence)
-    assert store.claim("w2", since=began).id == job_id("waits")
-
-
-def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_work(
-    store: Store, clock: FakeClock
-) -> None:
+def test_what_the_machine_may_have_ended_is_tried_again_alone(store: Store, clock: FakeClock) -> None:
     other = claimed(store, "merge")
     store.submit(new_job("evaluation", kind="evaluate"))
     first = store.claim("w2", ["evaluate"])
@@ -387,12 +287,9 @@ def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_
     assert (again.id, again.attempt) == (first.id, 2)
 
 
-def test_what_the_machine_may_have_ended_waits_an_hour_for_the_others_and_not_without_end(
-    store: Store, clock: FakeClock
-) -> None:
+def test_what_the_machine_may_have_ended_waits_an_hour_for_the_others(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("evaluation", kind="evaluate"))
-    first = claim(store)
-    store.fail(first.id, first.fence, FAULT)
+    first = ended(store, FAULT)
     for minute in range(70):  # on a busy machine somebody is always at work
         store.submit(new_job(f"merge {minute}"))
         merge = store.claim("w1", ["merge"])

@@ -144,9 +144,7 @@ def spec(hub: Hub, api: HfApi, tmp_path: Path) -> Callable[..., JobSpec]:
     return make
 
 
-def test_a_score_is_recorded_once_and_the_second_job_finds_it(
-    spec: Callable[..., JobSpec], hub: Hub, made: list[str]
-) -> None:
+def test_a_score_is_recorded_once_and_found_again(spec: Callable[..., JobSpec], hub: Hub, made: list[str]) -> None:
     events: list[Event] = []
     job = spec("zoo/base")
     for _ in range(2):
@@ -161,7 +159,7 @@ def test_a_score_is_recorded_once_and_the_second_job_finds_it(
     assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
 
 
-def test_a_score_is_known_where_the_keepers_count_the_present_version_as_an_older_one(
+def test_a_score_of_an_equal_version_is_known(
     spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
 ) -> None:
     dataset = ResultsDataset(hub, "ada/equal-results")
@@ -176,9 +174,7 @@ def test_a_score_is_known_where_the_keepers_count_the_present_version_as_an_olde
     assert made == ["zoo/base"]
 
 
-def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
-    spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]
-) -> None:
+def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: HfApi, hub: Hub, made: list[str]) -> None:
     api.create_repo("ada/broken-model")
     with pytest.raises(EvaluationError, match="it generates nothing"):
         evaluation_pipeline.run(spec("ada/broken-model", "ada/failed-results"), lambda event: None)
@@ -196,9 +192,7 @@ def test_without_a_results_dataset_nothing_is_evaluated_and_a_private_model_s_an
     assert made == []
 
 
-def test_on_other_data_than_it_was_asked_for_a_job_waits_for_four_attempts_and_then_measures_what_there_is(
-    spec: Callable[..., JobSpec], made: list[str]
-) -> None:
+def test_a_job_waits_four_attempts_for_the_data_asked_for(spec: Callable[..., JobSpec], made: list[str]) -> None:
     """A Hub that lags behind shows the dataset's earlier commit as its head; or it lagged when the job was queued."""
     job = spec("zoo/base", "ada/late-results")
     other = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
@@ -219,9 +213,7 @@ def test_nothing_recorded_yet_is_no_error(hub: Hub) -> None:
     assert scores.known_scores() == frozenset()
 
 
-def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merged_from_them(
-    api: HfApi, hub: Hub
-) -> None:
+def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_them(api: HfApi, hub: Hub) -> None:
     dataset = ResultsDataset(hub, "ada/flagged-results")
     dataset.publish(family())
     flags = [
@@ -283,7 +275,7 @@ def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path: Path
 # --- comparisons -------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_compares_two_models_and_everybody_finds_the_result(
+def test_a_worker_compares_and_everybody_finds_the_result(
     zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
 ) -> None:
     service = service_of(zoo_hub.endpoint, live)
@@ -307,9 +299,7 @@ def test_a_worker_compares_two_models_and_everybody_finds_the_result(
     assert not worker.workdir(queued.id).exists()
 
 
-def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they(
-    zoo_hub: LocalHubProcess, store: Store
-) -> None:
+def test_one_that_was_given_up_starts_again_as_whoever_asks(zoo_hub: LocalHubProcess, store: Store) -> None:
     service = service_of(zoo_hub.endpoint, store)
     ada, bob = visitor(zoo_hub, "ada"), visitor(zoo_hub, "bob")
     first = service.compare("zoo/base", "zoo/tool-agent", ada).job
@@ -326,9 +316,7 @@ def test_one_that_was_given_up_is_started_again_by_whoever_asks_and_acts_as_they
     assert service.cancel(first.id, bob).state == "cancelled"
 
 
-def test_of_private_models_nobody_else_learns(
-    zoo_hub: LocalHubProcess, api: HfApi, store: Store, tmp_path: Path
-) -> None:
+def test_of_private_models_nobody_learns(zoo_hub: LocalHubProcess, api: HfApi, store: Store, tmp_path: Path) -> None:
     models = ("ada/secret-base", "ada/secret-agent")
     base = random_base(0)
     for name, tensors in zip(models, (base, sparse_agent(base, 0.1, 1)), strict=True):

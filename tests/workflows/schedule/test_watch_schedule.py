@@ -7,7 +7,6 @@ import itertools
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from types import SimpleNamespace
@@ -15,12 +14,12 @@ from typing import Any
 
 import apscheduler.schedulers.base
 import pytest
-from job_helpers import FakeClock, FakeScores
+from job_helpers import FINAL, FakeClock, FakeScores, ended, new_job
 from processes import until
-from watch_helpers import Agents, finish, joined, rule_of
+from watch_helpers import Agents, BotFor, finish, joined, rule_of
 
 from hubmerge.errors import EvaluationError, HubUnavailableError, QuotaError
-from workflows.bot import Bot, Intervals
+from workflows.bot import Intervals
 from workflows.jobs.evaluations import (
     OF_CANDIDATE,
     OF_MERGE,
@@ -85,16 +84,14 @@ class Bench:
         """A merge job in a state, finished as the pipeline finishes it."""
         recipe = {"base": f"{BASE}@{SHA[BASE]}", "agents": agents or PARENTS, "method": "ram"}
         payload = {"recipe": recipe, "target": f"ada/{name}", "private": False, "suite": suite, **more}
-        new = NewJob(id=hashlib.sha256(name.encode()).hexdigest(), user="ada", payload=payload, priority=10**6)
-        self.store.submit(new)
+        self.store.submit(new_job(name, "ada", payload=payload, priority=10**6))
         if state is State.QUEUED:
             return
         job = self.store.claim("worker", ["merge"])
-        assert job is not None
         if state is State.DONE:
             self.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": f"{len(name):040x}", "use": use})
         else:
-            self.store.fail(job.id, job.fence, JobError(code="E_FORMAT", message="no"))
+            self.store.fail(job.id, job.fence, FINAL)
 
     def tick(self) -> int:
         return schedule_evaluations(self.store, self.requests)
@@ -197,8 +194,7 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert states.pop(recorded.id) is State.FAILED
     assert set(states.values()) == {State.QUEUED}
     assert len(states) > 1
-    job = bench.store.claim("worker")
-    bench.store.fail(job.id, job.fence, JobError(code="E_INTERNAL", message="no record of it"))
+    job = ended(bench.store, JobError(code="E_INTERNAL", message="no record of it"))
     clock.wall -= timedelta(days=3650)  # it was ahead
     bench.tick()
     assert bench.store.get(job.id).state is State.QUEUED
@@ -276,7 +272,7 @@ def test_a_suite_that_is_no_longer_there_stops_nothing_else(bench: Bench) -> Non
         bench.requests.key(MATH, SHA[MATH], "old")
 
 
-def test_a_tick_that_raises_is_logged_under_its_name_and_stops_neither_itself_nor_the_others(
+def test_a_tick_that_raises_is_logged_and_stops_neither_itself_nor_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counts: Counter[str] = Counter()
@@ -319,7 +315,7 @@ def test_ticks_go_on_where_somebody_sets_the_clock_back(monkeypatch: pytest.Monk
         until(lambda: len(calls) == 2, seconds=10)
 
 
-def test_ticks_that_a_clock_set_forward_seems_to_have_missed_come_once_and_at_once(
+def test_ticks_that_a_clock_set_forward_skips_come_once_and_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class SetForward(datetime):
@@ -352,7 +348,7 @@ def test_the_end_waits_for_a_tick_that_runs_and_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bot_for: Callable[..., Bot]) -> None:
+def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bot_for: BotFor) -> None:
     """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
     base = agents.base()
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/unattended-{set}", suite="zoo")
@@ -374,9 +370,8 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(agents: Agents, bo
 
 
 @pytest.mark.parametrize("join", [None, {"best": 2}])
-def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for: Callable[..., Bot], join: Any) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(3))
+def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for: BotFor, join: Any) -> None:
+    base, names = agents.family(3)
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
     scores = FakeScores()
     scores.means = {(name, agents.head(name)): 0.5 for name in names}
@@ -387,45 +382,29 @@ def test_a_flagged_model_neither_joins_nor_is_evaluated(agents: Agents, bot_for:
     assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
 
 
-def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot]) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(3))
+def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: BotFor) -> None:
+    base, names = agents.family(3)
+    agents.api.update_repo_settings(names[0], private=True)
     scores = FakeScores()
-    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})
-    bot = bot_for(rule, scores=scores, jobs_per_user=20)
+    chosen = {"agents": {"authors": ["ada"], "closed": True}, "suite": "zoo", "join": {"best": 2}}
+    bot = bot_for(rule_of(base=base, target="ada/best-{set}", **chosen), scores=scores, jobs_per_user=20)
     [turn] = bot.watchers.poll()
     assert turn.decision.waiting == "evaluations on their way: 3"
     [turn] = bot.watchers.poll()
     asked = bot.store.list_jobs(limit=100)
     assert sorted(job.payload["model"] for job in asked) == names  # each once
     assert {job.priority for job in asked} == {OF_CANDIDATE}
+    assert [job.payload["model"] for job in asked if job.payload.get("private")] == names[:1]  # its owner's to see
     for job in asked:
         scores.means[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
-        claimed = bot.store.claim("worker")
-        bot.store.finish(claimed.id, claimed.fence, {})
+        ended(bot.store)
     [turn] = bot.watchers.poll()
     assert joined(turn) == names[1:]
     assert {s.subject: s.code for s in turn.decision.skips} == {names[0]: "not_best"}
 
 
-def test_the_evaluation_of_a_private_candidate_is_its_owner_s_to_see(
-    agents: Agents, bot_for: Callable[..., Bot]
-) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(2))
-    agents.api.update_repo_settings(names[0], private=True)
-    chosen = {"agents": {"authors": ["ada"], "closed": True}, "suite": "zoo", "join": {"best": 2}}
-    bot = bot_for(rule_of(base=base, target="ada/best-{set}", **chosen), scores=FakeScores())
-    bot.watchers.poll()
-    asked = {job.payload["model"]: bool(job.payload.get("private")) for job in bot.store.list_jobs()}
-    assert asked == {names[0]: True, names[1]: False}
-
-
-def test_a_score_that_is_recorded_during_a_look_counts_in_it(
-    agents: Agents, bot_for: Callable[..., Bot], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(3))
+def test_scores_recorded_during_a_look_count(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, names = agents.family(3)
     scores = FakeScores()
     scores.means = {(name, agents.head(name)): 0.5 for name in names[:2]}
     rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})

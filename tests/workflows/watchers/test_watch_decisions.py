@@ -33,8 +33,15 @@ def reasons(decision: Decision) -> dict[str, str]:
     return {skip.subject.removeprefix("zoo/"): skip.code for skip in decision.skips}
 
 
-def decided(candidates: Sequence[Facts], history: Sequence[PastSet] = (), budget: int = 3, **rule: Any) -> Decision:
-    return decide(rule_of(**rule), BASE, candidates, history, budget, Scores())
+def decided(
+    candidates: Sequence[Facts],
+    history: Sequence[PastSet] = (),
+    *,
+    base: Facts = BASE,
+    scores: Scores = Scores(),  # noqa: B008 - it is frozen
+    **rule: Any,
+) -> Decision:
+    return decide(rule_of(**rule), base, candidates, history, 3, scores)
 
 
 def test_all_so_far_are_merged_by_name_and_pinned() -> None:
@@ -51,17 +58,12 @@ def test_all_so_far_are_merged_by_name_and_pinned() -> None:
 @pytest.mark.parametrize("state", ["private", "gated"])
 def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(state: str) -> None:
     base = BASE.model_copy(update={state: True})
-
-    def decided_on(**rule: Any) -> Decision:
-        return decide(rule_of(**rule), base, [A, B], (), 3, Scores())
-
-    left = decided_on()
+    left = decided([A, B], base=base)
     assert left.merge is None
     assert left.waiting == f"a {state} model does not join a public merge"
     assert [(skip.subject, skip.private) for skip in left.skips] == [(base.id, state == "private")]
-    private, open_rule = decided_on(private=True).merge, decided_on(agents={"authors": ["zoo"], "closed": True}).merge
-    assert not private.expose
-    assert open_rule.expose
+    assert not decided([A, B], base=base, private=True).merge.expose
+    assert decided([A, B], base=base, agents={"authors": ["zoo"], "closed": True}).merge.expose
 
 
 @pytest.mark.parametrize(
@@ -89,9 +91,7 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
         ({"code": "E_SOURCE", "text": "gone", "weights": "", "bases": ()}, {}, "E_SOURCE"),
     ],
 )
-def test_who_does_not_count_is_left_out_with_the_reason(
-    changes: dict[str, Any], wanted: dict[str, Any], code: str
-) -> None:
+def test_who_does_not_count_is_left_out_and_why(changes: dict[str, Any], wanted: dict[str, Any], code: str) -> None:
     tagged = {"tags": ("rl",)} if wanted.get("tags") else {}
     stranger = facts("x", **changes)
     others = [facts("a", **tagged), facts("b", **tagged)]
@@ -138,7 +138,7 @@ MANY = [f"a{n:02}" for n in range(40)]
 def test_who_joins_in_which_order_or_what_is_waited_for(
     candidates: list[Facts], rule: dict[str, Any], scores: dict[str, Any], joined: Any, left_out: dict[str, str]
 ) -> None:
-    decision = decide(rule_of(**rule), BASE, candidates, (), 3, Scores(**scores))
+    decision = decided(candidates, scores=Scores(**scores), **rule)
     assert reasons(decision) == left_out
     if isinstance(joined, str):
         assert decision.merge is None
@@ -148,13 +148,13 @@ def test_who_joins_in_which_order_or_what_is_waited_for(
 
 
 def test_of_the_best_one_is_told_that_only_signed_scores_count() -> None:
-    decision = decide(rule_of(**BEST), BASE, [A, B, C], (), 3, Scores(values=SCORED))
+    decision = decided([A, B, C], scores=Scores(values=SCORED), **BEST)
     assert [skip.text for skip in decision.skips] == ["it has no signed score of the suite zoo"]
 
 
 @pytest.mark.parametrize(("state", "told"), [({"own": True}, "base"), ({"flag": "contaminated: saw it"}, "saw it")])
 def test_a_base_of_ours_or_one_that_is_flagged_is_never_merged_into(state: dict[str, Any], told: str) -> None:
-    decision = decide(rule_of(), facts("base", bases=(), **state), [A, B], (), 3, Scores())
+    decision = decided([A, B], base=facts("base", bases=(), **state))
     assert decision.merge is None
     assert told in (decision.skips[0].code if "own" in state else decision.waiting)
 
@@ -172,7 +172,7 @@ def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None
     history = [past(first.merge)]
     assert agents_of(decided([A, B, C], history)) == ["a", "b", "c"]
     assert agents_of(decided([A, facts("b", 2)], history)) == ["a", "b"]
-    moved = decide(rule_of(), facts("base", 2, bases=()), [A, B], history, 3, Scores())
+    moved = decided([A, B], history, base=facts("base", 2, bases=()))
     other = decided([A, B], history, recipe={"method": "ties"})
     assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
 
@@ -213,7 +213,7 @@ def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_
     edited, renamed = facts("a", 2, weights=A.weights), facts("z", weights=A.weights)
     moved = facts("base", 2, bases=(), weights=BASE.weights)
     for base, agent in ((BASE, edited), (BASE, renamed), (moved, A)):
-        left = decide(rule_of(), base, [agent, B], history, 3, Scores())
+        left = decided([agent, B], history, base=base)
         assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
     assert agents_of(decided([facts("a", 2), B], history)) == ["a", "b"]  # new weights
     # of a set that an older program recorded, only commits are known
@@ -224,20 +224,17 @@ def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_
 
 
 def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:
-    rule = rule_of(join={"best": 2}, suite="zoo")
     scores = Scores({A.pin: 1.0, B.pin: 2.0}, pending=frozenset({facts("0").pin}))
-    chosen = decide(rule, BASE, [facts("0", weights=B.weights), A, B], (), 3, scores)
+    chosen = decided([facts("0", weights=B.weights), A, B], scores=scores, **BEST)
     assert (agents_of(chosen), reasons(chosen)) == (["a", "b"], {"0": "copy"})
 
 
 def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest() -> None:
-    rule = rule_of(join={"best": 3}, suite="zoo")
-    scores = Scores({agent.pin: 1.0 for agent in (A, B, C)})
-    history = [past(decide(rule, BASE, [A, B, C], (), 3, scores).merge)]
-    left = decide(rule, BASE, [A, B], history, 3, scores)
+    best_three = {"scores": Scores({agent.pin: 1.0 for agent in (A, B, C)}), "join": {"best": 3}, "suite": "zoo"}
+    history = [past(decided([A, B, C], **best_three).merge)]
+    left = decided([A, B], history, **best_three)
     assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
-    two = rule_of(join={"best": 2}, suite="zoo")  # the owner's word
-    assert agents_of(decide(two, BASE, [A, B, C], history, 3, scores)) == ["a", "b"]
+    assert agents_of(decided([A, B, C], history, **best_three | BEST)) == ["a", "b"]  # the owner's word
 
 
 candidate = st.builds(

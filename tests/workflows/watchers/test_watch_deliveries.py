@@ -54,11 +54,8 @@ def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents: Age
     assert len(jobs(bot)) == 2
 
 
-def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
-    agents: Agents, bot_for: BotFor
-) -> None:
-    base = agents.base()
-    other, agent = agents.agent(base), agents.agent(base)
+def test_deliveries_out_of_order_and_many_replays_make_one_job_at_the_head(agents: Agents, bot_for: BotFor) -> None:
+    base, (other, agent) = agents.family(2)
     shas = [agents.head(agent)]
     for _ in range(2):
         agents.agent(base, name=agent)
@@ -99,9 +96,7 @@ def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_fo
     assert len(jobs(bot)) == before
 
 
-def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_yet(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hint_reaches_what_no_search_shows(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base = agents.base()
     shown = agents.agent(base)
     stale = Hub(agents.api.endpoint, agents.api.token).find_models(tags=[f"base_model:{base}"])
@@ -118,11 +113,8 @@ def test_a_hint_reaches_an_agent_and_new_weights_that_the_search_does_not_show_y
     assert f"{shown}@{agents.head(shown)}" in turn.decision.merge.recipe["agents"]
 
 
-def test_a_delivery_that_names_a_repo_as_it_was_called_before_makes_no_second_agent(
-    agents: Agents, bot_for: BotFor
-) -> None:
-    base = agents.base()
-    first, second = sorted(agents.agent(base) for _ in range(2))
+def test_a_delivery_that_names_a_repo_by_its_old_name_makes_no_second_agent(agents: Agents, bot_for: BotFor) -> None:
+    base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base))
     deliver(bot, agents, second)
     agents.api.move_repo(second, f"{second}-renamed")
@@ -131,11 +123,8 @@ def test_a_delivery_that_names_a_repo_as_it_was_called_before_makes_no_second_ag
     assert skipped(turn) == {}
 
 
-def test_deliveries_survive_a_restart_in_the_middle(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
+def test_deliveries_survive_a_restart(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, (agent, _) = agents.family(2)
     rule = rule_for(base)
     first = bot_for(rule)
     deliver(first, agents, agent)
@@ -174,11 +163,10 @@ def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor) ->
     assert len(jobs(bots[0])) == 1
 
 
-def test_while_the_hub_is_away_or_nothing_can_be_written_deliveries_wait_for_a_later_tick(
+def test_deliveries_wait_while_something_is_away(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
+    base, (agent, _) = agents.family(2)
     bot = bot_for(rule_for(base))
     deliver(bot, agents, agent)
     troubles = ((Hub, "find_models", HubUnavailableError("away")), (bot.ledger, "turn_ended", DiskError("full")))
@@ -205,9 +193,7 @@ def test_while_the_hub_is_away_or_nothing_can_be_written_deliveries_wait_for_a_l
     assert bot.inbox.pending() == ()
 
 
-def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_unreadable_model_holds_a_rule_up(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base = agents.base(agents=2)
     bad = agents.agent(base)
     refuse(monkeypatch, "repo_state", bad, HubUnavailableError("the Hub answered with an error", where=bad))
@@ -232,9 +218,7 @@ def test_one_that_was_read_and_cannot_be_opened_since_holds_a_rule_up_for_a_whil
     assert {agent.partition("@")[0] for agent in jobs(bot)[0].payload["recipe"]["agents"]} > set(others)
 
 
-def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_base_ends_the_look(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))
     with monkeypatch.context() as broken:
@@ -245,9 +229,7 @@ def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
     assert one(bot.watchers.poll()).job is not None
 
 
-def test_a_bug_in_one_rule_does_not_stop_the_others(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_in_one_rule_stops_no_other(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base, name="one", agents={"authors": ["carol"]}), rule_for(base, name="two"))
     find = Hub.find_models

@@ -11,7 +11,7 @@ from localhub.process import LocalHubProcess
 from workflows.watchers.rules import rule_data
 
 
-def test_a_paused_rule_starts_nothing_until_it_is_resumed_also_after_a_restart(
+def test_a_paused_rule_starts_nothing_until_resumed(
     agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada = visitor(local_hub, "ada")
@@ -42,9 +42,7 @@ def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor) -> No
     assert jobs(bot) == []
 
 
-def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_a_rule_looks_once_when_its_owner_asks(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
     ada = visitor(local_hub, "ada")
     bot = bot_for(rule_for(agents.base(agents=2)))
     assert bot.watchers.handle_asked() == []
@@ -59,7 +57,7 @@ def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
         bot.source.run_watcher("watch", ada)
 
 
-def test_what_is_wrong_in_a_rule_s_file_is_told_to_the_bot_s_account_alone(
+def test_what_is_wrong_in_a_rule_is_told_to_the_bot_s_account_alone(
     bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     wrong = RuleError("'ada/secret agent' is no repo id", where="mine.yaml → agents → exclude")
@@ -90,9 +88,7 @@ def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHub
     assert [view.own for view in bot.source.watchers(bob)] == [False]
 
 
-def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_is_told(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_without_an_account_rules_can_be_tried(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
     ada = visitor(local_hub, "ada")
     rule = rule_for(agents.base(agents=2))
     bot = bot_for(rule, token=None)
@@ -103,7 +99,7 @@ def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_
     assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
 
 
-def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
+def test_a_trial_tells_of_a_merge_and_changes_nothing(
     agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
 ) -> None:
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
@@ -124,9 +120,7 @@ def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
     assert len(bot.source.try_watcher(wanted, bob).agents) == 2  # what ada's rule has done is not his
 
 
-def test_a_trial_sees_what_its_visitor_sees_and_never_what_the_bot_sees(
-    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
-) -> None:
+def test_a_trial_sees_what_its_visitor_sees(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess) -> None:
     ada, bob = visitor(local_hub, "ada"), visitor(local_hub, "bob")
     base = agents.base(agents=2)
     secret = agents.agent(base)

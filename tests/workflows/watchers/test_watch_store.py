@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from job_helpers import FakeClock
+from job_helpers import OUTAGE, FakeClock, ended
 from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.errors import IncompatibleError
 from hubmerge.hub.names import FileInfo, RepoState
-from workflows.jobs.jobs import OUTAGE_TRIES, JobError, NewJob, State
+from workflows.jobs.jobs import JobError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers import ledger as ledger_module
@@ -55,16 +55,13 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
     ],
 )
 def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
-    ledger: Ledger, store: Store, clock: FakeClock, error: JobError, again: bool
+    ledger: Ledger, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, error: JobError, again: bool
 ) -> None:
+    monkeypatch.setattr("workflows.jobs.transaction.OUTAGE_TRIES", 2)
     merge = planned(1, 2)
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is not None
-    for _ in range(OUTAGE_TRIES + 10):
-        if (job := store.claim("w")) is None:
-            break
-        store.fail(job.id, job.fence, error)
+    while ended(store, error).state is not State.FAILED:
         clock.pass_time(seconds=700.0)
-    assert store.get(merge.set_id).state is State.FAILED
     clock.pass_time(days=3)
     assert [past.set_id for past in ledger.history("watch")] == ([] if again else [merge.set_id])
     started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
@@ -80,10 +77,9 @@ def test_history_tells_a_merge_that_failed_from_one_that_is_done_or_on_its_way(l
     merges = [planned(1, 2), planned(3, 4), planned(5, 6), planned(9, 10)]
     for merge in merges:
         ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    broken, hidden, done = store.claim("w"), store.claim("w"), store.claim("w")
-    store.fail(broken.id, broken.fence, JobError(code="E_NONFINITE", message="an agent holds NaN"))
-    store.fail(hidden.id, hidden.fence, JobError(code="E_SOURCE_CHANGED", message="for an hour"))
-    store.finish(done.id, done.fence, {})
+    ended(store, JobError(code="E_NONFINITE", message="an agent holds NaN"))
+    ended(store, JobError(code="E_SOURCE_CHANGED", message="for an hour"))
+    ended(store)
     ledger.refuse("watch", planned(7, 8), "E_X", "taken")
     told = {past.set_id: (past.merged, past.failed) for past in ledger.history("watch")}
     expected = [(True, True), (True, False), (True, False), (True, False), (False, False)]
@@ -95,27 +91,21 @@ def given_up(ledger: Ledger, store: Store, clock: FakeClock) -> PlannedMerge:
     """A set whose job failed the day before, for a reason that passes."""
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    job = store.claim("w")
-    store.fail(job.id, job.fence, JobError(code="E_PERMISSION", message="no namespace of the token's"))
+    ended(store, JobError(code="E_PERMISSION", message="no namespace of the token's"))
     clock.pass_time(days=1)
     return merge
 
 
-def test_a_set_that_is_tried_again_with_another_target_is_merged_once(
-    ledger: Ledger, store: Store, given_up: PlannedMerge
-) -> None:
+def test_a_set_with_another_target_is_merged_once(ledger: Ledger, store: Store, given_up: PlannedMerge) -> None:
     elsewhere = NewJob(id="e" * 64, user="ada", payload={"target": "ada/elsewhere"})  # its owner corrected the rule
     assert ledger.start("watch", given_up, elsewhere, TOKEN, 5).id == elsewhere.id
     assert ledger.used("watch") == 1
-    job = store.claim("w")
-    store.finish(job.id, job.fence, {})
+    ended(store)
     assert [past.set_id for past in ledger.history("watch")] == [given_up.set_id]
     assert ledger.start("watch", given_up, elsewhere, TOKEN, 5) is None
 
 
-def test_a_set_that_was_given_up_and_is_refused_then_is_not_tried_again_that_day(
-    ledger: Ledger, clock: FakeClock, given_up: PlannedMerge
-) -> None:
+def test_a_set_that_is_refused_waits_for_another_day(ledger: Ledger, clock: FakeClock, given_up: PlannedMerge) -> None:
     ledger.refuse("watch", given_up, "E_TARGET_EXISTS", "taken meanwhile")
     assert [past.merged for past in ledger.history("watch")] == [False]
     clock.pass_time(days=1)
@@ -144,14 +134,10 @@ def test_a_job_that_a_person_started_is_taken_over_not_doubled(ledger: Ledger, s
     assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
 
 
-def test_a_set_whose_job_waits_for_another_attempt_is_not_given_up(
-    ledger: Ledger, store: Store, clock: FakeClock
-) -> None:
+def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: Store, clock: FakeClock) -> None:
     merge = planned(1, 2)
     ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    job = store.claim("w1")
-    waiting = store.fail(job.id, job.fence, JobError(code="E_HUB", message="away", retryable=True))
-    assert waiting.state is State.QUEUED
+    assert ended(store, OUTAGE).state is State.QUEUED
     clock.pass_time(hours=30)
     assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
     assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None

@@ -139,9 +139,7 @@ def test_other_methods_are_not_offered(served: str) -> None:
         {"repo": None},
     ],
 )
-def test_what_is_no_push_to_main_of_a_model_is_answered_and_forgotten(
-    served: str, inbox: Inbox, changes: dict[str, Any]
-) -> None:
+def test_what_is_no_push_to_main_of_a_model_is_forgotten(served: str, inbox: Inbox, changes: dict[str, Any]) -> None:
     assert post(served, {**payload("zoo/agent", SHA), **changes}) == (202, {"stored": 0})
     assert inbox.pending() == ()
 
