@@ -24,7 +24,7 @@ BOUND = re.compile(
 NO_BOUND = {
     "how often something is looked at, told, written or asked": (
         r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
-        r"scores\.py VERSION_S",
+        r"evaluations\.py VERSION_S",
     ),
     "a buffer or block; it changes speed only": (
         r"\b_?(?:BLOCK|GROUP|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",

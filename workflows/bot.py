@@ -16,12 +16,10 @@ from hubmerge.errors import LoginError, QuotaError
 from hubmerge.settings import Settings
 from workflows.app.watchers_source import WatcherSource
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
+from workflows.jobs.evaluations import EvaluationRequests, RecordedScores, is_the_bot_s, schedule_evaluations
 from workflows.jobs.jobs import Clock, State
-from workflows.jobs.scores import RecordedScores
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault, UnreadableTokenError
-from workflows.schedule.evaluations import schedule_evaluations
 from workflows.schedule.scheduler import Scheduler, Tick
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rules import RuleSet

@@ -1,30 +1,50 @@
 """The actions of the pages on the Hub and the job store, with the checks of the library.
 
 Every action gets a `Visitor`, which is made from a proven sign-in, and checks again what that user may do.
+
+A score and the answers behind it are public, so only a model that everybody may read is measured. The model is looked
+at with the visitor's own sign-in, so that nobody learns through the bot's account whether a model exists.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import SecretStr
 from pydantic_core import from_json
 
+from hubmerge.board.eval_results import differ_in_scores_alone
 from hubmerge.engine.preview import Preview, Tell, preview, untold
 from hubmerge.engine.sink import MANIFEST
-from hubmerge.errors import FormatError, LoginError, PermissionDeniedError, TimeLimitError
+from hubmerge.errors import (
+    EvaluationError,
+    FormatError,
+    GatedError,
+    LoginError,
+    MemoryLimitError,
+    PermissionDeniedError,
+    RecipeError,
+    SourceChangedError,
+    SourceNotFoundError,
+    TimeLimitError,
+)
+from hubmerge.evaluation.runner import check_evaluable, usable_memory
+from hubmerge.evaluation.suites import SUITES, get_suite
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
 from hubmerge.line import Request, prepare
 from hubmerge.output.diff import comparison_recipe, open_comparison
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.output.publish import Target
+from hubmerge.plan.disk import shown_bytes
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
+from hubmerge.sources.open import open_model
 from workflows.app.format import duration_text
 from workflows.app.service import (
     PAGE_JOBS,
@@ -35,36 +55,39 @@ from workflows.app.service import (
     MergeRequest,
     ModelFacts,
     Published,
+    QueuedEvaluation,
     Visitor,
 )
 from workflows.jobs.comparisons import comparison_id, comparison_job
-from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
-from workflows.jobs.jobs import ACTIVE, Job, JobNotFoundError, NewJob, State
+from workflows.jobs.evaluations import ASKED, EvaluationRequests, ScoreKey, evaluation_id, is_the_bot_s
+from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, JobNotFoundError, NewJob, State
 from workflows.jobs.pipeline import merge_payload
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.kept import KeptAnswers
-from workflows.measure import Measuring
 from workflows.trail import Trail
 
 MAX_READ_BYTES = 16_000_000  # of a model's card, and of a merge's report
+MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
+MOST_LISTED = 100  # evaluations that wait
+_ZOO = "zoo"  # its questions are on an embedded Hub alone
 _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 
 
 class MergeService:
-    """Implements workflows.app.service.Service."""
+    """Implements workflows.app.service.Service. Without `requests` nothing is evaluated here."""
 
     def __init__(
         self, settings: Settings, store: Store, vault: TokenVault, requests: EvaluationRequests | None = None
     ) -> None:
         self.endpoint = settings.endpoint
-        self._bot_token = settings.token
+        self._settings = settings
         self._longest_s = None if settings.zero_gpu else settings.merge_hours * 3600  # of a lent GPU nothing is known
         self._store = store
         self._vault = vault
         self._trail = Trail(store, suite=settings.suite)
-        self._measuring = Measuring(settings, store, requests)
+        self._requests = requests if settings.token is not None else None
         self._identities = KeptAnswers[Identity](_IDENTITY_S)
         self._facts = KeptAnswers[ModelFacts](_FACTS_S)
 
@@ -136,7 +159,7 @@ class MergeService:
         target = Target(request.target.strip(), request.private, expose=not request.private)
         recipe = recipe_from_dict(dict(request.recipe))
         prepared = prepare(recipe, self._hub(visitor), Request(target, request.license, calibrate="apart"))
-        suite = self._measuring.of_merge(request.suite, request.private)
+        suite = self._suite_of_merge(request.suite, request.private)
         payload = merge_payload(prepared, target, request.license) | ({"suite": suite} if suite else {})
         payload["predicted_s"] = self._seconds(prepared.plan)
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
@@ -161,13 +184,113 @@ class MergeService:
 
     @property
     def suites(self) -> Mapping[str, str]:
-        return self._measuring.suites
+        """Name → title of the suites to offer, the Space's own first; none where nothing is evaluated."""
+        if self._requests is None:
+            return {}
+        own = self._settings.suite
+        if self._settings.is_loopback:  # an embedded Hub holds the data of its own suite alone
+            names = [own or _ZOO]
+        else:
+            names = [name for name in SUITES if name != _ZOO or own == _ZOO]
+        names.sort(key=lambda name: name != own)
+        return {name: SUITES[name].title for name in names if name in SUITES}
+
+    def _suite_of_merge(self, suite: str | None, private: bool) -> str | None:
+        """The suite that somebody chose for a merge; EvaluationError where the merge cannot be evaluated with it."""
+        if not suite:
+            return None
+        if private:
+            raise EvaluationError(
+                "a private merge's scores would become public",
+                got=suite[:80],
+                next_step="Publish the merge openly, or choose no suite.",
+            )
+        if self._requests is None:
+            raise EvaluationError("no merges are evaluated here", got=suite[:80], next_step="Choose no suite.")
+        return get_suite(suite, self.suites).name
 
     def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
-        return self._measuring.request(model, suite, visitor)
+        """Ask for a score of a model at its present commit, or at the revision that the name has."""
+        if self._requests is None:
+            raise EvaluationError(
+                "no models are evaluated here",
+                expected="a results dataset and an account to fill it",
+                got="none",
+                next_step="Whoever runs this site can set HUBMERGE_RESULTS and HF_TOKEN.",
+            )
+        chosen = get_suite(suite or next(iter(self.suites), ""), self.suites).name
+        name = ModelName.parse(model)
+        if name.local:
+            raise RecipeError("a folder, where only models on the Hub can be used", where="model", got=model[:200])
+        hub = self._hub(visitor)
+        state = self._evaluable(name, hub)
+        id, sha = state.id, state.sha
+        key = self._requests.key(id, sha, chosen)
+        if measured := self._measured_at(key, state, hub):
+            return EvaluationAnswer("scored", id, measured, chosen)
+        before = self._store.find(evaluation_id(key))
+        job = self._requests.request(key, ASKED, asked_by=visitor.name)
+        shown = "" if job.payload.get("private") else job.id
+        asked = "under way" if before is not None and before.state in ACTIVE else "queued"
+        outcome = {State.DONE: "scored", State.FAILED: "failed"}.get(job.state, asked)
+        place = self._store.waiting_before(job) + 1 if job.state is State.QUEUED else None
+        return EvaluationAnswer(outcome, id, sha, chosen, shown, place)
+
+    def _measured_at(self, key: ScoreKey, state: RepoState, hub: Hub) -> str | None:
+        """The commit at which the model was measured: this one, or one to which its scores alone were added since."""
+        assert self._requests is not None
+        known = self._requests.scores.known_scores()
+        if key in known:
+            return key.sha
+        for earlier in sorted(other.sha for other in known if other == key._replace(sha=other.sha)):
+            with suppress(SourceNotFoundError, SourceChangedError):  # a history that was rewritten
+                if differ_in_scores_alone(hub.repo_state(key.model, earlier), state):
+                    return earlier
+        return None
+
+    def _evaluable(self, name: ModelName, hub: Hub) -> RepoState:
+        """A model that everybody may read and that this machine can evaluate."""
+        state = hub.repo_state(name.id, name.revision)
+        if state.private:
+            raise PermissionDeniedError(
+                "a private model's answers would become public",
+                where=state.id,
+                next_step="Make the model public first; scores and answers can be read by everybody.",
+            )
+        if state.gated:
+            raise GatedError(
+                "a gated model cannot be evaluated here",
+                where=state.id,
+                next_step="Only its owner can open it to everybody; then it can be measured.",
+            )
+        model = open_model(ModelName(id=state.id, revision=state.sha), hub, allow_local=False)
+        whole = check_evaluable(model, hub)
+        if whole is not None and hub.repo_state(whole.base.ref.id, whole.base.ref.sha).gated:
+            raise GatedError(
+                "an adapter of a gated model cannot be evaluated here",
+                where=whole.base.ref.id,
+                next_step="Only the owner of its base can open that to everybody; then it can be measured.",
+            )
+        weight_bytes = model.weight_bytes if whole is None else whole.output_bytes
+        memory = usable_memory()
+        if memory is not None and weight_bytes > MOST_OF_MEMORY * memory:
+            most, needed = shown_bytes(int(MOST_OF_MEMORY * memory), weight_bytes)
+            raise MemoryLimitError(
+                "the model is too big to be evaluated here",
+                where=state.id,
+                expected=f"at most {most} of weights",
+                got=needed,
+                next_step="Evaluate it where there is more memory, with hubmerge's command line.",
+            )
+        return state
 
     def evaluation_queue(self) -> EvaluationQueue:
-        return self._measuring.queue()
+        """What is measured now and what waits, in its order; nothing private."""
+        jobs = self._store.list_jobs(states=ACTIVE, kinds=(EVALUATION,), limit=None)
+        waiting = sorted((j for j in jobs if j.state is State.QUEUED), key=lambda j: (-j.priority, j.ticket))
+        shown = [_queued(job, place) for place, job in enumerate(waiting, 1) if not job.payload.get("private")]
+        running = [_queued(j, None) for j in jobs if j.state is not State.QUEUED and not j.payload.get("private")]
+        return EvaluationQueue(tuple(reversed(running)), tuple(shown[:MOST_LISTED]), len(shown))
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         return self._view(self._seen(job_id, visitor), visitor)
@@ -205,8 +328,8 @@ class MergeService:
 
     def retry(self, job_id: str, visitor: Visitor) -> JobView:
         job = self._seen(job_id, visitor)
-        if self._bot_token is not None and is_the_bot_s(job):  # a sign-in may not write to the results dataset
-            sealed = self._vault.seal(job.id, self._bot_token)
+        if self._settings.token is not None and is_the_bot_s(job):  # a sign-in may not write to the results dataset
+            sealed = self._vault.seal(job.id, self._settings.token)
         else:
             sealed = self._vault.seal(job.id, SecretStr(visitor.token), visitor.expires_at)
         return self._trail.view(self._store.retry(job.id, visitor.name, sealed), own=True)
@@ -245,4 +368,17 @@ def _facts(state: RepoState) -> ModelFacts:
         license=state.license,
         trained_from=stated_bases(state.card),
         closed=state.private or state.gated,
+    )
+
+
+def _queued(job: Job, place: int | None) -> QueuedEvaluation:
+    payload = job.payload
+    return QueuedEvaluation(
+        model=str(payload["model"]),
+        sha=str(payload["sha"]),
+        suite=str(payload["suite"]),
+        job=job.id,
+        since=(job.started if place is None else job.created) or job.created,
+        place=place,
+        stage=job.stage,
     )

@@ -13,7 +13,7 @@ from watch_helpers import SECRET, Agents
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.bot import Bot, Intervals
-from workflows.jobs.scores import RecordedScores
+from workflows.jobs.evaluations import RecordedScores
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.watchers.rules import RuleSet

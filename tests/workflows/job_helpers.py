@@ -19,9 +19,9 @@ from processes import ROOT
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
+from workflows.jobs.evaluations import Pin, RecordedScores, ScoreKey
 from workflows.jobs.jobs import Job, JobError, NewJob
 from workflows.jobs.protocol import JobSpec
-from workflows.jobs.scores import Pin, RecordedScores, ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.supervision import Timing
 from workflows.jobs.tokens import TokenVault

@@ -30,15 +30,14 @@ from workflows.jobs.evaluations import (
     OF_MERGE,
     OF_PARENT,
     EvaluationRequests,
+    ScoreKey,
     evaluation_id,
     evaluation_job,
+    schedule_evaluations,
 )
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
-from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
-from workflows.measure import Measuring
-from workflows.schedule.evaluations import schedule_evaluations
 from workflows.service import MergeService
 
 SHA = "a" * 40
@@ -215,29 +214,29 @@ def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatc
 @pytest.mark.parametrize("bot", ["no account", "no results dataset"])
 def test_a_site_that_evaluates_nothing_says_so(site: Site, bot: str) -> None:
     settings = site.settings if bot == "no results dataset" else Settings(endpoint=site.settings.endpoint)
-    nothing = Measuring(settings, site.store, None if bot == "no results dataset" else site.requests)
+    nothing = MergeService(settings, site.store, VAULT, None if bot == "no results dataset" else site.requests)
     assert nothing.suites == {}
     with pytest.raises(EvaluationError, match="no models are evaluated here"):
-        nothing.request("zoo/base", "zoo", site.visitor("bob"))
+        nothing.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
 
 
 def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
-    misspelt = Measuring(site.settings.model_copy(update={"suite": "zo"}), site.store, site.requests)
+    misspelt = MergeService(site.settings.model_copy(update={"suite": "zo"}), site.store, VAULT, site.requests)
     with pytest.raises(EvaluationError, match="there is no such suite"):
-        misspelt.request("zoo/base", "", site.visitor("bob"))
+        misspelt.request_evaluation("zoo/base", "", site.visitor("bob"))
 
 
 def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:
     assert site.service.suites == {"zoo": "The example agents' three domains"}
     public = Settings(token=SecretStr("hf_x" * 10), suite="code")
-    offered = Measuring(public, site.store, site.requests).suites
+    offered = MergeService(public, site.store, VAULT, site.requests).suites
     assert next(iter(offered.items())) == ("code", "Code")
     assert "zoo" not in offered
     assert offered["math"] == "Mathematics"
 
 
 def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.measure.MOST_LISTED", 1)
+    monkeypatch.setattr("workflows.service.MOST_LISTED", 1)
     site.store.submit(evaluation_job(score("ada/hidden"), "ada", private=True))
     site.store.submit(evaluation_job(score("org/parent"), "ada", OF_PARENT))
     site.store.submit(evaluation_job(score("org/merge"), "ada"))
@@ -248,7 +247,7 @@ def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkey
 
 
 def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Measuring, "suites", {"zoo": "", "tool": ""})
+    monkeypatch.setattr(MergeService, "suites", {"zoo": "", "tool": ""})
     recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     ada = site.visitor("ada")
     chosen = MergeRequest(recipe, "ada/chosen", private=False, suite="tool")

@@ -13,9 +13,8 @@ from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, ended, job_id, ser
 from hubmerge.errors import SourceNotFoundError
 from localhub.process import LocalHubProcess
 from workflows.app.service import JobView, Visitor
-from workflows.jobs.evaluations import evaluation_job
+from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
-from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.service import MergeService
 from workflows.trail import Trail, scoring_time, stage_times

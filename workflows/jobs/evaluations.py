@@ -1,28 +1,42 @@
-"""Evaluations as jobs: their identity, their priority, and requests for them that never repeat a run.
+"""Evaluations as jobs: which scores are known, which are wanted, and requests for them that never repeat a run.
 
 A job's id is over the model, its commit, the suite, its version and the split. So every request for the same score,
 from whichever scheduler, finds the same job, and a new version of the suite makes a new one. Every finding about a
 model is recorded, failures too, and is not measured again. If a job failed without a record, the machine or the Hub was
 in trouble; the job is due again hours later, and its owner may start it earlier. Where the model is gone, it is due
 again after as long as the job has failed for that, so that what was deleted is asked for more and more seldom.
+
+    done merges with a suite → the merge, its agents, its base → those without a score → requests, merges first
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from hubmerge.errors import SourceNotFoundError
+from hubmerge.board.export import flag_text
+from hubmerge.board.lineage import Lineage
+from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
+from hubmerge.errors import HubmergeError, QuotaError, SourceNotFoundError
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import is_hub_id, is_sha
 from workflows.jobs.account import Account
-from workflows.jobs.jobs import EVALUATION, Job, NewJob, State
+from workflows.jobs.jobs import EVALUATION, Job, NewJob, State, pinned_models
 from workflows.jobs.schema import JOBS
-from workflows.jobs.scores import RecordedScores, ScoreKey
 from workflows.jobs.store import Store
+from workflows.kept import KeptAnswers
 
+log = logging.getLogger(__name__)
+
+Pin = tuple[str, str]  # a model's id and commit
+VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
 AGAIN_AFTER = timedelta(hours=6)
 ASKED_EACH = 3  # evaluations that one visitor asked for, waiting or running
 # merges that people start have priority 0; jobs that a person waits for come first
@@ -31,6 +45,73 @@ OF_MERGE = -20
 ASKED = -20  # by a visitor; who asks first is served first
 OF_CANDIDATE = -30  # a rule's choice waits for it
 OF_PARENT = -40
+# uses of output/task.py; "": of a class that is not known
+_WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-text", "audio-text-to-text", "any")
+
+
+class ScoreKey(NamedTuple):
+    """The identity of a score."""
+
+    model: str
+    sha: str
+    suite: str
+    suite_version: str
+    split: str
+
+
+class RecordedScores:
+    """Answers the questions of the schedule and the watchers from the results dataset.
+
+    `default_suite`: for public merges that no watcher started; None: they are not evaluated.
+    """
+
+    def __init__(self, hub: Hub, dataset: ResultsDataset, default_suite: str | None = None) -> None:
+        self._hub = hub
+        self.dataset = dataset
+        self.default_suite = default_suite
+        self._versions = KeptAnswers[str](VERSION_S)
+
+    def suite_version(self, suite: str) -> str:
+        """EvaluationError where there is no such suite."""
+        return self._versions.get(suite, lambda: pin(suite, self._hub).version)
+
+    def known_scores(self) -> frozenset[ScoreKey]:
+        """Every run that is recorded, those that failed included: a tick does not try them again."""
+        loaded = self._loaded()
+        known = frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in loaded.believed)
+        equal = (  # whichever of two equal versions is the present one
+            key._replace(suite_version=version)
+            for (suite, version), same_as in loaded.versions.items()
+            for key in known
+            if (key.suite, key.suite_version) == (suite, same_as)
+        )
+        return known.union(equal)
+
+    def ranking(self, suite: str, models: Sequence[Pin]) -> Mapping[Pin, float]:
+        """The mean over the domains of those among `models` (id, sha) that the current version has scored."""
+        loaded, version, wanted = self._loaded(), self.suite_version(suite), set(models)
+        version = loaded.versions.get((suite, version), version)
+        return {
+            (r.model, r.sha): sum(r.domains.values()) / len(r.domains)
+            for r in loaded.believed
+            if (r.model, r.sha) in wanted
+            and (r.suite, r.suite_version, r.split, r.status) == (suite, version, "test", "done")
+        }
+
+    def flagged(self, models: Sequence[Pin]) -> Mapping[Pin, str]:
+        """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
+        loaded = self._loaded()
+        flags = [flag for flag in loaded.flags if not flag.community]
+        if not flags:
+            return {}
+        marks = Lineage(loaded.believed, models).flagged(flags)
+        return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
+
+    def _loaded(self) -> LoadedResults:
+        try:
+            return self.dataset.load()
+        except SourceNotFoundError:
+            return LoadedResults(results=(), sha="")  # nothing was ever recorded
 
 
 def is_the_bot_s(job: Job) -> bool:
@@ -106,3 +187,63 @@ class EvaluationRequests:
         gone = job.error.code == SourceNotFoundError.code and not asked  # whoever asks has seen the model
         wait = max(AGAIN_AFTER, ended - datetime.fromisoformat(job.created)) if gone else AGAIN_AFTER
         return not now - wait <= ended <= now
+
+
+def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:
+    """Request every score that is wanted and not known; returns how many wait for room in the queue.
+
+    A parent of many merges is one request. When a suite or its data change, so does its version, and everything is due
+    again.
+    """
+    merged: dict[ScoreKey, int] = {}
+    parents: dict[ScoreKey, int] = {}
+    public: set[Pin] = set()
+    missing: set[str] = set()
+    for suite, private, pins in _done_merges(store, requests.scores.default_suite):
+        if not private:
+            public.update(pins)
+        if suite in missing:
+            continue
+        try:
+            key, *of_parents = [requests.key(*pin, suite) for pin in pins]
+        except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
+            missing.add(suite)
+            log.warning("nothing is evaluated with %s now: %s", suite, error)
+            continue
+        merged[key] = OF_MERGE
+        parents |= dict.fromkeys(of_parents, OF_PARENT)
+    due = merged | {key: priority for key, priority in parents.items() if key not in merged}
+    left = requests.unknown(list(due))
+    for place, key in enumerate(left):
+        try:
+            requests.request(key, due[key], private=(key.model, key.sha) not in public)
+        except QuotaError:
+            return len(left) - place
+    return 0
+
+
+def _done_merges(store: Store, default_suite: str | None) -> Iterator[tuple[str, bool, list[Pin]]]:
+    """Suite, privacy and pins (the merge, its base, its agents) of every merge that is to have scores, newest first.
+
+    The evaluations of a private one are its owner's to see.
+    """
+    columns = (JOBS.c.payload, JOBS.c.result)
+    query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
+    with store.reading() as connection:
+        rows = connection.execute(query).all()
+    for payload, result in rows:
+        suite = suite_of(payload, result, default_suite)
+        model, sha = str(result.get("repo", "")), str(result.get("commit", ""))
+        if suite and is_hub_id(model) and is_sha(sha):
+            parents = [(parent, at) for _, parent, at in pinned_models(payload.get("recipe") or {})]
+            yield suite, bool(payload.get("private")), [(model, sha), *parents]
+
+
+def suite_of(payload: Mapping[str, Any], result: Mapping[str, Any], default_suite: str | None) -> str | None:
+    """The suite that a finished merge is evaluated with; None: with none.
+
+    It is the one that its rule or its user named; else `default_suite`, unless the merge is private, since its scores
+    would be public, or writes no text.
+    """
+    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+    return payload.get("suite") or (None if passed_over else default_suite)

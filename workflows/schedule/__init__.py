@@ -1,1 +1,1 @@
-"""The clock, and what is due at its ticks."""
+"""The clock."""

@@ -195,14 +195,16 @@ def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_pa
 
 def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -> None:
     steps = Steps(tmp_path, live, max_attempts=1)
+    journal = tmp_path / "jobs" / steps.id / "journal"
     with steps.worker() as worker:
-        steps.until_attempt(1)
+        until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
         worker.terminate()
         assert worker.wait() == 0
     assert live.get(steps.id).state is State.QUEUED
     assert not is_alive(steps.pid())
     steps.gate.touch()
     assert run_one(tmp_path, live, "steps").result == {"journal": ALL_STEPS}
+    assert attempts(steps.trace)[1].endswith("from 5")
 
 
 IN_A_CONTAINER = """

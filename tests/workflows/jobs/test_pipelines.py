@@ -29,11 +29,11 @@ from hubmerge.settings import Settings, load_settings
 from localhub.process import LocalHubProcess
 from workflows.jobs import comparisons, evaluation_pipeline, pipeline
 from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
+from workflows.jobs.evaluations import RecordedScores, ScoreKey
 from workflows.jobs.jobs import JobNotFoundError
 from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
 from workflows.jobs.results_keys import ResultsKeys, results_keys
-from workflows.jobs.scores import RecordedScores, ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker

@@ -26,14 +26,14 @@ from workflows.jobs.evaluations import (
     OF_PARENT,
     WATCHED_MERGE,
     EvaluationRequests,
+    ScoreKey,
     evaluation_job,
+    schedule_evaluations,
 )
 from workflows.jobs.jobs import Job, JobError, NewJob, State
-from workflows.jobs.scores import ScoreKey
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.schedule import scheduler
-from workflows.schedule.evaluations import schedule_evaluations
 from workflows.schedule.scheduler import Scheduler, Tick
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
