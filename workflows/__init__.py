@@ -4,5 +4,5 @@
              tokens: sealed beside the job, wiped with its end
 
 Only `store` decides who owns a job, by a lease with a fence. `worker` runs one job at a time in a `child`, so that
-neither a crash nor an out-of-memory kill takes the application down. `guard` ties the processes' lives together.
+neither a crash nor an out-of-memory kill takes the application down. `process` ties the processes' lives together.
 """

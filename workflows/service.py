@@ -168,19 +168,16 @@ class MergeService:
         return self._trail.view(job, own=True)
 
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
-        plan = self._comparison(base, agent, visitor)
+        plan = open_comparison(comparison_recipe(base, agent), self._hub(visitor))
         job = self._store.find(comparison_id(plan, visitor.name if visitor else ""))
         return Comparison(plan, None if job is None else self._view(job, visitor))
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
-        plan = self._comparison(base, agent, visitor)
+        plan = open_comparison(comparison_recipe(base, agent), self._hub(visitor))
         new = comparison_job(plan, visitor.name)
         sealed = self._vault.seal(new.id, SecretStr(visitor.token), visitor.expires_at)
         job = self._store.submit(new, sealed, shared=True)
         return Comparison(plan, self._view(job, visitor))
-
-    def _comparison(self, base: str, agent: str, visitor: Visitor | None) -> Plan:
-        return open_comparison(comparison_recipe(base, agent), self._hub(visitor))
 
     @property
     def suites(self) -> Mapping[str, str]:

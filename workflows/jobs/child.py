@@ -7,7 +7,7 @@ output is moved away first, so that no library's chatter gets between them: ever
     HubmergeError               an error line, exit 1
     too little memory           E_TOO_BIG, to be retried once, exit 1
     anything else               E_INTERNAL with class and message, the traceback to stderr, exit 1
-    the worker dies or stops    the whole process group is killed (see `guard`)
+    the worker dies or stops    the whole process group is killed (see `process`)
 
 No token leaves the process: every line and every traceback is scrubbed.
 """
@@ -32,8 +32,7 @@ from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory, write_all
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.machine import extras
 from hubmerge.machine.disk_errors import of_disk
-from workflows.jobs.guard import lock_workdir, start_guardian
-from workflows.jobs.process import set_up_logging
+from workflows.jobs.process import lock_workdir, set_up_logging, start_guardian
 from workflows.jobs.protocol import Failure, JobSpec, Line, Result, encode
 
 DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
