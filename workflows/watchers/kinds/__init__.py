@@ -24,6 +24,3 @@ def registry() -> dict[str, type[Watcher]]:
                     raise ValueError(f"two kinds of watchers are called {value.kind!r}")
                 found[value.kind] = value
     return dict(sorted(found.items()))
-
-
-__all__ = ["registry"]
