@@ -133,6 +133,8 @@ def _named(call: Call, body: Json) -> tuple[str, str, str]:
 def create(call: Call) -> Json:
     body = call.json()
     repo_type, namespace, name = _named(call, body)
+    if body.get("secrets") or body.get("variables"):
+        raise bad_request("this Hub runs no Spaces, so it keeps no secrets or variables; create the Space without them")
     visibility = optional_text(body, "visibility") or _asked_private(body)
     hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
     me, sdk = call.signed_in(), optional_text(body, "sdk")

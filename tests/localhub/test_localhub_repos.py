@@ -116,6 +116,13 @@ def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> N
         ada.model_info(repo, revision=first)
 
 
+@pytest.mark.parametrize("kept", ["space_secrets", "space_variables"])
+def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada: HfApi, fresh: Fresh, kept: str) -> None:
+    space, values = f"ada/{fresh()}", {kept: [{"key": "K", "value": "v"}]}
+    assert status_of(ada.create_repo, space, repo_type="space", space_sdk="gradio", **values) == 400
+    assert not ada.repo_exists(space, repo_type="space")
+
+
 def test_a_space_counts_as_running_once_it_has_its_file(ada: HfApi, fresh: Fresh) -> None:
     space = ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio").repo_id
     assert ada.get_space_runtime(space).stage == "NO_APP_FILE"
