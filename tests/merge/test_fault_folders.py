@@ -13,18 +13,17 @@ from unittest.mock import Mock
 import pytest
 from builders import recipe_dict, write_parents
 from line import Line, Watcher
+from plan_helpers import NOWHERE
 
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
-from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model
 
-NOWHERE = Hub("http://127.0.0.1:9")
 SHARD = "model-00002-of-00002.safetensors"
 
 

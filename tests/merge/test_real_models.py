@@ -15,14 +15,13 @@ import transformers as t
 import yaml
 from markdown_reading import PARSER
 from PIL import Image
+from plan_helpers import NOWHERE
 from real_models import KINDS, trained, write
 
 from hubmerge.engine.options import StreamOptions
-from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 
-NOWHERE = Hub("http://127.0.0.1:9")
 TAGS = {
     "llama": "text-generation",
     "tekken": "text-generation",
