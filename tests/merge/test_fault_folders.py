@@ -122,7 +122,7 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
     with pytest.raises(KeyboardInterrupt):
         line.to_folder()
     line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)
-    with pytest.raises(TargetExistsError, match="name those versions") as error:
+    with pytest.raises(TargetExistsError, match=r"other versions of the models.*name those versions") as error:
         line.to_folder()
     assert f"{base}@{older}" in str(error.value)
     line.recipe = {**line.recipe, "base": f"{base}@{older}"}
