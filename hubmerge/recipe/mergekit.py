@@ -117,7 +117,7 @@ class _Meaning:
 
 def _linear(reading: Reading) -> _Meaning:
     assert reading.base is not None
-    own = reading.per_model("weight", reading.base)
+    own = reading.number("weight", None, reading.base)
     weights = reading.weights()
     known = [_constant(setting) for setting in (own, *weights)]
     total = None if None in known else sum(one for one in known if one is not None)
@@ -198,7 +198,7 @@ def _densities(reading: Reading, what_0_does: str) -> list[Setting]:
     """The density of each agent; 1 and more keeps all."""
     found: list[Setting] = []
     for agent in reading.agents:
-        density = reading.per_model("density", agent, 1.0)
+        density = reading.number("density", 1.0, agent)
         path = agent.place
         if min(points(density)) <= 0:
             reading.refuse(f"a density that {what_0_does}", *path, expected="above 0", got=min(points(density)))

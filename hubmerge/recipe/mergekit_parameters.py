@@ -12,7 +12,7 @@ from sys import float_info
 from typing import Any
 
 from hubmerge.methods.varying import MAX_RULES, Setting, SettingRule, evened, parse
-from hubmerge.recipe.mergekit_document import Document, Input, Path, Tables
+from hubmerge.recipe.mergekit_document import Document, Input, Tables
 from hubmerge.recipe.recipe import number_step
 
 _TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
@@ -21,10 +21,6 @@ _FALSE = (False, 0, "false", "no", "off")
 
 class Reading(Document):
     """A document being read, with the values of its parameters."""
-
-    def number(self, key: str, default: float) -> Setting:
-        """A parameter that all models share."""
-        return self._setting(key, None, default)
 
     def constant(self, key: str, default: float) -> float:
         """A shared parameter that has one value for all tensors."""
@@ -62,24 +58,13 @@ class Reading(Document):
             return None
         return value in _TRUE
 
-    def per_model(self, key: str, model: Input, default: float | None = None) -> Setting:
-        """A parameter of one model: its own, else a shared one, else the default; without one it is required."""
-        return self._setting(key, model, default)
-
-    def _missing(self, key: str, model: Input, path: Path) -> None:
-        step = "Give every model one" + (
-            ", the base too: list it with weight 0 to keep it out of the mean."
-            if model.name == self.document.get("base_model")
-            else "."
-        )
-        self.refuse(f"no `{key}` for {model.name}, which mergekit requires", *path, next_step=step)
-
     def _global(self) -> Tables:
         table = self.document.get("parameters")
         return ((table, ()),) if isinstance(table, Mapping) else ()
 
-    def _setting(self, key: str, model: Input | None, default: float | None) -> Setting:
-        """The value of a parameter for each tensor."""
+    def number(self, key: str, default: float | None, model: Input | None = None) -> Setting:
+        """The value of a parameter for each tensor: the model's own, else a shared one, else the default; without a
+        default it is required."""
         rules: list[SettingRule] = []
         for number, part in enumerate(self.parts):
             own: Tables = ()
@@ -95,7 +80,11 @@ class Reading(Document):
             if default is not None and not any(rule.filter is None for rule in found):
                 found.append(SettingRule(default, None, part.layers))
             if not found and model is not None:
-                self._missing(key, model, own[0][1] if own else model.place)
+                step = "Give every model one."
+                if model.name == self.document.get("base_model"):
+                    step = "Give every model one, the base too: list it with weight 0 to keep it out of the mean."
+                path = own[0][1] if own else model.place
+                self.refuse(f"no `{key}` for {model.name}, which mergekit requires", *path, next_step=step)
             rules += found
         if not rules:
             return 1.0 if default is None else default
@@ -112,7 +101,7 @@ class Reading(Document):
 
     def weights(self) -> list[Setting]:
         """The agents' weights; where the document has slices, those of the first agent tell which layers there are."""
-        found = [self.per_model("weight", agent) for agent in self.agents]
+        found = [self.number("weight", None, agent) for agent in self.agents]
         return [w if k == 0 else evened(w) for k, w in enumerate(found)]
 
     def unweighted(self) -> list[Setting]:
