@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
-from hubmerge.methods.tensor_values import TensorValues, Values, misplaced
+from hubmerge.methods.tensor_values import TensorValues, misplaced
 from hubmerge.numerics.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.plan.compatibility import (
     agent_problems,
@@ -178,14 +178,13 @@ class Plan:
     @property  # its rule is a function, which a burst's plan could not be sent with (engine/bursts.py)
     def threshold(self) -> Threshold | None:
         """The order statistic that the method needs before it can merge, if any; of the first tensor that needs one."""
-        found = (self._threshold(values) for values in self.values.distinct)
+        method = get_method(self.recipe.method)
+        found = (method.threshold(values.parameters, values.own) for values in self.values.distinct)
         return next((threshold for threshold in found if threshold is not None), None)
 
     def threshold_of(self, tensor: PlannedTensor) -> Threshold | None:
         """The same, of one tensor."""
-        return self._threshold(self.values[tensor.name])
-
-    def _threshold(self, values: Values) -> Threshold | None:
+        values = self.values[tensor.name]
         return get_method(self.recipe.method).threshold(values.parameters, values.own)
 
     @cached_property
