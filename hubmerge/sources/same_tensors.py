@@ -40,10 +40,11 @@ from hubmerge.recipe.ignore import Ignored
 from hubmerge.sources.base import Model, View, Views
 from hubmerge.text.wording import incompatible
 
-_HEADS = ("lm_head.weight", "embed_out.weight")
+# ends of names with a dot before each
+_HEADS = (".lm_head.weight", ".embed_out.weight")
+_EMBEDDINGS = (".embed_tokens.weight", ".wte.weight", ".embed_in.weight")
 _WITH_HEAD = re.compile("LM|ForConditionalGeneration|BertForPreTraining")  # in the name of a class
 IN_A_LAYER = re.compile(r"\.\d+\.", re.ASCII)
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 # old ends of names, and what transformers takes them for
 _AGES = {
@@ -87,7 +88,7 @@ def _perhaps_one(models: Sequence[Model]) -> Iterator[tuple[str | None, list[str
     untied = any(_says_tied(m) is False for m in models)  # which T5's classes take to be about the head
     # tables, and biases of a head
     tables, biases = (list(dict.fromkeys(n for m in models for n in _rows_per_token(m, d))) for d in (2, 1))
-    if shared := _only(base.tensors, ("shared.weight",)):
+    if shared := _only(base.tensors, (".shared.weight",)):
         body = shared.removesuffix("shared.weight")
         names = [shared, f"{body}encoder.embed_tokens.weight", f"{body}decoder.embed_tokens.weight"]
         if not untied or "T5" in str(base.config.get("architectures")):
@@ -194,12 +195,12 @@ def _says_tied(model: Model, *, inside: bool = True) -> bool | None:
 
 def is_head(name: str) -> bool:
     """Whether a tensor of this name turns hidden states into tokens."""
-    return _ends(name, _HEADS)
+    return f".{name}".endswith(_HEADS)
 
 
 def is_embedding(name: str) -> bool:
     """Whether a tensor of this name has a row per token."""
-    return _ends(name, _EMBEDDINGS)
+    return f".{name}".endswith(_EMBEDDINGS)
 
 
 def tied_to_head(base: Model, names: Iterable[str]) -> list[str]:
@@ -224,13 +225,9 @@ def _rows_per_token(model: Model, dimensions: int = 2) -> tuple[str, ...]:
     return tuple(n for n, shape in shapes.items() if shape[0] in sizes and not IN_A_LAYER.search(n))
 
 
-def _ends(name: str, last_names: Sequence[str]) -> bool:
-    return any(name == end or name.endswith("." + end) for end in last_names)
-
-
-def _only(tensors: Iterable[str], names: Sequence[str]) -> str | None:
+def _only(tensors: Iterable[str], ends: tuple[str, ...]) -> str | None:
     """The one tensor with one of these last names; None when there is none or more than one."""
-    found = [n for n in tensors if _ends(n, names)]
+    found = [n for n in tensors if f".{n}".endswith(ends)]
     return found[0] if len(found) == 1 else None
 
 
