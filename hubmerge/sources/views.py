@@ -73,33 +73,26 @@ def views_of(
 
 
 def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
-    """The agent's view without tensors of ignored names, and the names that are left out: its own and the base's."""
-    if agent.adapter is not None:
-        left, dropped = without(agent, ignored)
-        view = attached(base, left)
-    else:
-        view, dropped = _named(base, agent, ignored)
-    model, more = without(view.model, ignored)
-    return replace(view, model=model), (*dropped, *more)
-
-
-def _named(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str, ...]]:
-    """A checkpoint's view under the base's names, and the names of its stored tensors that are left out."""
-    scaled = with_scales(agent)
+    """The agent's view under the base's names without tensors of ignored names, and the names that are left out: its
+    own and the base's."""
+    scaled = View(agent) if agent.adapter is not None else with_scales(agent)
     left, dropped = without(scaled.model, ignored)
-    named = aligned(base, left, ignored)
+    named = attached(base, left) if agent.adapter is not None else aligned(base, left, ignored)
     notes = []
     if "fp8" in agent.kind:
         notes.append(
             f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
         )
-    elif any(isinstance(t, ScaledTensor) for t in base.tensors.values()):
+    elif agent.adapter is None and any(isinstance(t, ScaledTensor) for t in base.tensors.values()):
         notes.append(
             f"{agent.ref.id}: the base's weights are fp8 and its own are not, so its update includes the error of "
             "rounding the base to 8 bits, unless it was trained from these"
         )
-    notes += _rounded(base, named.model)
-    return View(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped
+    if agent.adapter is None:
+        notes += _rounded(base, named.model)
+    model, more = without(named.model, ignored)
+    warnings = (*scaled.warnings, *named.warnings, *notes)
+    return View(model, (*scaled.problems, *named.problems), warnings), (*dropped, *more)
 
 
 def _rounded(base: Model, agent: Model) -> list[str]:
