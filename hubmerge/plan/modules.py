@@ -24,11 +24,10 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
     if MODULES not in base.files:
         return []
     problems = list(_foreign_modules(base, read))
-    folders = dict.fromkeys(_module_of(path) for model in (base, *agents) for path in _module_weights(model))
-    for folder in folders:
+    for folder in dict.fromkeys(folder for model in (base, *agents) for folder in _with_weights(model)):
         weights = f"{folder}/model.safetensors"
         for model in (base, *agents):
-            if weights not in model.files and any(_module_of(p) == folder for p in _module_weights(model)):
+            if weights not in model.files and folder in _with_weights(model):
                 load = "from sentence_transformers import SentenceTransformer as S; "
                 load += f"S({model.ref.id!r}).save_pretrained('FOLDER')"
                 problems.append(
@@ -41,7 +40,7 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
                     )
                 )
         for agent in agents:
-            if _other_module(base, agent, weights, read):
+            if _other_module(base, agent, folder, read):
                 problems.append(
                     incompatible(
                         "another module beside the model, which a merge does not reach",
@@ -75,21 +74,19 @@ def _foreign_modules(base: Model, read: ReadFile) -> Iterator[Problem]:
         )
 
 
-def _module_of(path: str) -> str:
-    return path.rpartition("/")[0]
+def _with_weights(model: Model) -> list[str]:
+    """The folders of modules with weights, some twice."""
+    weights = rf"({MODULE_FOLDER})/(?:model\.safetensors|pytorch_model\.bin)"
+    return [match[1] for path in model.files if (match := re.fullmatch(weights, path, re.ASCII))]
 
 
-def _module_weights(model: Model) -> list[str]:
-    weights = rf"{MODULE_FOLDER}/(?:model\.safetensors|pytorch_model\.bin)"
-    return [path for path in model.files if re.fullmatch(weights, path, re.ASCII)]
-
-
-def _other_module(base: Model, agent: Model, weights: str, read: ReadFile) -> bool:
+def _other_module(base: Model, agent: Model, folder: str, read: ReadFile) -> bool:
+    weights = f"{folder}/model.safetensors"
     own, other = base.files.get(weights), agent.files.get(weights)
     if other is None:  # not stored anew, or a pickle, which another check refuses
         return False
     if own is None:
-        return not any(_module_of(p) == _module_of(weights) for p in _module_weights(base))
+        return folder not in _with_weights(base)
     if own.size != other.size:
         return True
     if own.size > MAX_FILE_BYTES and None in (own.sha256, other.sha256):

@@ -143,6 +143,4 @@ def _short(value: Any) -> str:
 
 
 def _choices(value: Any) -> list[Any]:
-    if isinstance(value, list) and not value:
-        return [None]
-    return value if isinstance(value, list) else [value]
+    return value or [None] if isinstance(value, list) else [value]
