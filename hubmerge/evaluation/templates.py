@@ -134,7 +134,15 @@ def _collected(reading: Connection, child: ForkProcess, count: int) -> list[str]
         try:
             data = reading.recv_bytes(_MESSAGE_BYTES)
         except EOFError:
-            raise _death(child, f"its end after {len(texts)} of {count} prompts") from None
+            child.join()
+            if child.exitcode == -signal.SIGKILL:
+                what = "the process that renders the chat template was killed"
+                raise MemoryLimitError(what, got="SIGKILL") from None
+            raise _failed(
+                "the process that renders the chat template died",
+                f"at most {MEMORY_BYTES} bytes of memory and {PROCESSOR_S:g} s of processor time",
+                f"its end after {len(texts)} of {count} prompts",
+            ) from None
         except OSError:
             raise _failed(_TOO_LONG, f"at most {_MESSAGE_BYTES} bytes", "more") from None
         total += len(data)
@@ -145,17 +153,6 @@ def _collected(reading: Connection, child: ForkProcess, count: int) -> list[str]
             raise _failed(_TOO_LONG, f"at most {MAX_RENDERED_BYTES} bytes", str(total))
         texts.append(said["text"])
     return texts
-
-
-def _death(child: ForkProcess, got: str) -> MemoryLimitError | EvaluationError:
-    child.join()
-    if child.exitcode == -signal.SIGKILL:
-        return MemoryLimitError("the process that renders the chat template was killed", got="SIGKILL")
-    return _failed(
-        "the process that renders the chat template died",
-        f"at most {MEMORY_BYTES} bytes of memory and {PROCESSOR_S:g} s of processor time",
-        got,
-    )
 
 
 def _failed(what: str, expected: str, got: str) -> EvaluationError:

@@ -155,16 +155,18 @@ class Network:
         floats = {n: t.entry for n, t in self._model.tensors.items() if t.entry.dtype.startswith(("F", "BF"))}
         wanted = {n: entry.shape for n, entry in floats.items() if entry.dtype in FLOAT_DTYPES}
         found: dict[str, tuple[int, ...]] = {}
+        prefix = f"{self._module.base_model_prefix}."
         for members in together.values():
             # tensors without data: what comes out of the reversal is known before anything is computed
             empty = {n: torch.empty(self.shapes[self._owner[n]], device="meta") for n in members}
             stored = {}
             for name, tensor in revert_weight_conversion(self._module, empty).items():
-                for candidate in _candidates(name, self._module.base_model_prefix):
-                    if candidate in wanted and candidate not in found:
-                        found[candidate] = tuple(tensor.shape)
-                        stored[candidate] = name
-                        break
+                # a checkpoint of the bare model lacks the prefix of the model with a head, or has it where we do not
+                other = name.removeprefix(prefix) if name.startswith(prefix) else f"{prefix}{name}"
+                known = next((n for n in (name, other) if n in wanted and n not in found), None)
+                if known is not None:
+                    found[known] = tuple(tensor.shape)
+                    stored[known] = name
             if stored:
                 self._groups.append((members, stored))
         absent = [n for n in floats if n not in found and not self._ignored(n)]
@@ -178,13 +180,6 @@ class Network:
                 got=named(unmapped),
                 next_step="If the merge needs none of them, let `ignore` of a recipe with calibration data name them.",
             )
-
-
-def _candidates(name: str, prefix: str) -> tuple[str, ...]:
-    """A checkpoint of the bare model lacks the prefix of the model with a head, or has it where we do not."""
-    if name.startswith(f"{prefix}."):
-        return name, name.removeprefix(f"{prefix}.")
-    return name, f"{prefix}.{name}"
 
 
 def _loaded(folder: Path, where: str, *, dtype: str, device: str) -> Any:

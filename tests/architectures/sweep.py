@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from tiny_inputs import candidates
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_folder, prepare
-from hubmerge.output.report import Report
 from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
@@ -34,8 +33,8 @@ class Kind:
     model_type: str
     name: str
     task: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
+    changes: Mapping[str, Any]
+    ignore: tuple[str, ...]
 
 
 # transformers' folders, each with the class that it is known by
@@ -71,14 +70,6 @@ def saved(model: Any, folder: Path) -> list[Path]:
     return [base, *agents]
 
 
-def merged(folders: Sequence[Path], out: Path, ignore: Sequence[str] = ()) -> Report:
-    """The merge of agents into their base, by the line itself, into the folder `out`."""
-    base, *agents = map(str, folders)
-    recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(ignore)})
-    prepared = prepare(recipe, NOWHERE, Request(allow_local=True, license="mit"))
-    return merge_to_folder(prepared, NOWHERE, out, StreamOptions(cache=out.parent / "cache"))
-
-
 def outputs(model: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
     """What the model gives for the first inputs that it takes: their names, and all tensors in order."""
     for inputs in candidates(model):
@@ -112,8 +103,10 @@ def swept(kind: Kind, folder: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folders = saved(built(kind), folder)
-    out = folder / "out"
-    merged(folders, out, kind.ignore)
+    out, (base, *agents) = folder / "out", map(str, folders)
+    recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(kind.ignore)})
+    prepared = prepare(recipe, NOWHERE, Request(allow_local=True, license="mit"))
+    merge_to_folder(prepared, NOWHERE, out, StreamOptions(cache=folder / "cache"))
     # the same weights, described by the base's own files
     own = folder / "own"
     shutil.copytree(folders[0], own, ignore=shutil.ignore_patterns("*.safetensors*"))

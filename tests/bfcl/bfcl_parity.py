@@ -60,12 +60,8 @@ def asked_again(kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return again
 
 
-def write(kept: list[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(each) + "\n" for each in kept)
-    VERDICTS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-
-
 if __name__ == "__main__":
     before = lines(VERDICTS)
-    write(asked_again(before))
+    text = "".join(json.dumps(each) + "\n" for each in asked_again(before))
+    VERDICTS.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     sys.exit("bfcl-eval's verdicts were others" if lines(VERDICTS) != before else 0)
