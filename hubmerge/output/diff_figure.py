@@ -74,7 +74,8 @@ def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: M
         shades = Shades(CIVIDIS, 0.0, max(known) or 1.0)
         heat.title(title)
         heatmap(heat, values, shades)
-        heat.x_axis([(n, str(depths[n])) for n in range(0, len(depths), 1 + (len(depths) - 1) // 12)], "layer")
+        few = range(0, len(depths), 1 + (len(depths) - 1) // 12)  # those that have room for a number
+        heat.x_axis([(n, str(depths[n])) for n in few], "layer")
         shades.scale(drawing, heat.left + width + 6, top, height)
         left = beside + width + _SCALE + _EDGE
     wholes = [_percent(getattr(change, measure)) for change in diff.modules.values()]
