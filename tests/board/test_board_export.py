@@ -192,22 +192,21 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: p
     assert out.count("…") == 2  # what is too long for a table says that it goes on
 
 
-@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=lambda form: " ".join(form) or "table")
-def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> None:
+def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
     """A table of a folder needs neither arrays nor a client of the Hub."""
     for path, data in synthetic(4):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_bytes(data)
     script = (
-        "import sys\nfrom hubmerge.cli.main import main\n"
-        f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
+        "import sys\nfrom hubmerge.cli.main import main\nfor form in ([], ['--json'], ['--csv']):\n"
+        f"    assert main(['leaderboard', '--results', {str(tmp_path)!r}, *form]) == 0\n"
         "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
         "heavy |= {'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     printed = printed_by(script)
     assert printed.splitlines()[-1] == "[]"
-    assert "org0/model-0" in printed
+    assert printed.count("org0/model-0") >= 3
 
 
 def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_nothing_of_them() -> None:
