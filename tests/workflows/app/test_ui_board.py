@@ -331,6 +331,7 @@ def test_the_filters_leave_what_they_say() -> None:
         ("skills=many", "no number of skills"),
         ("compare=org/none@1234567", "is not on this board"),
         ("wrong=1", "nothing that an address of the leaderboard can say"),
+        ("zeta=1&alpha=1", "say.</li><li>“alpha”"),  # in its order
         ("&".join(f"a{k}=1" for k in range(101)), "more than 100 values"),
         (f"q={'x' * 101}", "cut to 100 characters"),
     ],
@@ -339,12 +340,6 @@ def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_shown(query: str, t
     text = view_of(full_board(), query)
     assert told in text
     assert "<table" in text
-
-
-def test_what_is_wrong_in_an_address_is_said_in_its_order() -> None:
-    names = ["zeta", "alpha", "mid", "beta", "omega"]
-    told = asked(full_board(), "&".join(f"{name}=1" for name in names)).wrong
-    assert [sentence[1:].partition("”")[0] for sentence in told] == names
 
 
 def test_an_address_gives_the_state_that_it_was_made_from() -> None:
@@ -387,6 +382,7 @@ def test_compared_merges_of_one_method_are_told_apart_by_the_settings_that_diffe
     told = ["weight of org/code: 0.5", "weight of org/code: 1.0", "–"]
     assert sorted(settings("ada/m0", "ada/weighed", "org/base")) == told
     assert settings("ada/m0", "org/base") == []  # nothing to tell apart
+    assert "Choose 2 to 5" in comparison(suite.rows[:1], suite)
 
 
 def test_the_merges_tab_shows_merges_and_the_other_tabs_every_model() -> None:
@@ -530,11 +526,6 @@ def test_the_joined_suites_share_one_section() -> None:
     text = score_sections(found, ENDPOINT)
     assert text.count("Each domain beside every parent") == 1
     assert "code failed: E_EVALUATION" in text
-
-
-def test_one_model_alone_is_not_compared() -> None:
-    suite = trio(full_board())
-    assert "Choose 2 to 5" in comparison(suite.rows[:1], suite)
 
 
 def test_a_list_of_refusals_shows_as_many_as_a_page_holds() -> None:

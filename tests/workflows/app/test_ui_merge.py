@@ -96,6 +96,8 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
     assert "Did you mean zoo/math-agent?" in advice.why
     assert advice.choice is not None
     assert advice.choice.agents == (MATH, TOOL)
+    for agents in (("zoo/maht-agent", MATH), ("zoo/qwen-agent", TOOL)):  # chosen already, and another model
+        assert advise(BASE, agents, FakeService(), None).choice is None
     service = FakeService()
     visitor = service.visitor("ada", "token-of-ada")
     for agent, offered in (("zoo/maht-agent", False), ("ada/quite-another-name", True)):
@@ -120,11 +122,6 @@ def test_another_method_has_another_name_before_its_calibration_data_is_there() 
 def test_a_message_with_code_stands_beside_the_start_without_its_backticks() -> None:
     told = inspect_form(RecipeError("no `base`"), BASE, (MATH, TOOL), None, FakeService(), None).verdict
     assert "No base" in told
-
-
-def test_no_spelling_is_proposed_that_is_another_model_or_chosen_already() -> None:
-    assert advise(BASE, ("zoo/maht-agent", MATH), FakeService(), None).choice is None
-    assert advise(BASE, ("zoo/qwen-agent", TOOL), FakeService(), None).choice is None
 
 
 def test_agents_propose_their_base_in_place_of_one_that_is_not_there_and_never_itself() -> None:
@@ -254,21 +251,16 @@ def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy() -> None:
         text_of("link", recipe, "me/it", HUB)
 
 
-@pytest.mark.parametrize("kind", TEXTS)
-def test_a_recipe_is_copied_as_a_text_that_works_elsewhere(kind: str) -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_a_recipe_is_copied_as_a_text_that_works_elsewhere_and_makes_private_what_the_form_does(private: bool) -> None:
     recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": 0}
-    text = text_of(kind, recipe, "me/it", HUB)
-    assert "org/b" in text
-    if kind == "Python":
-        scope: dict[str, Any] = {}
-        exec(compile(text.replace("import hubmerge\n", "").split("hubmerge.merge")[0], "copied", "exec"), scope)
-        assert scope["recipe"] == recipe
-    if kind == "command line":
-        assert text.splitlines()[1] == "hubmerge run - --to me/it <<'RECIPE'"
-
-
-def test_what_is_private_in_the_form_is_private_where_its_copy_begins_a_merge() -> None:
-    recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": 0}
-    copied = {kind: text_of(kind, recipe, "me/it", HUB, private=True, license="mit") for kind in TEXTS}
-    assert copied["Python"].endswith("hubmerge.merge(recipe, to='me/it', private=True, license='mit')\n")
-    assert "hubmerge run - --to me/it --private --license mit <<'RECIPE'\n" in copied["command line"]
+    how = {"private": True, "license": "mit"} if private else {}
+    texts = {kind: text_of(kind, recipe, "me/it", HUB, **how) for kind in TEXTS}
+    assert all("org/b" in text for text in texts.values())
+    setting, _, call = texts["Python"].replace("import hubmerge\n", "").partition("hubmerge.merge")
+    scope: dict[str, Any] = {}
+    exec(compile(setting, "copied", "exec"), scope)
+    assert scope["recipe"] == recipe
+    assert call == f"(recipe, to='me/it'{', private=True, license=' * private}{repr('mit') * private})\n"
+    command = f"hubmerge run - --to me/it{' --private --license mit' * private} <<'RECIPE'"
+    assert texts["command line"].splitlines()[1] == command

@@ -42,22 +42,12 @@ def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
     [(_, only)] = variants([], [], parameters={"lambda": [0.5, 1.0]})
     assert list(only.parameters["lambda"]) == [0.5, 1.0]
     assert len(variants([], [("lambda", "[0.5, 1.0], 0.7")])) == 2
+    assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2  # and what is given twice counts once
 
 
 def test_a_variant_is_named_by_what_differs_from_the_usual() -> None:
     usual = {field.name: field.default for field in fields_of(registry()["ties"])}
     assert [name for name, _ in variants([], [("density", "0.2")], parameters=usual)] == ["ties_density-0.2"]
-
-
-def test_a_negative_value_keeps_its_sign_in_words() -> None:
-    names = [name for name, _ in variants([], [("lambda", "-0.5, 0.5")])]
-    told = counted_panel(names, 1.0, signed_in=True)
-    assert "TIES, lambda -0.5" in told
-    assert "TIES, lambda 0.5" in told
-
-
-def test_a_value_that_is_given_twice_counts_once() -> None:
-    assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,8 +89,9 @@ def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
     assert "<li>TIES, density 0.0</li>" in panel
     assert "and 3 more" in panel
     assert "Sign in to start them" in panel
-    named = counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2"], 9, signed_in=True)
-    for told in ("RAM, scope tensor", "RAM+", "RAM+, r 0.2"):
+    signs = [name for name, _ in variants([], [("lambda", "-0.5, 0.5")])]
+    named = counted_panel(["ram_scope-tensor", "ram_plus", "ram_plus_r-0.2", *signs], 9, signed_in=True)
+    for told in ("RAM, scope tensor", "RAM+", "RAM+, r 0.2", "TIES, lambda -0.5", "TIES, lambda 0.5"):
         assert f"<li>{told}</li>" in named
     assert "one variant alone" in counted_panel(["ties"], 1, signed_in=True)
 
@@ -117,20 +108,17 @@ def test_how_many_of_the_variants_start_now_is_said_where_the_limit_of_a_user_do
     assert "can start now" not in told(8, 0)
 
 
-def test_a_variant_that_exists_already_is_not_called_started() -> None:
+@pytest.mark.parametrize(
+    ("newest", "told"), [(0, "3 merges started"), (2, "One merge started"), (3, "Nothing new was started")]
+)
+def test_each_variant_leads_to_its_job_and_one_that_exists_already_is_not_called_started(
+    newest: int, told: str
+) -> None:
     jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}", ticket=k) for k in range(1, 4)]
-    panel = str(started_panel(jobs, newest=2))
-    assert "One merge started" in panel
-    assert panel.count("exists already") == 2
-    assert "Nothing new was started" in str(started_panel(jobs, newest=3))
-
-
-def test_each_variant_that_was_started_leads_to_its_job() -> None:
-    jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}") for k in range(2)]
-    panel = str(started_panel(jobs))
-    assert "2 merges started" in panel
+    panel = str(started_panel(jobs, newest=newest))
+    assert told in panel
+    assert panel.count("exists already") == newest
     assert f'href="job?id={"1" * 64}"' in panel
-    assert started_panel([]) is None
 
 
 def test_every_setting_of_a_method_can_be_varied() -> None:

@@ -104,9 +104,7 @@ def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_
 
 
 def test_an_empty_number_is_the_usual_one() -> None:
-    values = held(
-        {"base": "zoo/base", "agents": {"authors": ["zoo"]}, "join": {"best": 5}, "suite": "zoo", "budget": 9}
-    )
+    values = held({"base": "zoo/base", "join": {"best": 5}, "budget": 9})
     rule = rule_of([None if value in (5, 9) else value for value in values])
     assert (rule["join"], rule["budget"]) == ({"best": 3}, 3)
 
