@@ -247,6 +247,14 @@ def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, cl
         clock.pass_time(1.0)
 
 
+def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
+    store.submit(new_job("a", max_attempts=1))
+    for _ in range(3):
+        job = claim(store)
+        assert store.release(job.id, job.fence).state is State.QUEUED
+    assert claim(store).attempt == 4
+
+
 def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
     slept = claimed(store)
     clock.pass_time(store.lease_s + 1)
