@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ PACKAGES = ("hubmerge", "localhub", "workflows")
 MODULES = sorted([*(path for top in PACKAGES for path in (ROOT / top).rglob("*.py")), ROOT / "app.py"])
 
 
+@cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
