@@ -322,9 +322,10 @@ def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path
     plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "whole")
     paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.getcwd()]
-    for after in (2, 9, 3, 4, 5):  # the first dies in the probe, the next ones in one shard after another
+    for after in (2, 12, 5):  # the first dies in the probe, the next ones in one shard after another
         script = KILLED.format(paths=paths, after=after, folder=str(tmp_path))
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len([*(tmp_path / "killed").glob("*.safetensors")]) == 1, "one was finished"
     run(plan, tmp_path / "killed")
     assert bytes_of(tmp_path / "killed", plan) == bytes_of(tmp_path / "whole", plan)
