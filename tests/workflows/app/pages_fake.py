@@ -93,7 +93,6 @@ class FakeService:
         self.models = models()
         self.store: dict[str, JobView] = {}
         self.requests: list[tuple[MergeRequest, Visitor]] = []
-        self.searches: list[tuple[str, str | None]] = []
         self.suites = {"math": "Mathematics", "tool": "Function calling"}
         self.evaluations: list[QueuedEvaluation] = []
         self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
@@ -111,7 +110,6 @@ class FakeService:
     def search(
         self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
     ) -> list[RepoSummary]:
-        self.searches.append((text, visitor.name if visitor else None))
         found = [name for name in self.models if text.lower() in name]
         bases = {tag.removeprefix("base_model:finetune:") for tag in tags} - {"text-generation"}
         found = [name for name in found if bases <= {self.models[name].card.get("base_model")}]
