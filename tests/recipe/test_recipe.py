@@ -326,6 +326,13 @@ def test_plain_data_survives_yaml(data: Any):
     assert load_plain_yaml(dump_plain_yaml({"data": data})) == {"data": data}
 
 
+def test_a_recipe_that_cannot_be_piped_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with (tmp_path / "written").open("w") as unreadable:
+        monkeypatch.setattr("sys.stdin", unreadable)
+        with pytest.raises(RecipeError, match="cannot be read"):
+            load_recipe(Path("-"))
+
+
 def test_a_recipe_file_in_another_encoding_is_refused(tmp_path: Path):
     broken = tmp_path / "broken.yaml"
     broken.write_bytes(b"base: \xff\xfe")
