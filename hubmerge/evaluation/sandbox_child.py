@@ -147,11 +147,13 @@ class _Elsewhere:
     __getattr__ = _asking("attribute")
     __setattr__ = _asking("set")
     __getitem__ = _asking("item")
-    __contains__ = _asking("contains")
     __len__ = _asking("length")
     __bool__ = _asking("truth")
     __iter__ = _asking("iterator")
     __str__ = _asking("text")
+
+    def __contains__(self, value: Any) -> bool:
+        return self._solution.ask("contains", self, value) is True
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._solution.ask("call", self, list(arguments), named)

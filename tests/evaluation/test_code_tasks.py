@@ -67,7 +67,7 @@ def test_every_reference_solution_of_humaneval_passes() -> None:
 
 
 def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
-    for row in ROWS[::41]:
+    for row in ROWS[::12]:
         body = row["canonical_solution"]
         assert scored(HUMANEVAL, row, body) == scored(HUMANEVAL, row, body[1:]) == 1.0
         assert scored(HUMANEVAL, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
@@ -75,7 +75,7 @@ def test_a_plain_continuation_and_a_lost_indent_pass_too() -> None:
 
 
 def test_damaged_solutions_of_humaneval_fail() -> None:
-    for row in ROWS[::41]:
+    for row in ROWS[::6]:
         assert scored(HUMANEVAL, row, "    return None\n") == 0.0
     for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
         assert scored(HUMANEVAL, ROWS[0], answer) == 0.0

@@ -1,6 +1,5 @@
-"""Every page for everybody: axe objects to nothing, light and dark, on a desk and on a phone, and on a tablet where a
-page has rules for it; nothing moves about; nothing is scrolled sideways; no other host is asked for anything; and `make
-screenshots` runs."""
+"""Every page for everybody: axe objects to nothing, light and dark, at three widths; nothing moves about; nothing is
+scrolled sideways; no other host is asked for anything; and `make screenshots` runs."""
 
 from __future__ import annotations
 
@@ -19,8 +18,6 @@ from workflows.app.frame import PAGES
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 NARROWER = {1440: 1024, 1024: 900, 390: 360}
-BESIDE = ("merge", "watchers", "leaderboard")  # whose parts stand otherwise on a tablet
-LOOKED_AT = [(name, w) for name in ADDRESSES for w in NARROWER if w != 1024 or name.startswith(BESIDE)]
 MOST = 0.05  # of a page's height and width, that may move
 POLLING = ("job-running", "job-waiting", "job-done")  # soon enough to be waited for
 NOTHING_CUT = """() => [...document.querySelectorAll(".hm-table:not(.hm-wide)")].every(
@@ -41,7 +38,8 @@ def test_every_page_is_looked_at() -> None:
     assert {page.path for page in PAGES} <= {path.partition("?")[0] for path in ADDRESSES.values()}
 
 
-@pytest.mark.parametrize(("name", "width"), LOOKED_AT)
+@pytest.mark.parametrize("width", NARROWER)
+@pytest.mark.parametrize("name", ADDRESSES)
 def test_a_page_is_accessible_in_light_and_dark_and_stays_in_place(
     site: str, open_page: Any, name: str, width: int
 ) -> None:
