@@ -1,1 +1,1 @@
-"""The command line, a file for commands that share their work; `main` prints the errors that a command raises."""
+"""The command line, one file a command; `main` prints the errors that a command raises."""

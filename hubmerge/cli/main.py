@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
-    command = add("publish", "hubmerge.cli.merge", words, _REPEATED, function="run_publish")
+    command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
     command.add_argument("folder", type=Path, help="a folder that `hubmerge merge` has finished")
     command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)
