@@ -87,7 +87,7 @@ def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
     acknowledged = 0
     try:
         repo = api_of(hub).create_repo("ada/pairs").repo_id
-        for round_number in range(4):
+        for round_number in range(6):
             killer = threading.Timer(0.05 + 0.1 * round_number, os.kill, (hub.pid, signal.SIGKILL))
             killer.start()
             ada = api_of(hub)
