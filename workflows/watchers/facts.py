@@ -16,7 +16,8 @@ from typing import Any
 from hubmerge import errors
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, HubUnavailableError, Problem, printable
-from hubmerge.hub.client import Hub, RepoState
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.modules import module_problems
@@ -71,26 +72,23 @@ class Facts(Frozen):
 
 def read_facts(hub: Hub, repo: str, revision: str | None = None, *, listed_tags: Iterable[str] = ()) -> Facts:
     """The model as it stands now (or at `revision`); SourceNotFoundError, GatedError, HubUnavailableError."""
-    state = hub.repo_state(repo, revision)
-    is_open = _ADAPTER_CONFIG in state.files and not state.gated
-    config = hub.read_file(state.id, state.sha, _ADAPTER_CONFIG) if is_open else b""
-    return facts_of(state, listed_tags, config)
+    return facts_of(hub.repo_state(repo, revision), listed_tags)
 
 
-def facts_of(state: RepoState, listed_tags: Iterable[str] = (), adapter_config: bytes = b"") -> Facts:
+def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
     tags = tuple(dict.fromkeys([*_words(state.card.get("tags")), *_words(list(listed_tags))]))
     bases = _words(state.card.get("base_model"))
     stored = {path: file for path, file in state.files.items() if path.endswith(".safetensors")}
     weights = {path: file for path, file in stored.items() if "/" not in path}  # those in folders are checkpoints
-    is_adapter = _ADAPTER_CONFIG in state.files
+    adapter_config = state.files.get(_ADAPTER_CONFIG)
     relation = state.card.get("base_model_relation")
     if relation not in _RELATIONS:
         # as the Hub guesses it
-        peft = is_adapter or state.card.get("library_name") == "peft"
+        peft = adapter_config is not None or state.card.get("library_name") == "peft"
         relation = "merge" if len(bases) > 1 else "adapter" if peft else "finetune"
-    # an adapter is its factors and its configuration, whose digest the Hub does not state
-    config = hashlib.sha256(adapter_config).hexdigest() if adapter_config else state.sha if is_adapter else ""
-    identity = [[path, file.sha256 or state.sha, config] for path, file in sorted(weights.items())]
+    # an adapter is its factors and its configuration; nothing of a stranger's is fetched to know either
+    config = _digest_of(adapter_config, state) if adapter_config else ""
+    identity = [[path, _digest_of(file, state), config] for path, file in sorted(weights.items())]
     return Facts(
         id=state.id,
         sha=state.sha,
@@ -105,6 +103,11 @@ def facts_of(state: RepoState, listed_tags: Iterable[str] = (), adapter_config: 
         files=tuple(sorted({file.sha256 for file in stored.values() if file.sha256})),
         weight_bytes=sum(file.size for file in weights.values()),
     )
+
+
+def _digest_of(file: FileInfo, state: RepoState) -> str:
+    """What the Hub states of a file's content; where it states nothing, each commit counts as another one."""
+    return file.sha256 or file.blob or state.sha
 
 
 @dataclass(frozen=True)

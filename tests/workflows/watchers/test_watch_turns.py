@@ -222,6 +222,21 @@ def test_many_new_models_are_read_over_several_looks(
     assert "a search gives 3 models; older ones are not seen" in caplog.text
 
 
+def test_adapters_whose_configuration_cannot_be_read_keep_no_rule_from_reading_on(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.watchers.kinds.agents.NEW_PER_LOOK", 2)
+    base, names = agents.family(2)
+    endless = [agents.agent(base, card={"base_model_relation": "finetune"}) for _ in range(2)]
+    for name in endless:
+        agents.api.upload_file(path_or_fileobj=b"{}", path_in_repo="adapter_config.json", repo_id=name)
+        refuse(monkeypatch, "read_file", name, FormatError("a file is larger than 64 MiB", where=name))
+    bot = bot_for(rule_for(base))
+    first, second = (one(bot.watchers.poll()) for _ in range(2))
+    assert first.decision.waiting.startswith("4 models match, and one look reads 2 new ones")
+    assert (joined(second), skipped(second)) == (names, dict.fromkeys(endless, "E_FORMAT"))
+
+
 def test_a_poll_reads_only_what_has_changed(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base, (first, second) = agents.family(2)
     bot = bot_for(rule_for(base))

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
-_READ = 5  # counts what a reading takes in, and its form: models that an older program read are read again
+_READ = 6  # counts what a reading takes in, and its form: models that an older program read are read again
 _FAILED = "failed "  # and how often in a row: the key of a model that the Hub did not show
 PATIENCE = 3  # looks that one unreadable model may hold up
 
