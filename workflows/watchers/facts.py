@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hubmerge import errors
@@ -110,20 +109,14 @@ def _digest_of(file: FileInfo, state: RepoState) -> str:
     return file.sha256 or file.blob or state.sha
 
 
-@dataclass(frozen=True)
-class OwnMerge:
-    """The files that a merge of this bot wrote, by which it is recognised in any repo."""
+def is_own_merge(facts: Facts, base: Facts, own_merges: Mapping[str, Sequence[Collection[str]]]) -> bool:
+    """Whether the model holds a shard of a merge of this bot, by which that is recognised in any repo.
 
-    parents: frozenset[str]  # ids
-    files: frozenset[str]  # sha256 of its shards
-
-    def is_in(self, facts: Facts, base: Facts) -> bool:
-        """Whether the model holds a shard of the merge.
-
-        A shard that no agent changed is the base's, and may lie in anybody's repo. A merge that equals one of its
-        agents does not make this agent a merge.
-        """
-        return facts.id not in self.parents and not self.files.isdisjoint(set(facts.files) - set(base.files))
+    `own_merges`: sha256 of a shard → the parents' ids of each merge that wrote it. A shard that no agent changed is the
+    base's, and may lie in anybody's repo. A merge that equals one of its agents does not make this agent a merge.
+    """
+    own = set(facts.files) - set(base.files)
+    return any(facts.id not in parents for file in own for parents in own_merges.get(file, ()))
 
 
 def _words(value: Any) -> tuple[str, ...]:

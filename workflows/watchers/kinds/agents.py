@@ -25,7 +25,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.text.markdown import short_count
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
-from workflows.watchers.facts import OF_ACCESS, Facts, fitted, read_facts
+from workflows.watchers.facts import OF_ACCESS, Facts, fitted, is_own_merge, read_facts
 from workflows.watchers.rule import AgentRule
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class AgentsWatcher(Watcher):
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened, excluded)
             named = _as_named(rule, name, facts)
-            if {name, facts.id} & context.own or any(merge.is_in(named, base) for merge in context.own_merges):
+            if {name, facts.id} & context.own or is_own_merge(named, base, context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, base, facts):
@@ -215,17 +215,18 @@ def decide(
     The order of `candidates` does not matter; their ids are distinct.
     """
     skips: list[Skip] = []
-    accepted: list[Facts] = []
+    accepted: dict[str, Facts] = {}  # by their weights
     reason = _base_refused(rule, base)
     if reason:
         return Decision(skips=(Skip(base.id, base.sha, "base", reason, base.private),), waiting=reason)
     for facts in sorted(candidates, key=lambda c: (c.pin not in scores.values, c.id)):  # a score outlives copies
-        skip = refusal(rule, base, facts) or _copy_of(facts, accepted)
-        if skip is None:
-            accepted.append(facts)
-        else:
+        skip = refusal(rule, base, facts)
+        if skip is None and (other := accepted.setdefault(facts.weights, facts)) is not facts:
+            private = facts.private or other.private
+            skip = Skip(facts.id, facts.sha, "copy", f"the weights are those of {other.id}", private)
+        if skip is not None:
             skips.append(skip)
-    joining, left_out, waiting = _join(rule, accepted, scores)
+    joining, left_out, waiting = _join(rule, list(accepted.values()), scores)
     skips += left_out
     if waiting or len(joining) < rule.min_agents:
         missing = waiting or f"{len(joining)} of at least {rule.min_agents} agents so far"
@@ -321,13 +322,6 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
     return PlannedMerge(set_id, weights_id, recipe, target, (base.weights, *weights), rule.agents.closed)
 
 
-def _copy_of(facts: Facts, accepted: Sequence[Facts]) -> Skip | None:
-    other = next((a for a in accepted if a.weights == facts.weights), None)
-    if other is None:
-        return None
-    return Skip(facts.id, facts.sha, "copy", f"the weights are those of {other.id}", facts.private or other.private)
-
-
 def _skip(facts: Facts, code: str, text: str) -> Skip:
     return Skip(facts.id, facts.sha, code, text, facts.private)
 
@@ -344,14 +338,11 @@ def _join(rule: AgentRule, accepted: Sequence[Facts], scores: Scores) -> tuple[l
         joining, rest = list(accepted[:MAX_AGENTS]), accepted[MAX_AGENTS:]
         text = f"a merge has at most {MAX_AGENTS} agents; let the best join instead"
         return joining, [_skip(f, "too_many", text) for f in rest], ""
-    pending = [facts for facts in accepted if facts.pin in scores.pending and facts.pin not in scores.values]
-    skips = [_skip(f, "no_score", "its evaluation is on its way") for f in pending]
     scored = [facts for facts in accepted if facts.pin in scores.values]
-    skips += [
-        _skip(f, "no_score", f"it has no signed score of the suite {rule.suite}")
-        for f in accepted
-        if f not in scored and f not in pending
-    ]
+    unscored = [facts for facts in accepted if facts.pin not in scores.values]
+    pending = {facts.pin for facts in unscored} & scores.pending
+    none = f"it has no signed score of the suite {rule.suite}"
+    skips = [_skip(f, "no_score", "its evaluation is on its way" if f.pin in pending else none) for f in unscored]
     ranked = sorted(scored, key=lambda f: (-scores.values[f.pin], f.id))
     best = {facts.id for facts in ranked[: rule.join.best]}
     skips += [_skip(f, "not_best", f"not among the best {rule.join.best}") for f in ranked[rule.join.best :]]
