@@ -173,16 +173,17 @@ def _translated(engine: Engine) -> Iterator[None]:
     except DatabaseError as error:
         name = str(getattr(error.orig, "sqlite_errorname", ""))
         where = str(engine.url.database)
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
             raise DatabaseBusyError(
                 "the job database is locked by another process", where=where, next_step="Try again in a minute."
             ) from error
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            local = "Set HUBMERGE_DATA to a folder on a local disk; buckets and network disks share no memory."
             raise DiskError(
                 "the job database cannot be written",
                 where=where,
                 got=str(error.orig),
-                next_step="Free some disk; no job is lost.",
+                next_step=local if name == "SQLITE_IOERR_SHMMAP" else "Free some disk; no job is lost.",
             ) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise InternalError(

@@ -18,7 +18,7 @@ from job_helpers import QUICK, at_once, claim, job_id, make_worker, new_job, run
 from processes import ROOT, printed_by, until
 from pydantic import SecretStr
 
-from hubmerge.errors import InternalError, LoginError, SettingsError
+from hubmerge.errors import DiskError, HubmergeError, InternalError, LoginError, SettingsError
 from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
@@ -79,6 +79,27 @@ def test_a_locked_database_is_busy_and_readable(tmp_path: Path, store: Store, mo
             waiting.submit(new_job("b"))
     assert waiting.submit(new_job("b")).state is State.QUEUED
     waiting.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("SQLITE_IOERR_SHMMAP", DiskError, r"got disk I/O error. Set HUBMERGE_DATA to a folder on a local disk"),
+        ("SQLITE_IOERR_SHMSIZE", DiskError, r"got disk I/O error. Free some disk"),
+        ("SQLITE_PROTOCOL", DatabaseBusyError, "locked by another process"),
+    ],
+)
+def test_a_disk_that_is_none_of_this_machine_s_is_told_from_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: type[HubmergeError], told: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = name
+        raise error
+
+    monkeypatch.setattr("workflows.jobs.schema._configure", refuse)
+    with pytest.raises(kind, match=told):
+        Store(tmp_path)
 
 
 FULL_DISK = """
