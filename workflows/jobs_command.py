@@ -47,7 +47,7 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
 
     def named(digits: str) -> Job:
-        found = [job for job in store.list_jobs(user=user, limit=_LISTED) if digits and job.id.startswith(digits)]
+        found = [job for job in store.list_jobs(user=user, limit=None) if digits and job.id.startswith(digits)]
         if len(found) != 1:
             raise JobNotFoundError(
                 "no single job of yours begins so",

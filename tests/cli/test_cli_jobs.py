@@ -49,6 +49,15 @@ def test_failed_jobs_are_listed_and_tried_again_with_the_token_of_the_environmen
     assert vault.open(MINE, sealed, store.clock.now()).get_secret_value() == local_hub.tokens["ada"]
 
 
+def test_a_job_is_found_however_many_the_bot_has_had_since(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("workflows.jobs_command._LISTED", 1)
+    assert main(["jobs", "--retry", "ab"]) == 0
+    assert store.get(MINE).state is State.QUEUED
+    assert MINE[:12] in capsys.readouterr().out  # it is the newest again
+
+
 @pytest.mark.parametrize("named", ["ad", "a", "ff", THEIRS, ""], ids=["bob", "two", "none", "whole", "all"])
 def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_again(
     store: Store, named: str, refused: Callable[..., str]
