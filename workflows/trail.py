@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import NamedTuple
 
 from workflows.app.format import list_of, number_of, table_of
 from workflows.app.service import JobView, LogLine, Scoring
@@ -41,7 +40,7 @@ class Trail:
         ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
         evaluations, scoring_s = self._evaluations(job, in_full=in_full)
         unfinished = in_full and job.state in (State.QUEUED, State.RUNNING)
-        times = stage_times(self._store.stage_times(job.kind, _ASKED)) if unfinished else StageTimes({}, {})
+        spent, after = stage_times(self._store.stage_times(job.kind, _ASKED)) if unfinished else ({}, {})
         return JobView(
             id=job.id,
             user=job.user,
@@ -66,10 +65,10 @@ class Trail:
             models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
             license=job.payload.get("license") if own else None,
             log=tuple(map(_line, events)),
-            typical_s=self._usual(job, ahead, times.spent),
+            typical_s=self._usual(job, ahead, spent),
             evaluations=evaluations,
             ticket=job.ticket,
-            after_s=times.after.get(job.stage) if job.state is State.RUNNING else None,
+            after_s=after.get(job.stage) if job.state is State.RUNNING else None,
             predicted_s=number_of(job.payload, "predicted_s"),
             scoring_s=scoring_s,
         )
@@ -147,15 +146,11 @@ def _line(event: JobEvent) -> LogLine:
     )
 
 
-class StageTimes(NamedTuple):
-    """Stage → the median over jobs of the seconds spent in it ("": in all), and of those that followed it."""
+def stage_times(moments: Iterable[tuple[str, str, str]]) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Stage → the median over jobs of the seconds spent in it ("": in all), and of those that followed it.
 
-    spent: Mapping[str, float]
-    after: Mapping[str, float]
-
-
-def stage_times(moments: Iterable[tuple[str, str, str]]) -> StageTimes:
-    """From (job, moment, stage) in order; a stage lasts until the next moment of its job."""
+    From (job, moment, stage) in order; a stage lasts until the next moment of its job.
+    """
     spent: dict[str, list[float]] = defaultdict(list)
     after: dict[str, list[float]] = defaultdict(list)
     for _, passed in groupby(moments, key=itemgetter(0)):
@@ -173,5 +168,5 @@ def stage_times(moments: Iterable[tuple[str, str, str]]) -> StageTimes:
             spent[stage].append(seconds)
         for stage, seconds in left.items():
             after[stage].append(seconds)
-    medians = [{stage: statistics.median(seconds) for stage, seconds in times.items()} for times in (spent, after)]
-    return StageTimes(*medians)
+    spent_s, after_s = ({s: statistics.median(seconds) for s, seconds in times.items()} for times in (spent, after))
+    return spent_s, after_s

@@ -131,7 +131,9 @@ def open_engine(path: Path) -> Engine:
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     # Two processes that turn the same new file to WAL would see each other's lock as an error.
-    with _exclusive(path.with_name(path.name + ".init")):
+    lock = os.open(path.with_name(path.name + ".init"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(lock):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # the WAL takes over the mode
         with reading(engine) as connection:
             version = connection.execute(text("PRAGMA user_version")).scalar_one()
@@ -206,13 +208,3 @@ def _configure(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
 
 def _begin(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('begin', 'DEFERRED')}")
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

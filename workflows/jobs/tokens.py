@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -125,17 +126,12 @@ def random_secret(path: Path) -> bytes:
     with written("the file of a random secret cannot be used", str(path)):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
-            draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(secrets.token_bytes(32).hex().encode())
-                    file.flush()
-                    os.fsync(file.fileno())
+            with NamedTemporaryFile(dir=path.parent, prefix=path.name) as file:  # which only this user may read
+                file.write(secrets.token_hex(32).encode())
+                file.flush()
+                os.fsync(file.fileno())
                 with suppress(FileExistsError):  # another process was first: its key is the key
-                    os.link(draft, path)
-            finally:
-                draft.unlink()
+                    os.link(file.name, path)
         secret = path.read_bytes()
     if len(secret) < 64:  # anybody could guess the rest
         raise SettingsError(

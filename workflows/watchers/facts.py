@@ -69,12 +69,8 @@ class Facts(Frozen):
         return f"{self.id}@{self.sha}"
 
 
-def read_facts(hub: Hub, repo: str, revision: str | None = None, *, listed_tags: Iterable[str] = ()) -> Facts:
-    """The model as it stands now (or at `revision`); SourceNotFoundError, GatedError, HubUnavailableError."""
-    return facts_of(hub.repo_state(repo, revision), listed_tags)
-
-
 def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
+    """The model at a commit; `listed_tags`: those that a search shows of it."""
     tags = tuple(dict.fromkeys([*_words(state.card.get("tags")), *_words(list(listed_tags))]))
     bases = _words(state.card.get("base_model"))
     stored = {path: file for path, file in state.files.items() if path.endswith(".safetensors")}

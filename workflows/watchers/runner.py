@@ -97,11 +97,11 @@ class Watchers:
     def handle_inbox(self) -> list[Turn]:
         """Take a turn of every rule if deliveries wait; they stay where a turn failed."""
         now = time.monotonic()
-        deliveries = self._inbox.pending() if now >= self._inbox_from else ()
+        deliveries = self._inbox.pending() if now >= self._inbox_from else {}
         if not deliveries:
             return []
         try:
-            hinted = tuple(dict.fromkeys(delivery.repo for delivery in deliveries))
+            hinted = tuple(dict.fromkeys(deliveries.values()))
             turns = [self.turn(rule, hinted) for rule in self.rules().rules]
         except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -45,11 +45,6 @@ class Push(NamedTuple):
     sha: str
 
 
-class Delivery(NamedTuple):
-    id: int
-    repo: str
-
-
 class Inbox:
     """The deliveries in the job database; safe to use from several threads and processes."""
 
@@ -64,18 +59,18 @@ class Inbox:
             rows = [{**push._asdict(), "ref": MAIN, "received": change.now} for push in pushes]
             return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
 
-    def pending(self, limit: int = 500) -> tuple[Delivery, ...]:
-        """The pushes that no tick has handled yet, oldest first."""
+    def pending(self, limit: int = 500) -> dict[int, str]:
+        """The pushes that no tick has handled yet, oldest first: their numbers here, and the repos."""
         query = select(DELIVERIES.c.id, DELIVERIES.c.repo).where(DELIVERIES.c.handled.is_(None))
         with self._store.reading() as connection:
-            return tuple(Delivery(*row) for row in connection.execute(query.order_by(DELIVERIES.c.id).limit(limit)))
+            return {row.id: row.repo for row in connection.execute(query.order_by(DELIVERIES.c.id).limit(limit))}
 
-    def settle(self, deliveries: Sequence[Delivery]) -> None:
+    def settle(self, deliveries: Iterable[int]) -> None:
         """Mark pushes as handled, and delete rows that are older than any replay."""
         now = self._store.clock.now()
         with self._store.writing() as change:
-            handled = DELIVERIES.c.id.in_([delivery.id for delivery in deliveries])
-            change.connection.execute(update(DELIVERIES).where(handled).values(handled=change.now))
+            handled = update(DELIVERIES).where(DELIVERIES.c.id.in_(list(deliveries)))
+            change.connection.execute(handled.values(handled=change.now))
             change.connection.execute(delete(DELIVERIES).where(DELIVERIES.c.handled < iso(now - KEEP)))
 
 
@@ -137,18 +132,13 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body; None as soon as it is too long, or its header says so."""
-    stated = request.headers.get("content-length", "0")
-    if not stated.isascii() or not stated.isdigit() or len(stated) > 18 or int(stated) > MAX_BODY_BYTES:
-        return None
-    parts: list[bytes] = []
-    size = 0
+    """The body; None as soon as it is too long, whatever its header says."""
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
+        body += part
+        if len(body) > MAX_BODY_BYTES:
             return None
-        parts.append(part)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _answer(status: int, reason: str) -> Response:

@@ -41,13 +41,13 @@ def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(agents: Age
         )
         try:
             agent = agents.agent(base)
-            until(lambda: agent in [d.repo for d in bot.inbox.pending()])
+            until(lambda: agent in bot.inbox.pending().values())
             assert one(bot.watchers.handle_inbox()).job is not None
-            assert bot.inbox.pending() == ()
+            assert bot.inbox.pending() == {}
             assert post(url, payload(agent, agents.head(agent))) == (202, {"stored": 0})
             assert bot.watchers.handle_inbox() == []
             third = agents.agent(base)
-            until(lambda: third in [d.repo for d in bot.inbox.pending()])
+            until(lambda: third in bot.inbox.pending().values())
             assert len(joined(one(bot.watchers.handle_inbox()))) == 3
         finally:
             agents.api.delete_webhook(hook.id)
@@ -140,9 +140,9 @@ def test_deliveries_survive_a_restart(agents: Agents, bot_for: BotFor, monkeypat
     first.store.close()
     assert jobs(first) == []
     second = bot_for(rule)
-    assert [d.repo for d in second.inbox.pending()] == [agent]
+    assert list(second.inbox.pending().values()) == [agent]
     assert one(second.watchers.handle_inbox()).job is not None
-    assert second.inbox.pending() == ()
+    assert second.inbox.pending() == {}
     assert second.watchers.handle_inbox() == []
     # and after another restart everything is known
     third = bot_for(rule)
@@ -190,7 +190,7 @@ def test_deliveries_wait_while_something_is_away(
         assert len(bot.inbox.pending()) == 1
     monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
     assert one(bot.watchers.handle_inbox()).error is None
-    assert bot.inbox.pending() == ()
+    assert bot.inbox.pending() == {}
 
 
 def test_one_unreadable_model_holds_a_rule_up(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,7 +344,7 @@ def test_a_full_queue_delays_a_merge_and_no_delivery(agents: Agents, bot_for: Bo
     )
     deliver(bot, agents, bases[0])
     first, second = bot.watchers.handle_inbox()
-    assert bot.inbox.pending() == ()  # else every rule would look every 30 s, until somebody's job has ended
+    assert bot.inbox.pending() == {}  # else every rule would look every 30 s, until somebody's job has ended
     assert first.job is not None
     assert second.error.code == "E_QUOTA"
     assert [note.code for note in bot.ledger.skips("two")] == ["E_QUOTA"]

@@ -25,7 +25,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.text.markdown import short_count
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, WatchContext, Watcher, digest
-from workflows.watchers.facts import OF_ACCESS, Facts, fitted, is_own_merge, read_facts
+from workflows.watchers.facts import OF_ACCESS, Facts, facts_of, fitted, is_own_merge
 from workflows.watchers.rule import AgentRule
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class AgentsWatcher(Watcher):
 
     def look(self, rule: AgentRule, context: WatchContext) -> Decision:
         hub = context.hub
-        base = read_facts(hub, rule.base.id, rule.base.revision)
+        base = facts_of(hub.repo_state(rule.base.id, rule.base.revision))
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, base, context)}
         excluded = cache(lambda: _excluded(rule, context, listed))
@@ -133,7 +133,7 @@ class AgentsWatcher(Watcher):
         """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
         a base that cannot be opened ends the look."""
         try:
-            facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
+            facts = facts_of(context.hub.repo_state(name), found.tags if found else ())
         except HubmergeError as error:
             return _unreadable(context, name, found, error)
         fits = refusal(rule, base, _as_named(rule, name, facts)) is None
@@ -156,7 +156,7 @@ def _excluded(rule: AgentRule, context: WatchContext, listed: Mapping[str, Candi
     for name in rule.agents.exclude:
         try:
             if name not in listed:
-                facts = read_facts(context.hub, name)
+                facts = facts_of(context.hub.repo_state(name))
                 context.remember(name, "", facts)
                 found.add(facts.id)
         except HubmergeError as error:
