@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from hubmerge.evaluation.suites import SUITES
 from hubmerge.hub.names import is_hub_id
+from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS, Recipe
 
@@ -67,17 +69,21 @@ def _base(value: Any) -> Any:
     return name
 
 
+def _suite(value: str | None) -> str | None:
+    if value is not None and value not in SUITES:  # no merge of the rule would ever get a score
+        raise ValueError(f"there is no such suite; there are {', '.join(SUITES)}")
+    return value
+
+
 Repo = Annotated[str, Field(max_length=200), AfterValidator(_repo)]
 Amount = Annotated[int, BeforeValidator(_amount), Field(ge=1, le=10**15)]
 _WORD = r"^[A-Za-z0-9][\w.:/\-+]{0,199}$"
 _USER = r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0-9])?$"
 _NAME = r"^[a-z0-9][a-z0-9\-]{0,39}$"
-_SUITE = r"^[a-z0-9][a-z0-9_\-]{0,63}$"
 SHAPES = {  # what a pattern asks for, in words
     _WORD: "letters, digits and _ . : / - +, at most 200, a letter or digit first",
     _USER: "letters, digits and hyphens, at most 96, no hyphen first or last",
     _NAME: "lower-case letters, digits and hyphens, at most 40, no hyphen first",
-    _SUITE: "lower-case letters, digits, - and _, at most 64, a letter or digit first",
 }
 Word = Annotated[str, Field(pattern=_WORD)]
 Words = Annotated[tuple[Word, ...], BeforeValidator(_as_tuple), Field(max_length=50)]
@@ -94,7 +100,7 @@ class RuleHead(Strict):
     target: str = Field(max_length=200)
     private: bool = False
     license: str | None = Field(default=None, max_length=100)  # the owner's choice where the parents leave it open
-    suite: str | None = Field(default=None, pattern=_SUITE)  # to evaluate with
+    suite: Annotated[str | None, AfterValidator(_suite)] = None  # to evaluate with
     budget: int = Field(ge=1, le=100)  # merges per day (UTC)
 
     @model_validator(mode="after")
@@ -137,6 +143,8 @@ class MergeSpec(Strict):
             issues = error.errors(include_url=False)
             told = (f"{'.'.join(map(str, i['loc']))}: {i['msg'].removeprefix('Value error, ')}" for i in issues)
             raise ValueError("; ".join(told)) from None
+        if "sensitivity" in methods()[self.method].extras and self.calibration is None:
+            raise ValueError(f"calibration: {self.method} weighs by sensitivities and needs questions with answers")
         return self
 
     @property
