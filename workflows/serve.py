@@ -25,6 +25,7 @@ from hubmerge.board.source import DatasetBoard
 from hubmerge.board.trust import reader_trust
 from hubmerge.engine.bursts import announce
 from hubmerge.errors import LoginError
+from hubmerge.evaluation.suites import get_suite
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import checked_endpoint
 from hubmerge.machine.extras import require
@@ -158,9 +159,13 @@ def serve(
 
 
 def recorded_scores(settings: Settings) -> RecordedScores | None:
-    """The scores that the bot's account records; None where no results dataset is named, and nothing is evaluated."""
+    """The scores that the bot's account records; None where no results dataset is named, and nothing is evaluated.
+
+    EvaluationError where the settings name a suite that does not exist: no merge would ever get a score."""
     if settings.results_repo is None:
         return None
+    if settings.suite is not None:
+        get_suite(settings.suite)
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     # who only shows a dataset has signed nothing in it
     trust = results_keys(settings).trust if settings.token else reader_trust(settings, settings.results_repo)

@@ -38,6 +38,7 @@ from workflows.jobs.evaluations import (
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
+from workflows.serve import recorded_scores
 from workflows.service import MergeService
 
 SHA = "a" * 40
@@ -224,6 +225,8 @@ def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
     misspelt = MergeService(site.settings.model_copy(update={"suite": "zo"}), site.store, VAULT, site.requests)
     with pytest.raises(EvaluationError, match="there is no such suite"):
         misspelt.request_evaluation("zoo/base", "", site.visitor("bob"))
+    with pytest.raises(EvaluationError, match="there is no such suite"):  # nor does an app begin with one
+        recorded_scores(Settings(results_repo="ada/results", suite="zo"))
 
 
 def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:
