@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hubmerge.errors import HubmergeError, Problem, RuleError
+from hubmerge.recipe.recipe import issue_words
 from hubmerge.text.plain_yaml import load_plain_yaml
 from hubmerge.text.wording import place
 from workflows.watchers.kinds import registry
@@ -66,13 +67,10 @@ def rule_data(rule: RuleHead) -> dict[str, Any]:
     return {key: data[key] for key in order}
 
 
-_PLAIN = {  # of pydantic's kinds of error
-    "missing": "this is missing",
+_PLAIN = {  # of pydantic's kinds of error, where a rule has words of its own
     "extra_forbidden": "a rule has no such key: {}",
-    "invalid_key": "a key must be text",
     **dict.fromkeys(("model_type", "dict_type"), "this must be a table of names and values"),
     "tuple_type": "this must be a list",
-    "string_type": "this must be text",
     "bool_type": "this must be true or false",
     "int_type": "this must be a whole number",
     "greater_than_equal": "this number is too small",
@@ -82,7 +80,7 @@ _PLAIN = {  # of pydantic's kinds of error
 
 
 def _problem(where: str, issue: Any) -> Problem:
-    message = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
+    message = issue_words(issue)
     field, colon, rest = message.partition(": ")
     location = [str(part) if issue["type"] == "invalid_key" else part for part in issue["loc"]]
     if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
