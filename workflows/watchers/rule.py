@@ -34,10 +34,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _amount(value: Any) -> Any:
     """1500000000 or "1.5B" as a number."""
     if not isinstance(value, str):
@@ -86,7 +82,7 @@ SHAPES = {  # what a pattern asks for, in words
     _NAME: "lower-case letters, digits and hyphens, at most 40, no hyphen first",
 }
 Word = Annotated[str, Field(pattern=_WORD)]
-Words = Annotated[tuple[Word, ...], BeforeValidator(_as_tuple), Field(max_length=50)]
+Words = Annotated[tuple[Word, ...], Field(strict=False, max_length=50)]  # YAML has no tuples
 User = Annotated[str, Field(pattern=_USER)]
 
 
@@ -160,23 +156,21 @@ class MergeSpec(Strict):
 class AgentFilter(Strict):
     """Conditions for models that count as agents of the base."""
 
-    authors: Annotated[tuple[User, ...], BeforeValidator(_as_tuple), Field(max_length=50)] = ()  # any of them
+    authors: Annotated[tuple[User, ...], Field(strict=False, max_length=50)] = ()  # any of them
     tags: Words = ()  # all of them
     lineage: Literal["finetune", "adapter", "any"] = "finetune"  # what they state to be of the base
     licenses: Words = ()  # any of them; none: whatever allows a merge
     min_parameters: Amount | None = None
     max_parameters: Amount | None = None
     max_bytes: Amount | None = None  # of the weight files
-    exclude: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=1000)] = ()
+    exclude: Annotated[tuple[Repo, ...], Field(strict=False, max_length=1000)] = ()
     closed: bool = False  # whether gated and private models may join a public merge
 
 
 class Join(Strict):
     """The agents that join: all so far (neither field), some fixed ones, or the best N of the leaderboard."""
 
-    fixed: Annotated[
-        tuple[Repo, ...], BeforeValidator(_as_tuple), AfterValidator(_several), Field(max_length=MAX_AGENTS)
-    ] = ()
+    fixed: Annotated[tuple[Repo, ...], AfterValidator(_several), Field(strict=False, max_length=MAX_AGENTS)] = ()
     best: int | None = Field(default=None, ge=2, le=MAX_AGENTS)
 
     @model_validator(mode="before")
