@@ -8,7 +8,7 @@ words, and which of them are worth a retry).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import islice
@@ -40,6 +40,7 @@ CONNECT_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 MAX_COMMITS = 1000  # of a repo's history that one question looks through
+MAX_REFS = 10  # branches and tags of a repo whose histories one question looks through
 
 _one_thread = threading.Lock()
 
@@ -243,22 +244,40 @@ class Hub(HubWriting):
 
         return self._ask(repo_id, ask)
 
+    def is_the_owner_s(self, repo_id: str, sha: str) -> bool:
+        """Whether a branch or a tag holds a commit. One that none holds may be of a pull request, which anybody opens.
+
+        Looks through the histories of MAX_REFS of them.
+        """
+
+        def ask() -> bool:
+            refs = self._api.list_repo_refs(repo_id, repo_type=self.repo_type)
+            heads = [ref.target_commit for ref in (*refs.branches, *refs.tags)]
+            histories = (commit["id"] for head in heads[:MAX_REFS] for commit in self._history(repo_id, head))
+            return sha in heads or sha in histories
+
+        return self._ask(repo_id, ask)
+
+    def _history(self, repo_id: str, sha: str) -> Iterator[Any]:
+        """The newest MAX_COMMITS commits up to `sha`, as the Hub tells them."""
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._pagination import paginate
+
+        headers = build_hf_headers(token=self._token, library_name="hubmerge")
+        url = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/commits/{sha}"
+        return islice(paginate(url, params={}, headers=headers), MAX_COMMITS)
+
     def committers(self, repo_id: str, sha: str, paths: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """The accounts that wrote the last commit of each file at `sha`, as the history says; nobody vouches for it.
 
         A file whose commit lies more than MAX_COMMITS back has none. Two questions, which only the client repeats.
         """
-        from huggingface_hub.utils._headers import build_hf_headers
-        from huggingface_hub.utils._pagination import paginate
-
-        history = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/commits/{sha}"
         authors: dict[str, tuple[str, ...]] = {}
         with translated(f"{repo_id}@{sha}", pinned=True):
             files = self._api.get_paths_info(repo_id, list(paths), expand=True, revision=sha, repo_type=self.repo_type)
             last = {f.path: f.last_commit.oid for f in files if f.last_commit is not None}
             wanted = set(last.values())
-            headers = build_hf_headers(token=self._token, library_name="hubmerge")
-            for commit in islice(paginate(history, params={}, headers=headers) if wanted else (), MAX_COMMITS):
+            for commit in self._history(repo_id, sha) if wanted else ():
                 if commit["id"] in wanted:
                     authors[commit["id"]] = tuple(_account(author["user"]) for author in commit["authors"])
                     if len(authors) == len(wanted):

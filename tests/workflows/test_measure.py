@@ -184,6 +184,25 @@ def test_what_cannot_be_measured_is_refused_in_words(
     assert site.store.list_jobs() == ()
 
 
+def test_a_commit_of_a_pull_request_is_not_measured_as_the_model(site: Site) -> None:
+    """Anybody may open one; on the board it would stand as the model's newest commit."""
+    bob, repo = HfApi(site.hub.endpoint, site.hub.tokens["bob"]), "ada/asked-for"
+    ada = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
+    ada.create_repo(repo)
+    first = ada.upload_folder(repo_id=repo, folder_path=ZOO / "math").oid
+    weights = ZOO / "tool" / "model.safetensors"
+    more = {"path_in_repo": weights.name, "repo_id": repo}
+    request = bob.upload_file(path_or_fileobj=weights, create_pr=True, **more)
+    for revision in ("refs/pr/1", request.oid):
+        with pytest.raises(EvaluationError, match="may be of a pull request"):
+            site.ask(f"{repo}@{revision}")
+    assert site.store.list_jobs() == ()
+    ada.create_branch(repo, branch="other")
+    other = ada.upload_file(path_or_fileobj=weights, revision="other", **more)
+    ada.upload_file(path_or_fileobj=weights, **more)
+    assert [site.ask(f"{repo}@{of}").sha for of in ("other", first)] == [other.oid, first]  # the owner's, all
+
+
 def test_an_adapter_is_measured_where_its_base_could_be(site: Site, tmp_path: Path) -> None:
     api = HfApi(site.hub.endpoint, site.hub.tokens["ada"])
     for name, base in (("open", "zoo/base"), ("on-gated", "ada/gated-base"), ("on-private", "ada/private-base")):

@@ -23,7 +23,7 @@ from sqlalchemy import select
 from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
 from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
-from hubmerge.errors import HubmergeError, QuotaError, SourceNotFoundError
+from hubmerge.errors import EvaluationError, HubmergeError, QuotaError, SourceNotFoundError
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import is_hub_id, is_sha
@@ -112,6 +112,16 @@ class RecordedScores:
             return self.dataset.load()
         except SourceNotFoundError:
             return LoadedResults(results=(), sha="")  # nothing was ever recorded
+
+
+def refuse_a_stranger_s(hub: Hub, model: str, sha: str) -> None:
+    """EvaluationError for a commit that may be of a pull request: as the model's newest it would take its place."""
+    if not hub.is_the_owner_s(model, sha):
+        raise EvaluationError(
+            "a commit on no branch, which may be of a pull request",
+            where=f"{model}@{sha[:12]}",
+            next_step="It can be measured once the model's owner has taken it.",
+        )
 
 
 def is_the_bot_s(job: Job) -> bool:

@@ -192,6 +192,16 @@ def test_without_a_results_dataset_nothing_is_evaluated_and_a_private_model_s_an
     assert made == []
 
 
+def test_a_parent_at_a_commit_of_a_pull_request_gets_no_score(
+    spec: Callable[..., JobSpec], api: HfApi, zoo_hub: LocalHubProcess, made: list[str]
+) -> None:
+    bob, job = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["bob"]), spec("zoo/base")
+    sha = bob.upload_file(path_or_fileobj=b"hi", path_in_repo="hi.txt", repo_id="zoo/base", create_pr=True).oid
+    with pytest.raises(EvaluationError, match="may be of a pull request"):
+        evaluation_pipeline.run(job.model_copy(update={"payload": {**job.payload, "sha": sha}}), lambda event: None)
+    assert made == []
+
+
 def test_a_job_waits_four_attempts_for_the_data_asked_for(spec: Callable[..., JobSpec], made: list[str]) -> None:
     """A Hub that lags behind shows the dataset's earlier commit as its head; or it lagged when the job was queued."""
     job = spec("zoo/base", "ada/late-results")
