@@ -53,10 +53,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     published = merge_to_hub(prepared, hub, folder, options, observer)
     shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
+    parents = (prepared.plan.base, *prepared.plan.agents)
+    held = {file.sha256 for parent in parents for file in parent.files.values()}
     ran = report.environment
     values = {
         **asdict(published),
-        "weights": [file.sha256 for file in report.files],
+        # by which the merge is known; what equals a parent's shard would make a merge of that parent, and of its copies
+        "weights": [file.sha256 for file in report.files if file.sha256 not in held],
         "use": str(report.task.get("use", "")),
         "run": {name: ran[name] for name in _SHOWN if name in ran},
     }

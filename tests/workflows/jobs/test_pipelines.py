@@ -92,6 +92,22 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
     assert values["run"]["seconds"] > 0
 
 
+def test_a_merge_that_equals_an_agent_is_not_known_by_that_agent_s_weights(
+    hub: Hub, api: HfApi, tmp_path: Path
+) -> None:
+    """Else who merges a copy of an agent would keep the agent from every rule, as a merge of the bot's."""
+    agents = ["zoo/math-agent", {"model": "zoo/tool-agent", "weight": 0.0}]
+    recipe = {"base": "zoo/base", "agents": agents, "method": "task_arithmetic", "parameters": {"lambda": 1.0}}
+    payload = {"target": "ada/as-one-agent", "private": False, "recipe": {**recipe, "rounding": "nearest"}}
+    spec = job_spec(tmp_path, payload=payload, token=SecretStr(str(hub.token)), endpoint=hub.endpoint)
+    events: list[Event] = []
+    with patch.object(line, "render_figures", lambda report: {}):
+        pipeline.run(spec, events.append)
+    found = (api.model_info(repo, files_metadata=True) for repo in ("ada/as-one-agent", "zoo/math-agent"))
+    assert len({s.lfs.sha256 for model in found for s in model.siblings or () if s.lfs}) == 1
+    assert events[-1].values["weights"] == []
+
+
 def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
     settings = load_settings({"HUBMERGE_DEVICE_MEMORY": "8.5"})
     own = pipeline.stream_options(settings)
