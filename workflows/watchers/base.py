@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hubmerge.hub.client import Hub
-from workflows.watchers.facts import Facts
+from workflows.watchers.facts import Facts, OwnMerge
 from workflows.watchers.rule import RuleHead
 
 
@@ -93,7 +93,7 @@ class WatchContext:
     hub: Hub  # with the owner's token
     hinted: tuple[str, ...]  # repos that deliveries named since the last look; hints, not facts
     own: frozenset[str]  # repos that jobs of this bot write to
-    own_merges: Mapping[str, Sequence[Collection[str]]]  # sha256 of a shard that they wrote → its merges' parents
+    own_merges: Mapping[str, Sequence[OwnMerge]]  # by the sha256 of each shard that they wrote
     history: tuple[PastSet, ...]
     budget_left: int
     today: str  # UTC

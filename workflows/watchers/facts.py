@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hubmerge import errors
 from hubmerge.engine.sink import MANIFEST
@@ -105,14 +105,22 @@ def _digest_of(file: FileInfo, state: RepoState) -> str:
     return file.sha256 or file.blob or state.sha
 
 
-def is_own_merge(facts: Facts, base: Facts, own_merges: Mapping[str, Sequence[Collection[str]]]) -> bool:
-    """Whether the model holds a shard of a merge of this bot, by which that is recognised in any repo.
+class OwnMerge(NamedTuple):
+    """A merge that a job here has made."""
 
-    `own_merges`: sha256 of a shard → the parents' ids of each merge that wrote it. A shard that no agent changed is the
-    base's, and may lie in anybody's repo. A merge that equals one of its agents does not make this agent a merge.
+    user: str
+    parents: frozenset[str]  # ids
+
+
+def is_own_merge(facts: Facts, base: Facts, owner: str, own_merges: Mapping[str, Sequence[OwnMerge]]) -> bool:
+    """Whether the model holds a shard of a merge made here, by which that is recognised in any repo.
+
+    `own_merges`: by the sha256 of their shards. A shard that no agent changed is the base's, and may lie in anybody's
+    repo. A merge that equals one of its agents does not make this agent a merge; nor does one that somebody else than
+    the rule's `owner` has made of a copy, whose repos alone it is looked for in.
     """
-    own = set(facts.files) - set(base.files)
-    return any(facts.id not in parents for file in own for parents in own_merges.get(file, ()))
+    found = [merge for file in set(facts.files) - set(base.files) for merge in own_merges.get(file, ())]
+    return any(merge.user in (owner, facts.author) and facts.id not in merge.parents for merge in found)
 
 
 def _words(value: Any) -> tuple[str, ...]:

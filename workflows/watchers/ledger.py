@@ -6,7 +6,7 @@ decide the same thing at the same time make one job, and a kill between two line
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, tuple_
@@ -18,7 +18,7 @@ from workflows.jobs.schema import JOBS, MODELS, PAUSES, SETS, SKIPS, TURNS
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
-from workflows.watchers.facts import OF_ACCESS, Facts
+from workflows.watchers.facts import OF_ACCESS, Facts, OwnMerge
 
 KEPT_SKIPS = 3000  # per rule; more than one search lists
 # a job whose token was revoked goes on with the next one (workflows/bot.py), and would be made twice
@@ -67,16 +67,18 @@ class Ledger:
         with self._store.reading() as connection:
             return frozenset(target for target in connection.execute(query).scalars() if target)
 
-    def own_merges(self) -> Mapping[str, Sequence[Collection[str]]]:
-        """sha256 of each shard of a merge that is done → the parents' ids of every such merge."""
-        query = select(JOBS.c.payload, JOBS.c.result).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE)
+    def own_merges(self) -> Mapping[str, Sequence[OwnMerge]]:
+        """The merges that are done, by the sha256 of each of their shards."""
+        query = select(JOBS.c.user, JOBS.c.payload, JOBS.c.result).where(
+            JOBS.c.kind == "merge", JOBS.c.state == State.DONE
+        )
         with self._store.reading() as connection:
             rows = connection.execute(query).all()
-        found: dict[str, list[set[str]]] = {}
-        for payload, result in rows:
-            parents = {model for _, model, _ in pinned_models(payload.get("recipe") or {})}
+        found: dict[str, list[OwnMerge]] = {}
+        for user, payload, result in rows:
+            merge = OwnMerge(user, frozenset(model for _, model, _ in pinned_models(payload.get("recipe") or {})))
             for file in (result or {}).get("weights", ()):
-                found.setdefault(file, []).append(parents)
+                found.setdefault(file, []).append(merge)
         return found
 
     # What was decided.

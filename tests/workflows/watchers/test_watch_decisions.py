@@ -17,7 +17,7 @@ from watch_helpers import BASE, facts, rule_of
 
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores
-from workflows.watchers.facts import Facts, is_own_merge
+from workflows.watchers.facts import Facts, OwnMerge, is_own_merge
 from workflows.watchers.kinds.agents import decide, refusal
 
 A, B, C = facts("a"), facts("b"), facts("c")
@@ -317,7 +317,10 @@ def test_a_past_set_that_was_only_refused_does_not_forbid_its_weights() -> None:
 
 def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none() -> None:
     base = facts("base", bases=(), files=("shared",))
-    merges = {file: [{"zoo/base", "zoo/a"}] for file in ("shared", "merged")}
-    assert is_own_merge(facts("copy", files=("merged", "shared")), base, merges)
-    assert not is_own_merge(facts("b", files=("other", "shared")), base, merges)
-    assert not is_own_merge(facts("a", files=("merged", "shared")), base, merges)  # λ = 1 of one agent is that agent
+    merges = {file: [OwnMerge("ada", frozenset({"zoo/base", "zoo/a"}))] for file in ("shared", "merged")}
+    assert is_own_merge(facts("copy", files=("merged", "shared")), base, "ada", merges)
+    assert not is_own_merge(facts("b", files=("other", "shared")), base, "ada", merges)
+    assert not is_own_merge(facts("a", files=("merged", "shared")), base, "ada", merges)  # λ = 1 of one agent is it
+    copied = {"merged": [OwnMerge("eve", frozenset({"zoo/base", "eve/copy-of-a"}))]}
+    assert not is_own_merge(facts("a", files=("merged",)), base, "ada", copied)  # no stranger keeps it from a rule
+    assert is_own_merge(facts("eve/again", files=("merged",)), base, "ada", copied)

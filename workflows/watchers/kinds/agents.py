@@ -104,7 +104,7 @@ class AgentsWatcher(Watcher):
                 budget -= 1
                 facts = self._read(rule, context, name, found, base, opened, excluded)
             named = _as_named(rule, name, facts)
-            if {name, facts.id} & context.own or is_own_merge(named, base, context.own_merges):
+            if {name, facts.id} & context.own or is_own_merge(named, base, rule.owner, context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, base, facts):
