@@ -61,33 +61,23 @@ def segfaults(_spec: JobSpec, _emit: Emit) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def lacks_memory(_spec: JobSpec, _emit: Emit) -> None:
-    raise MemoryError("2 TB")
+UNREADABLE = ValueError("a library's own words")
+UNREADABLE.__cause__ = OSError(5, "Input/output error", "/data/shard")
+FAILURES = {
+    "hub": HubUnavailableError("the Hub answered 503"),
+    "full disk": OSError(28, "No space left on device", "/data/shard"),
+    "bad disk": UNREADABLE,
+    "memory": MemoryError("2 TB"),
+    "exit": SystemExit(0),
+}
 
 
-def hub_is_away(spec: JobSpec, emit: Emit) -> None:
-    if spec.attempt == 1:
-        raise HubUnavailableError("the Hub answered 503")
-    emit(Result(values={"attempt": spec.attempt}))
-
-
-def fills_disk(_spec: JobSpec, _emit: Emit) -> None:
-    raise OSError(28, "No space left on device", "/data/shard")
-
-
-def meets_bad_disk(_spec: JobSpec, _emit: Emit) -> None:
-    try:
-        raise OSError(5, "Input/output error", "/data/shard")
-    except OSError as error:
-        raise ValueError("a library's own words") from error
+def fails(spec: JobSpec, _emit: Emit) -> None:
+    raise FAILURES[spec.payload["by"]]
 
 
 def no_result(_spec: JobSpec, emit: Emit) -> None:
     emit(Notice(message="hello"))
-
-
-def exits(_spec: JobSpec, _emit: Emit) -> None:
-    sys.exit(0)
 
 
 def helper_process(spec: JobSpec, emit: Emit) -> None:

@@ -114,7 +114,7 @@ class RecordedScores:
             return LoadedResults(results=(), sha="")  # nothing was ever recorded
 
 
-def refuse_a_stranger_s(hub: Hub, model: str, sha: str) -> None:
+def refuse_foreign(hub: Hub, model: str, sha: str) -> None:
     """EvaluationError for a commit that may be of a pull request: as the model's newest it would take its place."""
     if not hub.is_the_owner_s(model, sha):
         raise EvaluationError(

@@ -97,20 +97,21 @@ def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Sto
 @pytest.mark.parametrize(
     ("function", "state", "code", "said"),
     [
-        ("hub_is_away", State.QUEUED, "E_HUB", "503"),
-        ("fills_disk", State.QUEUED, "E_DISK", "the disk is full in /data/shard"),
-        ("meets_bad_disk", State.QUEUED, "E_DISK", "the disk fails in /data/shard"),
+        ("fails hub", State.QUEUED, "E_HUB", "503"),
+        ("fails full disk", State.QUEUED, "E_DISK", "the disk is full in /data/shard"),
+        ("fails bad disk", State.QUEUED, "E_DISK", "the disk fails in /data/shard"),
         ("segfaults", State.QUEUED, "E_INTERNAL", "died without a message"),
-        ("lacks_memory", State.QUEUED, "E_TOO_BIG", "2 TB"),
+        ("fails memory", State.QUEUED, "E_TOO_BIG", "2 TB"),
         ("no_result", State.FAILED, "E_INTERNAL", "ended without a result"),
-        ("exits", State.FAILED, "E_INTERNAL", "SystemExit: 0"),
+        ("fails exit", State.FAILED, "E_INTERNAL", "SystemExit: 0"),
         ("missing", State.FAILED, "E_INTERNAL", "AttributeError"),
     ],
 )
 def test_a_failed_attempt_says_why_and_keeps_the_folder(
     tmp_path: Path, live: Store, function: str, state: State, code: str, said: str
 ) -> None:
-    job = run_one(tmp_path, live, function)
+    pipeline, _, by = function.partition(" ")
+    job = run_one(tmp_path, live, pipeline, by=by)
     assert (job.state, job.error.code, job.error.retryable) == (state, code, state is State.QUEUED)
     assert said in job.error.message
     if function != "segfaults":

@@ -38,14 +38,8 @@ from workflows.schedule.scheduler import Scheduler, Tick
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
 SHA = {name: f"{n:040x}" for n, name in enumerate((BASE, MATH, TOOL, MEM), start=1)}
+ACCOUNT: Any = SimpleNamespace(name="ada", seal=lambda job_id: SealedToken(f"sealed for {job_id}", None))
 PARENTS = [f"{name}@{SHA[name]}" for name in (MATH, TOOL)]
-
-
-class FakeAccount:
-    name = "ada"
-
-    def seal(self, job_id: str) -> SealedToken:
-        return SealedToken(f"sealed for {job_id}", None)
 
 
 class Board(FakeScores):
@@ -69,7 +63,7 @@ class Bench:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.board = Board()
-        self.requests = EvaluationRequests(store, FakeAccount(), self.board)
+        self.requests = EvaluationRequests(store, ACCOUNT, self.board)
 
     def merge(
         self,
