@@ -238,6 +238,14 @@ def test_the_best_of_thousands_are_chosen_within_seconds() -> None:
     assert time.process_time() - began < 10
 
 
+def test_a_stranger_s_copy_does_not_take_the_place_of_an_agent_that_was_merged() -> None:
+    tagged = {"agents": {"tags": ["rl"]}}
+    a, b, new = (facts(name, tags=("rl",)) for name in "ab0")
+    copy = facts("eve/a", tags=("rl",), weights=a.weights, license="mit")
+    decision = decided([copy, a, b, new], [past(decided([a, b], **tagged).merge)], **tagged)
+    assert (agents_of(decision), reasons(decision)) == (["0", "a", "b"], {"eve/a": "copy"})  # by name
+
+
 def test_one_of_the_best_that_vanishes_causes_no_merge_of_the_rest() -> None:
     best_three = {"scores": Scores({agent.pin: 1.0 for agent in (A, B, C)}), "join": {"best": 3}, "suite": "zoo"}
     history = [past(decided([A, B, C], **best_three).merge)]

@@ -219,14 +219,16 @@ def decide(
     reason = _base_refused(rule, base)
     if reason:
         return Decision(skips=(Skip(base.id, base.sha, "base", reason, base.private),), waiting=reason)
-    for facts in sorted(candidates, key=lambda c: (c.pin not in scores.values, c.id)):  # a score outlives copies
+    merged = {pin.partition("@")[0] for past in history if past.merged for pin in past.members["agents"]}
+    # a score outlives copies, and no stranger takes the place of who was merged before
+    for facts in sorted(candidates, key=lambda c: (c.pin not in scores.values, c.id not in merged, c.id)):
         skip = refusal(rule, base, facts)
         if skip is None and (other := accepted.setdefault(facts.weights, facts)) is not facts:
             private = facts.private or other.private
             skip = Skip(facts.id, facts.sha, "copy", f"the weights are those of {other.id}", private)
         if skip is not None:
             skips.append(skip)
-    joining, left_out, waiting = _join(rule, list(accepted.values()), scores)
+    joining, left_out, waiting = _join(rule, sorted(accepted.values(), key=lambda c: c.id), scores)
     skips += left_out
     if waiting or len(joining) < rule.min_agents:
         missing = waiting or f"{len(joining)} of at least {rule.min_agents} agents so far"
