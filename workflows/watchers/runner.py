@@ -118,7 +118,14 @@ class Watchers:
         with self._turn:
             if not dry_run and self._ledger.is_paused(rule.name):
                 return Turn(rule.name, Decision(waiting=PAUSED))
-            turn = self._take(rule, hinted, dry_run)
+            try:
+                turn = self._take(rule, hinted, dry_run)
+            except HubmergeError:  # nothing can be written now
+                raise
+            except Exception as error:  # a job boundary: a bug that one rule meets is not the other rules'
+                log.exception("rule %s", rule.name)
+                got = type(error).__name__
+                turn = Turn(rule.name, error=InternalError("the watcher has a bug", where=f"rule {rule.name}", got=got))
             if dry_run:
                 return turn
             if turn.error is not None:
@@ -153,10 +160,6 @@ class Watchers:
             decision = self._kinds[rule.watch].look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
-        except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
-            log.exception("rule %s", rule.name)
-            failure = InternalError("the watcher has a bug", where=f"rule {rule.name}", got=f"{type(error).__name__}")
-            return Turn(rule.name, error=failure)
         if not dry_run:
             self._ledger.skip(rule.name, decision.skips)
         if decision.merge is None:

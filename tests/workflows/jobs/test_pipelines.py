@@ -198,23 +198,19 @@ def test_a_model_that_fails_is_recorded_so(spec: Callable[..., JobSpec], api: Hf
     assert (recorded.status, recorded.tasks) == ("failed", ())
 
 
-def test_without_a_results_dataset_nothing_is_evaluated_and_a_private_model_s_answers_go_to_no_public_one(
-    spec: Callable[..., JobSpec], api: HfApi, made: list[str]
-) -> None:
-    api.create_repo("ada/secret-model", private=True)
-    for job, why in ((spec("zoo/base", None), "no results dataset"), (spec("ada/secret-model"), "would become public")):
-        with pytest.raises(EvaluationError, match=why):
-            evaluation_pipeline.run(job, lambda event: None)
-    assert made == []
-
-
-def test_a_parent_at_a_commit_of_a_pull_request_gets_no_score(
+def test_nothing_is_evaluated_without_a_dataset_nor_for_a_public_one_what_is_private_or_of_a_pull_request(
     spec: Callable[..., JobSpec], api: HfApi, zoo_hub: LocalHubProcess, made: list[str]
 ) -> None:
-    bob, job = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["bob"]), spec("zoo/base")
+    api.create_repo("ada/secret-model", private=True)
+    bob, parent = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["bob"]), spec("zoo/base")
     sha = bob.upload_file(path_or_fileobj=b"hi", path_in_repo="hi.txt", repo_id="zoo/base", create_pr=True).oid
-    with pytest.raises(EvaluationError, match="may be of a pull request"):
-        evaluation_pipeline.run(job.model_copy(update={"payload": {**job.payload, "sha": sha}}), lambda event: None)
+    for job, why in (
+        (spec("zoo/base", None), "no results dataset"),
+        (spec("ada/secret-model"), "would become public"),
+        (parent.model_copy(update={"payload": {**parent.payload, "sha": sha}}), "may be of a pull request"),
+    ):
+        with pytest.raises(EvaluationError, match=why):
+            evaluation_pipeline.run(job, lambda event: None)
     assert made == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from watch_helpers import (
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError
 from hubmerge.hub.client import Hub
+from workflows.watchers import runner
+from workflows.watchers.kinds import agents as kind
 from workflows.watchers.webhook import Push
 
 
@@ -229,17 +232,20 @@ def test_an_unreadable_base_ends_the_look(agents: Agents, bot_for: BotFor, monke
     assert one(bot.watchers.poll()).job is not None
 
 
-def test_a_bug_in_one_rule_stops_no_other(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "name"), [(kind, "decide"), (runner, "prepare")])
+def test_a_bug_in_one_rule_stops_no_other(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
+) -> None:
     base = agents.base(agents=2)
-    bot = bot_for(rule_for(base, name="one", agents={"authors": ["carol"]}), rule_for(base, name="two"))
-    find = Hub.find_models
+    bot = bot_for(rule_for(base, name="one", recipe={"method": "ties"}), rule_for(base, name="two"))
+    plain = getattr(module, name)
 
-    def bug(self: Hub, **how: Any) -> Any:
-        if how["author"] == "carol":
+    def bug(asked: Any, *more: Any) -> Any:
+        if getattr(asked, "recipe", asked).method == "ties":
             raise ZeroDivisionError
-        return find(self, **how)
+        return plain(asked, *more)
 
-    monkeypatch.setattr(Hub, "find_models", bug)
+    monkeypatch.setattr(module, name, bug)
     first, second = bot.watchers.poll()
     assert first.error.code == "E_INTERNAL"
     assert second.job is not None
