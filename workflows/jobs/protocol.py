@@ -44,10 +44,8 @@ class JobSpec(Frozen):
 
     def to_line(self) -> bytes:
         """The wire form, the only one that shows the token and the key."""
-        document = self.model_dump(mode="json")
-        document["token"] = self.token.get_secret_value() if self.token else None
-        document["signing_key"] = self.signing_key.get_secret_value() if self.signing_key else None
-        return json.dumps(document).encode() + b"\n"
+        secrets = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
+        return json.dumps(self.model_dump(mode="json") | secrets).encode() + b"\n"
 
 
 class StageStarted(Frozen):
