@@ -31,6 +31,7 @@ from hubmerge.sources.ancestry import Ancestor
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
 
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
+_WEB = re.compile(r"https?://[\w.:\[\]\-]+(/[\w.\-/]*)?", re.ASCII)  # what `link` takes
 
 _UNFIT = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError)
 _WIDEST = 60  # characters of a name in the lineage
@@ -222,14 +223,19 @@ def _parameters(report: Report) -> list[tuple[str, Any]]:
 
 def _parent_link(parent: Parent, endpoint: str) -> Markdown:
     if parent.kind == "hub" and is_hub_id(parent.id):
-        return link(parent.id, f"{endpoint}/{parent.id}")
+        return _linked(parent.id, f"{endpoint}/{parent.id}")
     return code(parent.label)
 
 
 def _revision(parent: Parent, endpoint: str) -> Markdown:
     if parent.kind == "hub" and is_hub_id(parent.id) and is_sha(parent.sha):
-        return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
+        return _linked(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
     return code(parent.sha)
+
+
+def _linked(text: str, url: str) -> Markdown:
+    """A link, or the text alone where the address of the Hub has characters that no link of a card holds (`~`, `%`)."""
+    return link(text, url) if _WEB.fullmatch(url) else code(text)
 
 
 def _paper_link(paper: Mapping[str, Any]) -> Markdown:

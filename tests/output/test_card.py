@@ -117,6 +117,9 @@ def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used() -> None:
     links = [url for kind, url in lively(render_card(report(), endpoint="http://127.0.0.1:8000")) if kind == "link"]
     assert f"http://127.0.0.1:8000/org/math/tree/{'b' * 40}" in links
     assert "https://arxiv.org/abs/2601.13572" in links
+    for endpoint in ("https://host/~team", "https://host/a%20b", "HTTPS://host", "https://bücher.example"):
+        card = render_card(report(), endpoint=endpoint)  # a Hub whose address no link holds ends no merge
+        assert f"| agent | `org/math` (gated) | `{'b' * 40}` (" in card
 
 
 def test_a_paper_without_a_number_is_named_alone() -> None:
