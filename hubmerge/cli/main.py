@@ -1,6 +1,7 @@
 """The command line: `python -m hubmerge COMMAND …`, also installed as `hubmerge`.
 
-Exit codes: 0 done, 1 refused, failed or interrupted with the reasons on stderr, 2 wrong usage, 143 ended by SIGTERM.
+Exit codes: 0 done, 1 refused, failed or interrupted with the reasons on stderr, 2 wrong usage, 143 ended by SIGTERM, 129
+by SIGHUP.
 With `--log-json` progress goes to stderr as JSON lines. Imports stay inside the commands: `methods` or `localhub` must
 not pay for what they do not use.
 """
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -31,7 +33,6 @@ from hubmerge.settings import Settings, load_settings
 from hubmerge.text.wording import did_you_mean
 
 _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
-_TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "the license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
 _RESUME = "go on in an unfinished folder, as the command does without it, too"
@@ -40,7 +41,11 @@ _REPEATED = "; the same command goes on"
 
 
 class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM, after which a command clears up as after Ctrl-C."""
+    """SIGTERM, or SIGHUP of a terminal that was closed, after which a command clears up as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.code = 128 + number  # as a shell has it
 
 
 def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
@@ -53,7 +58,8 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         settings = load_settings()
         # one of several processes hears nothing while it waits for the others: SIGTERM ends it at once
         if ends_soon and not (settings.world_size > 1 and arguments.command in ("merge", "run")):
-            _end_soon_when([signal.SIGINT, signal.SIGTERM], arguments)
+            hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else []  # nohup ignores it
+            _end_soon_when([signal.SIGINT, signal.SIGTERM, *hangup], arguments)
         code = int(arguments.run(arguments, settings))
         sys.stdout.flush()
         return code
@@ -61,7 +67,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         failure = error
     except KeyboardInterrupt as interrupt:
         _tell_interrupted(arguments)
-        return _TERMINATED if isinstance(interrupt, _TerminatedError) else 1
+        return interrupt.code if isinstance(interrupt, _TerminatedError) else 1
     except ModuleNotFoundError as error:
         missing = extras.explained(error)
         if missing is None:
@@ -84,10 +90,10 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
 
 
 def _tell(arguments: Any, failure: HubmergeError, words: str) -> None:
-    if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
-        print(json.dumps({"type": "error", **failure.as_dict()}), file=sys.stderr)
-    else:
-        print(f"hubmerge: {words}", file=sys.stderr)
+    as_json = getattr(arguments, "log_json", False) or getattr(arguments, "json", False)
+    told = json.dumps({"type": "error", **failure.as_dict()}) if as_json else f"hubmerge: {words}"
+    with suppress(OSError):  # the terminal may be closed
+        print(told, file=sys.stderr)
 
 
 def _tell_interrupted(arguments: Any, left: str = "") -> None:
@@ -106,21 +112,20 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
 
 
 def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
-    """End the process soon after Ctrl-C, even if a thread waits for the network; a merge may end anywhere."""
+    """End the process soon after a signal, even if a thread waits for the network; a merge may end anywhere."""
 
     def leave(code: int) -> None:
         _tell_interrupted(arguments, " (what waited for the network was left)")
-        sys.stderr.flush()
         os._exit(code)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # again, it would cut off what is being cleared up
-        terminated = number == signal.SIGTERM
-        timer = threading.Timer(_END_AFTER_S, leave, [_TERMINATED if terminated else 1])
+        ended = KeyboardInterrupt() if number == signal.SIGINT else _TerminatedError(number)
+        timer = threading.Timer(_END_AFTER_S, leave, [getattr(ended, "code", 1)])
         timer.daemon = True
         timer.start()
-        raise _TerminatedError if terminated else KeyboardInterrupt
+        raise ended
 
     for number in numbers:
         signal.signal(number, interrupt)

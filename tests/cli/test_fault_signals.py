@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
+"""Ctrl-C, SIGTERM and SIGHUP at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 HANDLED = """
-import signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
+import os, signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
+signal.signal(signal.SIGHUP, signal.Handlers[os.environ["HANGUP"]])
 def command(arguments, settings, terminal):
-    print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    print(*(getattr(signal.getsignal(n), "name", "handled") for n in signals))
     return 0
 hubmerge.cli.merge.run_merge = hubmerge.cli.methods.run_cli = command
 sys.exit(c.main(sys.argv[1:], own_process=True))
@@ -81,12 +83,18 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     assert "Traceback" not in words
 
 
-@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
     done = python("-c", PRESSED_TWICE, first, second)
-    code = 143 if first == "SIGTERM" else 1
+    code = {"SIGTERM": 143, "SIGHUP": 129}.get(first, 1)
     assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
+
+
+def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
+    with open("/dev/full", "w") as gone:
+        command = [sys.executable, "-c", PRESSED_TWICE, "SIGHUP", "SIGHUP"]
+        assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=gone, check=False).returncode == 129
 
 
 def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
@@ -103,18 +111,19 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "processes", "handled"),
+    ("command", "processes", "hangup", "handled"),
     [
-        (["merge", "recipe.yaml", "--out", "out"], "1", "[True, True]"),
-        (["merge", "recipe.yaml", "--out", "out"], "2", "[True, False]"),
-        (["methods"], "1", "[True, False]"),  # Ctrl-C as Python has it
+        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_DFL", "handled handled handled"),
+        (["merge", "recipe.yaml", "--out", "out"], "1", "SIG_IGN", "handled handled SIG_IGN"),
+        (["merge", "recipe.yaml", "--out", "out"], "2", "SIG_DFL", "handled SIG_DFL SIG_DFL"),
+        (["methods"], "1", "SIG_DFL", "handled SIG_DFL SIG_DFL"),  # Ctrl-C as Python has it
     ],
-    ids=["merge", "merge in two processes", "methods"],
+    ids=["merge", "merge with nohup", "merge in two processes", "methods"],
 )
 def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
-    command: list[str], processes: str, handled: str
+    command: list[str], processes: str, hangup: str, handled: str
 ) -> None:
-    done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0")
+    done = python("-c", HANDLED, *command, WORLD_SIZE=processes, RANK="0", HANGUP=hangup)
     assert (done.stdout, done.stderr) == (handled + "\n", "")
 
 
