@@ -293,7 +293,9 @@ _IMAGE = '"photo.jpg"'
 _IMAGE_AND_LABELS = f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'
 _USES: Mapping[str, _Use] = {
     "text-generation": _Use(_CAUSAL, ("text-ranking", "translation", "summarization")),
-    "text2text-generation": _Use(_SEQ2SEQ, ("translation", "summarization", "text-generation", "question-answering")),
+    "text2text-generation": _Use(  # which the Hub lists no more
+        _SEQ2SEQ, ("translation", "summarization", "question-answering"), tag="text-generation"
+    ),
     "fill-mask": _Use(_pipeline("fill", 'f"What a {fill.tokenizer.mask_token} day."'), ("feature-extraction",)),
     "text-classification": _Use(
         _pipeline("classify", '"What a fine day."'),
@@ -303,7 +305,7 @@ _USES: Mapping[str, _Use] = {
     "question-answering": _Use(_ANSWER),
     "feature-extraction": _Use(_FEATURES, ("sentence-similarity", "text-ranking")),
     "encoder-decoder": _Use(_load("AutoModel"), tag="feature-extraction"),
-    "features": _Use(_load("AutoModel"), ("zero-shot-audio-classification",), tag="feature-extraction"),
+    "features": _Use(_load("AutoModel"), tag="feature-extraction"),
     "image-classification": _Use(_pipeline("classify", _IMAGE)),
     "image-feature-extraction": _Use(_pipeline("extract", _IMAGE), ("feature-extraction",)),
     "object-detection": _Use(_pipeline("detect", _IMAGE)),
@@ -342,13 +344,15 @@ _USES: Mapping[str, _Use] = {
     ),
     "cross-encoder": _Use(_CROSS, ("text-classification",), tag="text-ranking"),
 }
-# what the Hub lists models by
+# what the Hub lists models by (PIPELINE_DATA of the npm package @huggingface/tasks)
 HUB_TAGS = frozenset(
     (
         *(use.tag or name for name, use in _USES.items()),
         *(tag for use in _USES.values() for tag in use.also),
         *("image-to-image", "image-to-3d", "keypoint-detection", "time-series-forecasting", "voice-activity-detection"),
         *("reinforcement-learning", "robotics", "graph-ml", "multiple-choice", "visual-document-retrieval"),
-        *("tabular-regression", "unconditional-image-generation", "audio-to-audio", "other"),
+        *("tabular-regression", "unconditional-image-generation", "audio-to-audio", "other", "text-to-image"),
+        *("image-to-video", "text-to-video", "video-to-video", "image-text-to-image", "image-text-to-video"),
+        *("text-to-3d", "tabular-to-text", "table-to-text", "text-retrieval"),
     )
 )

@@ -25,7 +25,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 TAGS = {
     "llama": "text-generation",
     "tekken": "text-generation",
-    "t5": "text2text-generation",
+    "t5": "text-generation",
     "masked": "fill-mask",
     "classifier": "text-classification",
     "tagger": "token-classification",

@@ -148,12 +148,16 @@ def test_a_new_class_is_told_by_its_name_and_parts(name: str, config: dict[str, 
     ("name", "stated", "tag"),
     [
         ("T5ForConditionalGeneration", "translation", "translation"),
+        ("T5ForConditionalGeneration", "text2text-generation", "text-generation"),  # no task of the Hub any more
         ("BartForSequenceClassification", "zero-shot-classification", "zero-shot-classification"),
         ("Qwen3ForCausalLM", "text-ranking", "text-ranking"),
         ("ViTForImageClassification", "text-generation", "image-classification"),
         ("LlamaForCausalLM", "<script>", "text-generation"),
         ("LlamaForCausalLM", ["x"], "text-generation"),
+        ("ClapModel", "zero-shot-audio-classification", "feature-extraction"),
         ("Strange", "robotics", "robotics"),
+        ("Strange", "text-retrieval", "text-retrieval"),
+        ("Strange", "text2text-generation", None),
         ("Strange", "no-such-task", None),
     ],
 )
