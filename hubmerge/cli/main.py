@@ -18,13 +18,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hubmerge import __version__
 from hubmerge.cli import options
-from hubmerge.cli.options import YAML_FILE, add_stream_options, add_visibility, port
+from hubmerge.cli.options import YAML_FILE, add_stream_options, add_visibility, path, port
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.machine import extras
@@ -197,11 +196,11 @@ def _parser() -> argparse.ArgumentParser:
     options.of_init(add("init", "hubmerge.cli.init", words, "", json=""))
 
     words = "check a recipe or a sweep from headers alone: compatibility, sizes, predictions"
-    add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=Path, help=YAML_FILE)
+    add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=path, help=YAML_FILE)
 
     words = "the statistics of a recipe's agents: density, overlap, conflicts"
     command = add("probe", "hubmerge.cli.probe", words, "")
-    command.add_argument("recipe", type=Path, help=YAML_FILE)
+    command.add_argument("recipe", type=path, help=YAML_FILE)
     add_stream_options(command)
 
     words = "what one training changed: a model beside the one that it was trained from"
@@ -209,9 +208,9 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "merge to a folder: shards, config, tokenizer, card, hubmerge.json"
     command = add("merge", "hubmerge.cli.merge", words, _REPEATED, function="run_merge")
-    command.add_argument("recipe", type=Path, help=YAML_FILE)
+    command.add_argument("recipe", type=path, help=YAML_FILE)
     output = command.add_mutually_exclusive_group(required=True)
-    output.add_argument("--out", type=Path, help="the folder")
+    output.add_argument("--out", type=path, help="the folder")
     words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
     output.add_argument("--null-sink", action="store_true", help=words)
     command.add_argument("--resume", action="store_true", help=_RESUME)
@@ -220,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
     command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
-    command.add_argument("folder", type=Path, help="a folder that `hubmerge merge` has finished")
+    command.add_argument("folder", type=path, help="a folder that `hubmerge merge` has finished")
     command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)
     command.add_argument("--license", help="the license, where the parents leave it open and the card names none yet")
@@ -230,8 +229,8 @@ def _parser() -> argparse.ArgumentParser:
 
     words = "several methods or a grid of parameters in one go, inputs read once"
     command = add("sweep", "hubmerge.cli.merge", words, _REPEATED, function="run_sweep")
-    command.add_argument("sweep", type=Path, help=YAML_FILE)
-    command.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
+    command.add_argument("sweep", type=path, help=YAML_FILE)
+    command.add_argument("--out", type=path, required=True, help="a folder per variant, and the table of variants")
     command.add_argument("--resume", action="store_true", help=_RESUME)
     command.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
     add_visibility(command)
@@ -256,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
     command.add_argument("--port", type=port, default=0, help="default: a free one")
-    command.add_argument("--data", type=Path, required=True, help="the folder that holds everything")
+    command.add_argument("--data", type=path, required=True, help="the folder that holds everything")
     command.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
     command.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
 

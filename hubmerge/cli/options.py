@@ -6,6 +6,7 @@ Every command builds the parser of all, so nothing here imports what a command n
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,11 +55,16 @@ def _above_0(unit: str, text: str) -> float:
     return value
 
 
+def path(text: str) -> Path:
+    """The type of a file or folder; shells leave the ~ of `--out=~/merged` as it is."""
+    return Path(os.path.expanduser(text))  # which leaves an unknown user as it is
+
+
 def _svg(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower() != ".svg":
+    figure = path(text)
+    if figure.suffix.lower() != ".svg":
         raise argparse.ArgumentTypeError(f"a figure is an SVG file: give a name that ends in .svg, not {text[:80]!r}")
-    return path
+    return figure
 
 
 def add_visibility(command: argparse.ArgumentParser) -> None:
@@ -103,7 +109,7 @@ def of_init(command: argparse.ArgumentParser) -> None:
     command.add_argument("base", help="the model that the agents were trained from: a Hub id, or a folder")
     command.add_argument("agents", nargs="+", metavar="agent", help="a Hub id such as org/name@revision, or a folder")
     command.add_argument("--method", help="default: by what the agents are")
-    command.add_argument("--out", type=Path, metavar="FILE.yaml", help="a new file; default: standard output")
+    command.add_argument("--out", type=path, metavar="FILE.yaml", help="a new file; default: standard output")
 
 
 def of_diff(command: argparse.ArgumentParser) -> None:
@@ -120,7 +126,7 @@ def of_diff(command: argparse.ArgumentParser) -> None:
 
 
 def of_run(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recipe", type=Path, nargs="?", help=YAML_FILE)
+    command.add_argument("recipe", type=path, nargs="?", help=YAML_FILE)
     words = "owner/name on the Hub; of a sweep, REPO-<variant>"
     command.add_argument("--to", required=True, metavar="REPO", help=words)
     add_visibility(command)
@@ -128,7 +134,7 @@ def of_run(command: argparse.ArgumentParser) -> None:
     words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
     command.add_argument("--newest", action="store_true", help=words)
     command.add_argument("--evaluate", metavar="SUITE", help="measure the merge and its parents afterwards")
-    command.add_argument("--sweep", type=Path, metavar="SWEEP.yaml", help="several variants instead of a recipe")
+    command.add_argument("--sweep", type=path, metavar="SWEEP.yaml", help="several variants instead of a recipe")
     command.add_argument("--pick", action="store_true", help="publish only the variant that does best on dev rows")
     add_stream_options(command)
 
@@ -139,7 +145,7 @@ def of_sensitivity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", required=True, help="a JSONL file (./… or ….jsonl), or a dataset on the Hub")
     command.add_argument("--prompt", required=True, metavar="COLUMN", help="the column of the questions")
     command.add_argument("--answer", required=True, metavar="COLUMN", help="the column of the answers")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
+    command.add_argument("--out", type=path, required=True, metavar="FILE", help="a safetensors file")
     command.add_argument("--subset", help="the subset (config) of a Hub dataset, where it has several")
     command.add_argument("--split", help="the split of a Hub dataset (train)")
     command.add_argument("--revision", help="the revision of a Hub dataset")
@@ -161,7 +167,7 @@ def of_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--split", choices=("test", "dev"), default="test", help=words)
     words = "the first N rows of each task, which is another suite version"
     command.add_argument("--limit", type=positive, metavar="N", help=words)
-    command.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
+    command.add_argument("--out", type=path, metavar="FILE.json", help="the result; details go to FILE.details/")
     words = "auto: a GPU where there is one"
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=words)
     words = "auto: as the model is stored; any other makes it another suite version"
@@ -178,7 +184,7 @@ def of_evaluate(command: argparse.ArgumentParser) -> None:
 def of_suites(command: argparse.ArgumentParser) -> None:
     command.add_argument("names", nargs="*", metavar="SUITE", help="default: every suite")
     command.add_argument("--pin", action="store_true", help="pin what is not pinned to the commit that main has now")
-    command.add_argument("--file", type=Path, help="another file of pins than the package's")
+    command.add_argument("--file", type=path, help="another file of pins than the package's")
 
 
 def of_leaderboard(command: argparse.ArgumentParser) -> None:

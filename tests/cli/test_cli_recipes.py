@@ -93,6 +93,17 @@ def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(
     assert main(["sweep", str(below), "--out", str(tmp_path / "swept")]) == 0
 
 
+def test_what_a_shell_leaves_of_the_users_own_folder_is_that_folder(
+    recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell puts it in for `--out ~/merged` alone."""
+    monkeypatch.setenv("HOME", str(recipe_file.parent))
+    monkeypatch.chdir(tmp_path)
+    assert main(["merge", f"~/{recipe_file.name}", "--out=~/merged"]) == 0
+    assert (recipe_file.parent / "merged" / "hubmerge.json").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_recipe_on_standard_input_begins_in_the_working_folder(
     recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
