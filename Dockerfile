@@ -23,7 +23,8 @@ RUN pip install --no-cache-dir --no-deps --editable . \
     && python -m compileall -q hubmerge localhub workflows \
     && install -d -o user -g user /data
 
-USER user
+# the number, by which Kubernetes sees that it is not root (runAsNonRoot)
+USER 1000
 ENV HUBMERGE_DATA=/data \
     HOME=/home/user \
     GRADIO_ANALYTICS_ENABLED=False \
