@@ -38,12 +38,13 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
 
 def _text(total: Any) -> str:
-    lines = [f"{'agent':<24} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}"]
+    width = max(24, *(len(agent["agent"]) for agent in total["agents"]))
+    lines = [f"{'agent':<{width}} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}"]
     for agent in total["agents"]:
         n = max(total["elements"], 1)
         rho = agent["rho"] if isinstance(agent["rho"], str) else f"{agent['rho']:.3f}"
         lines.append(
-            f"{agent['agent'][:24]:<24} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "
+            f"{agent['agent']:<{width}} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "
             f"{agent['shared'] / n:>8.2%} {rho:>7}"
         )
     lines.append("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))

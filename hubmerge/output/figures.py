@@ -58,10 +58,12 @@ def render_figures(report: Report) -> dict[str, bytes]:
     """Path below the repo → SVG."""
     statistics = report.statistics
     labels = [short_label(str(a["agent"])) for a in statistics["total"]["agents"]]
+    numbered = [f"{label} · {n}" for n, label in enumerate(labels, 1)]
+    told = labels if len({*labels}) == len(labels) else numbered  # what is cut may read alike
     return {
-        DENSITY: _density(labels, statistics),
-        OVERLAP: _overlap(labels, statistics),
-        PAIRS: _pairs(labels, statistics["total"]["pairs"]),
+        DENSITY: _density(told, statistics),
+        OVERLAP: _overlap(told, statistics),
+        PAIRS: _pairs(numbered, statistics["total"]["pairs"]),
     }
 
 
@@ -185,11 +187,10 @@ def _groups(agents: int) -> dict[str, range]:
     return names
 
 
-def _pairs(labels: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> bytes:
-    agents = len(labels)
+def _pairs(numbered: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> bytes:
+    agents = len(numbered)
     few = agents <= _ANNOTATED
     size = SIZE if few else 8.0
-    numbered = [f"{label} · {n}" for n, label in enumerate(labels, 1)]
     beside = max(width_of(text, size) for text in numbered) + 2 * _EDGE
     height = max(220.0, 10.5 * agents)
     drawing = Drawing(TITLE + height + TICKS + _EDGE, "How alike the agents are")

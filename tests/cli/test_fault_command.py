@@ -146,6 +146,7 @@ def test_what_strangers_write_does_not_steer_the_terminal() -> None:
     [
         (MemoryError(), "E_TOO_BIG: not enough memory. Use fewer --threads, or a larger machine.\n"),
         (OSError(errno.ENOSPC, "Full"), "E_DISK: a file cannot be used: got Full. Free some disk and resume.\n"),
+        (FileNotFoundError(2, "No"), "E_DISK: the working folder was removed. Change to a folder that is there.\n"),
     ],
     ids=repr,
 )
@@ -198,16 +199,17 @@ def test_a_probe_keeps_to_its_disk_budget(
     assert capsys.readouterr().out == unlimited
 
 
-def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed(
+def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts_no_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = {"model.layers.0.mlp.up_proj.weight": tensor(np.zeros((0, 4)))}
     models = [{**empty, "v_head.weight": tensor(np.full(4, k))} for k in range(3)]
-    folders = [write_model(tmp_path / str(k), model) for k, model in enumerate(models)]
+    folders = [write_model(tmp_path / f"Qwen2.5-7B-Instruct-GRPO-{k}", model) for k, model in enumerate(models)]
     recipe = recipe_dict(folders[0], folders[1:], ignore=["v_head.*"])
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["probe", str(tmp_path / "recipe.yaml")]) == 0
-    assert " 0.00% " in capsys.readouterr().out
+    table = capsys.readouterr().out.splitlines()[1:3]
+    assert [line.split()[:2] for line in table] == [[folder.name, "0.00%"] for folder in folders[1:]]
 
 
 def test_what_is_piped_is_utf_8_whatever_the_locale(recipe_file: Path) -> None:

@@ -47,6 +47,11 @@ def test_labels_keep_both_ends_and_only_characters_that_are_seen() -> None:
     assert short_label("a\u202eb\n日") == "a?b?日"
 
 
+def test_labels_that_differ_where_they_are_cut_are_told_apart_by_their_numbers() -> None:
+    for svg in render_figures(report_of([f"Qwen2.5-7B-{skill}-grpo-step100" for skill in ("math", "code")])).values():
+        assert {"Qwen2.5-7B…po-step100 · 1", "Qwen2.5-7B…po-step100 · 2"} <= {*texts(parsed(svg))}
+
+
 def test_models_without_layers_or_changes_render() -> None:
     cases = [report_of(["a", "b"], layers=0), report_of(["a", "b"], elements=0)]
     data = report_data()
