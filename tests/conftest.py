@@ -120,6 +120,18 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def done(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """What a command that ends with exit code 0 says, as `out` and `err`."""
+
+    def run(*arguments: object) -> Any:
+        capsys.readouterr()
+        assert main([*map(str, arguments)]) == 0
+        return capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
     with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=("--faults",)) as hub:

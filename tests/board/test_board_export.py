@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import ENVIRONMENT, TRUSTED, family, own, parent, result, task, written
-from processes import printed_by
+from processes import Done, Refused, printed_by
 
 from benchmarks.board import synthetic
 from hubmerge.board.export import board_json, row_data, suite_csv
@@ -19,7 +19,6 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.standing import Committed
 from hubmerge.board.values import Flag
-from hubmerge.cli.main import main
 from hubmerge.evaluation.result import result_path
 from hubmerge.output.card_scores import scores_view
 from workflows.app.model_panels import score_sections
@@ -128,24 +127,18 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return written(tmp_path, *family(), result("org/base", "b", {"math": 0.5}, suite="other"))
+def command(tmp_path: Path) -> tuple[object, ...]:
+    other = result("org/base", "b", {"math": 0.5}, suite="other")
+    return "leaderboard", "--results", written(tmp_path, *family(), other)
 
 
-def leaderboard(folder: Path, *words: str) -> int:
-    return main(["leaderboard", "--results", str(folder), *words])
-
-
-def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert leaderboard(folder) == 0
-    text = capsys.readouterr().out
+def test_the_command_prints_the_board_of_a_folder(command: tuple[object, ...], done: Done) -> None:
+    text = done(*command).out
     assert "org/merge@eeeeeee" in text
     assert "61.0 (55.5 to 66.1)" in text
     assert "2 of 2 skills: 115% of the gain in math, 84% in code" in text
-    assert leaderboard(folder, "--suite", "trio", "--csv") == 0
-    assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"
-    assert leaderboard(folder, "--json") == 0
-    assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
+    assert next(r["model"] for r in rows_of(done(*command, "--suite", "trio", "--csv").out)) == "org/merge"
+    assert [s["suite"] for s in json.loads(done(*command, "--json").out)["suites"]] == ["other", "trio"]
 
 
 @pytest.mark.parametrize(
@@ -158,24 +151,22 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     ],
 )
 def test_the_command_says_which_suites_and_versions_there_are(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    command: tuple[object, ...], refused: Refused, words: list[str], said: str
 ) -> None:
-    assert leaderboard(folder, *words) == 1
-    assert said in capsys.readouterr().err
+    assert said in refused(*command, *words)
 
 
 def test_without_a_dataset_a_folder_of_the_data_is_read_and_no_repo_that_is_called_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, done: Done
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUBMERGE_DATA", "data")
-    assert main(["leaderboard"]) == 1
-    assert f"no such folder of results in {tmp_path}/data/results-dataset" in capsys.readouterr().err
+    assert f"no such folder of results in {tmp_path}/data/results-dataset" in refused("leaderboard")
     written(tmp_path / "data" / "results-dataset", *family())
-    assert main(["leaderboard"]) == 0
+    done("leaderboard")
 
 
-def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, done: Done) -> None:
     path = tmp_path / "results" / "bad\x1b[2J.json"
     path.parent.mkdir()
     path.write_text("{")
@@ -184,8 +175,7 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: p
     parents = [parent(*each) for each in ids]
     results = [result(name, letter, s) for (name, letter, _), s in zip(ids, scores, strict=False)]
     written(tmp_path, *results, result("org/merge", "e", scores[2], parents=parents))
-    leaderboard(tmp_path)
-    out = capsys.readouterr().out
+    out = done("leaderboard", "--results", tmp_path).out
     assert not {"\x1b", "\x9b"} & {*out}
     assert "domain 0\\x9b2J, domain 10\\x9b2J" in out
     assert "20 of 20 skills: 125% of the gain in domain 0" in out

@@ -10,13 +10,13 @@ import pytest
 from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography, written
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
+from processes import Done, Refused
 
 from hubmerge.board.files import ResultFiles, entries_of, parse_files, parse_flags, parse_versions, with_signatures
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.trust import Trust, keys_file
 from hubmerge.board.values import Board, Refusal
-from hubmerge.cli.main import main
 from hubmerge.evaluation.result import result_path
 from hubmerge.evaluation.signing import public_key, signed, signed_entry
 from hubmerge.hub.client import Hub
@@ -179,14 +179,13 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
     return results_keys(load_settings()).seed
 
 
-def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["sign", *arguments, "--json"]) == 0
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+def listed(done: Done, *arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(done("sign", *arguments, "--json").out)
     return answer
 
 
 def test_the_command_lists_entries_and_signs_those_that_are_named(
-    keeper: bytes, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    keeper: bytes, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch, done: Done
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
     monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
@@ -201,35 +200,34 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     models = [("org/math", "c" * 40), ("org/code", "d" * 40)]
     scores = RecordedScores(hub, dataset)
     assert scores.flagged(models) == {}  # a stranger stops no watcher
-    answer = listed(capsys, repo)
+    answer = listed(done, repo)
     assert [e["signed"] for e in answer["entries"]] == ["community"] * 3
     ids = [e["id"] for e in answer["entries"] if e["entry"] != stranger]
-    answer = listed(capsys, repo, *ids)
+    answer = listed(done, repo, *ids)
     assert [e["signed"] for e in answer["entries"]] == ["signed", "community", "signed"]
     loaded = dataset.load()
     assert [(f.model, f.community) for f in loaded.flags] == [("org/math", False), ("org/code", True)]
     assert {r.suite_version for r in loaded.results} == {"2"}
     assert list(scores.flagged(models)) == [("org/math", "c" * 40)]
     head = api.repo_info(repo, repo_type="dataset").sha
-    assert listed(capsys, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
+    assert listed(done, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
     assert api.repo_info(repo, repo_type="dataset").sha == head
-    assert main(["sign", repo]) == 0
-    told = [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    told = [line.split("  ")[1].strip() for line in done("sign", repo).out.splitlines()]
     assert told == ["signed", "not signed", "signed"]
 
 
 def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
-    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    keeper: bytes, tmp_path: Path, done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a repo could be called so."""
     folder = written(tmp_path / "org" / "copy", flags=file("flags", CONTAMINATED))
     monkeypatch.chdir(tmp_path)
-    [entry] = listed(capsys, "org/copy")["entries"]
+    [entry] = listed(done, "org/copy")["entries"]
     for _ in ("first", "again, after a kill between the two files"):
-        assert listed(capsys, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
+        assert listed(done, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
         assert json.loads((folder / "keys.json").read_text()) == {"keys": [public_key(keeper)]}
         (folder / "keys.json").unlink()
-    listed(capsys, str(folder), entry["id"])
+    listed(done, str(folder), entry["id"])
     assert sorted(p.name for p in folder.iterdir()) == ["flags.json", "keys.json"]
 
 
@@ -245,7 +243,8 @@ def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
 def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    done: Done,
+    refused: Refused,
     secret: str,
     published: list[str],
     others: list[str],
@@ -255,16 +254,14 @@ def test_what_cannot_be_signed_is_told_and_no_key_is_made_up(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     before = file("flags", CONTAMINATED)
-    [entry] = listed(capsys, str(written(tmp_path, flags=before, keys=keys_file(published))))["entries"]
-    assert main(["sign", str(tmp_path), entry["id"], *others]) == 1
-    assert reason in capsys.readouterr().err
+    [entry] = listed(done, str(written(tmp_path, flags=before, keys=keys_file(published))))["entries"]
+    assert reason in refused("sign", tmp_path, entry["id"], *others)
     assert (tmp_path / "flags.json").read_bytes() == before
     assert not (tmp_path / "data").exists()
 
 
-def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, done: Done) -> None:
     (tmp_path / "flags.json").write_bytes(file("flags", {**CONTAMINATED, "reason": "\x1b[2J\u202egone"}))
-    assert main(["sign", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out = done("sign", tmp_path).out
     assert "\x1b" not in out
     assert "\u202e" not in out

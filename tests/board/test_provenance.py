@@ -25,11 +25,11 @@ from board_helpers import (
     without_cryptography,
     written,
 )
+from processes import Done
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
-from hubmerge.cli.main import main
 from hubmerge.errors import DiskError, ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import believed, provenance, public_key, signed
@@ -236,21 +236,18 @@ def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
 
 
 def test_the_command_line_says_what_is_missing_to_check_signatures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Done
 ) -> None:
     folder = written(tmp_path, *own(), keys=keys_file([KEY]))
     without_cryptography(monkeypatch)
-    assert main(["leaderboard", "--results", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "unverified: signatures cannot be checked without `cryptography`" in out
+    said = "unverified: signatures cannot be checked without `cryptography`"
+    assert said in done("leaderboard", "--results", folder).out
 
 
-def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path: Path, done: Done) -> None:
     folder = written(tmp_path, *own(), strange("evil/x"), keys=keys_file([KEY]))
-    assert main(["leaderboard", "--results", str(folder)]) == 0
-    lines = {line.split()[1]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if "@" in line}
+    told = done("leaderboard", "--results", folder).out.splitlines()
+    lines = {line.split()[1]: line.split()[-1] for line in told if "@" in line}
     assert lines == {
         "org/merge@eeeeeee": "bot",
         "org/math@ccccccc": "bot",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import random_base, recipe_dict, sparse_agent, write_model, write_parents
 from huggingface_hub import HfApi, constants, snapshot_download
-from processes import printed_by
+from processes import Done, Refused, printed_by
 from scripted_hub import ScriptedHub, error
 
 from hubmerge.cli.main import main
@@ -152,16 +151,12 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
-    models: Models, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(models: Models, done: Done) -> None:
     fresh = models.merged("fresh")
     assert fetched(fresh) > 0
     models.fetch()
     before = state(models.cache)
-    capsys.readouterr()
-    assert main(["inspect", str(models.recipe), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["download_bytes"] == 0
+    assert json.loads(done("inspect", models.recipe, "--json").out)["download_bytes"] == 0
     for number, more in enumerate(([], ["--disk-budget", "0.00003"], ["--chunk-elements", "100", "--threads", "1"])):
         out = models.merged(f"cached{number}", *more)
         assert fetched(out) == 0
@@ -208,7 +203,7 @@ def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
 
 
 def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     models.ada.update_repo_settings(models.one, private=True)
     models.fetch()
@@ -220,7 +215,7 @@ def test_what_private_parents_hold_does_not_become_public_after_an_offline_merge
 
 
 def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     models.fetch(models.base, models.one)
     models.ada.hf_hub_download(models.two, "config.json", cache_dir=models.cache)
@@ -249,7 +244,7 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     ids=["weights", "shards", "no tokenizer"],
 )
 def test_offline_a_model_of_which_a_part_was_fetched_is_not_taken_for_the_whole(
-    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], fetched: list[str], told: str
+    models: Models, monkeypatch: pytest.MonkeyPatch, refused: Refused, fetched: list[str], told: str
 ) -> None:
     """Its license and its tokenizer would be gone from the merge."""
     models.fetch(models.one, models.two)

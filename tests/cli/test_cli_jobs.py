@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import act_as_ada
+from processes import Done, Refused, act_as_ada
 from pydantic import SecretStr
 
 from hubmerge.cli.main import main
@@ -33,15 +32,13 @@ def store(tmp_path: Path, local_hub: LocalHubProcess, monkeypatch: pytest.Monkey
 
 
 def test_failed_jobs_are_listed_and_tried_again_with_the_token_of_the_environment(
-    store: Store, tmp_path: Path, local_hub: LocalHubProcess, capsys: pytest.CaptureFixture[str]
+    store: Store, tmp_path: Path, local_hub: LocalHubProcess, done: Done
 ) -> None:
-    assert main(["jobs"]) == 0
-    told = capsys.readouterr().out.splitlines()
+    told = done("jobs").out.splitlines()
     assert [line.split()[:4] for line in told] == [[id[:12], "failed", "merge", "ada/merged"] for id in (OTHER, MINE)]
     assert all(line.endswith("E_FORMAT: no safetensors") for line in told)
 
-    assert main(["jobs", "--retry", "ab", "--json"]) == 0
-    jobs = {job["id"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    jobs = {job["id"]: job for job in json.loads(done("jobs", "--retry", "ab", "--json").out)["jobs"]}
     assert (jobs[MINE]["state"], jobs[OTHER]["state"]) == ("queued", "failed")
     sealed = store.sealed_token(MINE)
     assert sealed is not None
@@ -60,14 +57,14 @@ def test_a_job_is_found_however_many_the_bot_has_had_since(
 
 @pytest.mark.parametrize("named", ["ad", "a", "ff", THEIRS, ""], ids=["bob", "two", "none", "whole", "all"])
 def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_again(
-    store: Store, named: str, refused: Callable[..., str]
+    store: Store, named: str, refused: Refused
 ) -> None:
     assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "ab", named)
     assert {store.get(id).state for id in (MINE, OTHER, THEIRS)} == {State.FAILED}
 
 
 def test_no_digits_name_no_job_even_where_there_is_one_alone(
-    store: Store, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    store: Store, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "list_jobs", lambda self, **_: [self.get(MINE)])
     assert "E_JOB: no single job of yours begins so" in refused("jobs", "--retry", "")
@@ -75,7 +72,7 @@ def test_no_digits_name_no_job_even_where_there_is_one_alone(
 
 
 def test_without_the_app_s_secret_no_job_is_tried_again_with_a_token_that_the_app_could_not_open(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.delenv("HUBMERGE_SECRET")
     assert "E_SETTINGS: the app's secret is not known" in refused("jobs", "--retry", "ab")
@@ -85,7 +82,7 @@ def test_without_the_app_s_secret_no_job_is_tried_again_with_a_token_that_the_ap
 
 
 def test_a_folder_without_an_app_and_a_missing_token_are_named(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.delenv("HF_TOKEN")
     assert "E_LOGIN: whose jobs is not known in HF_TOKEN" in refused("jobs")

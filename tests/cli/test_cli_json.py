@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from builders import write_sweep
 from huggingface_hub import HfApi
+from processes import Done
 
 from hubmerge.cli.main import main
 from hubmerge.methods import registry
@@ -20,13 +21,11 @@ COMMANDS = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").re
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def told(done: Done) -> Any:
     """The object that a command prints; every key of it stands in the documentation."""
 
     def run(*arguments: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert main([*arguments, "--json"]) == 0
-        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        result: dict[str, Any] = json.loads(done(*arguments, "--json").out)
         section = COMMANDS.split(f"\n| `{arguments[0]}` |")[1].split("\n| `")[0].split("\n\n")[0]
         assert not [key for key in result if f"`{key}`" not in section]
         return result
@@ -51,11 +50,9 @@ def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, to
     assert again == {**{k: v for k, v in first.items() if k != "usage"}, "finished_before": True}
 
 
-def test_methods_are_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "--json"]) == 0
-    assert "ram_plus" in json.loads(capsys.readouterr().out)
-    assert main(["methods"]) == 0
-    told = capsys.readouterr().out.splitlines()
+def test_methods_are_told_by_name(done: Done) -> None:
+    assert "ram_plus" in json.loads(done("methods", "--json").out)
+    told = done("methods").out.splitlines()
     for method in registry().values():
         assert any(line.startswith(f"{method.name} ") for line in told)
         for paper in method.papers:

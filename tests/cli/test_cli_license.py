@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from builders import recipe_dict, write_parents, write_sweep
 from huggingface_hub import HfApi, ModelCard
+from processes import Done, Refused
 
 from hubmerge.cli.main import main
 
 Fetched = Callable[[str, str], bytes]
-Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -25,10 +25,9 @@ def unlicensed(recipe_file: Path) -> Path:
 
 
 @pytest.fixture
-def merged(unlicensed: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def merged(unlicensed: Path, done: Done) -> Path:
     out = unlicensed.parent / "out"
-    assert main(["merge", str(unlicensed), "--out", str(out)]) == 0
-    capsys.readouterr()
+    done("merge", unlicensed, "--out", out)
     return out
 
 
@@ -43,11 +42,8 @@ def test_models_without_a_license_merge_into_a_folder_whose_card_says_that_none_
     assert json.loads((merged / "hubmerge.json").read_text())["license"]["id"] == "unknown"
 
 
-def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs(
-    unlicensed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", str(unlicensed)]) == 0
-    assert "publishing needs --license: an input states no license" in capsys.readouterr().out
+def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs(unlicensed: Path, done: Done) -> None:
+    assert "publishing needs --license: an input states no license" in done("inspect", unlicensed).out
     assert main(["probe", str(unlicensed)]) == 0
 
 
@@ -61,13 +57,12 @@ def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents
 
 
 def test_a_license_that_comes_too_late_for_a_finished_folder_is_told(
-    merged: Path, unlicensed: Path, capsys: pytest.CaptureFixture[str]
+    merged: Path, unlicensed: Path, done: Done
 ) -> None:
     command = ["merge", str(unlicensed), "--out", str(merged)]
-    assert main(command) == 0
-    assert capsys.readouterr().err == ""
-    assert main([*command, "--license", "mit"]) == 0
-    assert "is finished and states the license unknown; `hubmerge publish --license`" in capsys.readouterr().err
+    assert done(*command).err == ""
+    told = done(*command, "--license", "mit").err
+    assert "is finished and states the license unknown; `hubmerge publish --license`" in told
 
 
 def test_the_names_of_all_repos_are_checked_before_the_first_variant_is_merged(
@@ -102,7 +97,7 @@ def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
 
 
 def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
-    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused, capsys: pytest.CaptureFixture[str]
+    merged: Path, ada: HfApi, fetched: Fetched, refused: Refused, done: Done
 ) -> None:
     before = files(merged)
     command = ["publish", str(merged), "ada/stated", "--license"]
@@ -120,19 +115,18 @@ def test_license_and_repo_of_a_publication_stand_on_the_card_and_in_the_manifest
     own = json.loads((merged / "hubmerge.json").read_text())
     assert manifest == {**own, "license": manifest["license"], "target": "ada/stated"}
     assert fetched("ada/stated", "model.safetensors") == (merged / "model.safetensors").read_bytes()
-    assert main([*command, "apache-2.0"]) == 0  # again is the same, which is told
-    assert "ada/stated holds this merge already and stays as it is, its license too" in capsys.readouterr().err
+    told = done(*command, "apache-2.0").err  # again is the same, which is told
+    assert "ada/stated holds this merge already and stays as it is, its license too" in told
     assert len(ada.list_repo_commits("ada/stated")) == 2
 
 
 def test_a_run_whose_merge_is_published_says_that_its_license_stays(
-    unlicensed: Path, ada: HfApi, fetched: Fetched, capsys: pytest.CaptureFixture[str]
+    unlicensed: Path, ada: HfApi, fetched: Fetched, done: Done
 ) -> None:
     command = ["run", str(unlicensed), "--to", "ada/run-stated", "--license"]
-    assert main([*command, "mit"]) == 0
-    assert "its license too" not in capsys.readouterr().err
-    assert main([*command, "apache-2.0"]) == 0
-    assert "ada/run-stated holds this merge already and stays as it is, its license too" in capsys.readouterr().err
+    assert "its license too" not in done(*command, "mit").err
+    told = done(*command, "apache-2.0").err
+    assert "ada/run-stated holds this merge already and stays as it is, its license too" in told
     assert json.loads(fetched("ada/run-stated", "hubmerge.json"))["license"]["id"] == "mit"
 
 
@@ -177,7 +171,7 @@ def commands(prefix: str, recipe: Path) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_no_command_makes_a_private_parent_s_merge_public_by_default(
-    family: tuple[str, Path], ada: HfApi, refused: Callable[..., str]
+    family: tuple[str, Path], ada: HfApi, refused: Refused
 ) -> None:
     before = {m.id for m in ada.list_models(author="ada")}
     for command in commands(*family).values():

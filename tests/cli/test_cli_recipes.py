@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
-from processes import ROOT, python
+from processes import ROOT, Done, Refused, python
 
 from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
@@ -69,7 +68,7 @@ def test_paths_begin_at_the_recipe_wherever_the_command_is_started(
 
 
 def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_with_the_one_to_write(
-    below: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+    below: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.chdir(tmp_path)
     below.write_text("base: ./base\nagents: [../one, ../two]\nmethod: ram\n")
@@ -119,7 +118,7 @@ def test_a_recipe_on_standard_input_begins_in_the_working_folder(
 
 
 def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told(
-    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ada: HfApi
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, done: Done, refused: Refused, ada: HfApi
 ) -> None:
     here = recipe_file.parent
     (here / "exp").mkdir()
@@ -127,8 +126,7 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
     written = here / "mixed.yaml"
     written.write_text("base: base\nagents: [exp/agent0, ./two]\nmethod: ram\n")
     monkeypatch.chdir(here.parent)
-    assert main(["inspect", str(written)]) == 0
-    told = capsys.readouterr().out
+    told = done("inspect", written).out
     assert f"exp/agent0 is taken for the folder {here}/exp/agent0; write exp/agent0@main for the model on the" in told
     recipe = load_recipe(written)
     assert [note.partition(" ")[0] for note in recipe.notes] == ["base", "exp/agent0"]
@@ -137,8 +135,7 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
     again = recipe_from_yaml(recipe.to_yaml())
     assert again.agents[0].model.local, "written out, it stays a folder"
     written.write_text("base: base\nagents: [exp/agent0@main, ./two]\nmethod: ram\n")
-    assert main(["inspect", str(written)]) == 1
-    assert "E_SOURCE: no such repo" in capsys.readouterr().err
+    assert "E_SOURCE: no such repo" in refused("inspect", written)
 
 
 @pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
@@ -185,7 +182,6 @@ def test_entries_are_counted_from_1() -> None:
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -197,10 +193,9 @@ def here(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("method", [None, *registry()])
 def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
-    here: Path, capsys: pytest.CaptureFixture[str], method: str | None
+    here: Path, done: Done, method: str | None
 ) -> None:
-    assert main(["init", "base", "./one", "two", *(["--method", method] if method else [])]) == 0
-    text, told = capsys.readouterr()
+    text, told = done("init", "base", "./one", "two", *(["--method", method] if method else []))
     assert "E_INCOMPATIBLE" not in told
     assert "cannot be merged" not in text
     assert ("put your own data here" in text) == (method in ("fisher", "sar"))
@@ -218,12 +213,10 @@ def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
     assert load_recipe(here / "shown.yaml").parameters == recipe.parameters
 
 
-def test_paths_are_written_as_the_file_that_holds_them_needs_them(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_are_written_as_the_file_that_holds_them_needs_them(here: Path, done: Done) -> None:
     (here / "my recipes").mkdir()
-    assert main(["init", "base", str(here / "one"), "./two", "--out", "my recipes/new.yaml"]) == 0
-    assert "`hubmerge merge 'my recipes/new.yaml' --out" in capsys.readouterr().out, "a shell takes it"
+    told = done("init", "base", here / "one", "./two", "--out", "my recipes/new.yaml").out
+    assert "`hubmerge merge 'my recipes/new.yaml' --out" in told, "a shell takes it"
     recipe = load_recipe(here / "my recipes" / "new.yaml")
     assert [str(recipe.base), *(str(a.model) for a in recipe.agents)] == ["../base", str(here / "one"), "../two"]
     assert main(["merge", "my recipes/new.yaml", "--out", "out"]) == 0
@@ -260,26 +253,23 @@ def test_a_disk_that_is_full_leaves_no_half_of_a_recipe(here: Path) -> None:
 
 
 def test_models_that_cannot_be_opened_leave_no_recipe_and_those_that_do_not_fit_say_so_in_it(
-    here: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+    here: Path, refused: Refused, done: Done
 ) -> None:
     refused("init", "base", "one", "too", "--out", "new.yaml")
     assert not (here / "new.yaml").exists()
     agent = sparse_agent(random_base(0), 0.1, 5)
     write_model(here / "qwen", agent, config=llama_config(agent, architectures=["Qwen\x1b[2JForCausalLM"]))
-    assert main(["init", "base", "one", "qwen", "--out", "new.yaml"]) == 0
+    told = done("init", "base", "one", "qwen", "--out", "new.yaml").err
     text = (here / "new.yaml").read_text()
     assert "# It cannot be merged as it stands: E_INCOMPATIBLE: another architecture" in text
     assert "\x1b" not in text
-    assert "E_INCOMPATIBLE" in capsys.readouterr().err
+    assert "E_INCOMPATIBLE" in told
     assert load_recipe(here / "new.yaml").method == "ram_plus"
 
 
 @pytest.mark.usefixtures("here")
-def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(
-    refused: Refused, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["init", "base", "one"]) == 0
-    assert "# - org/another-agent  # a merge needs two" in capsys.readouterr().out
+def test_one_agent_is_a_beginning_and_a_wrong_method_is_refused(refused: Refused, done: Done) -> None:
+    assert "# - org/another-agent  # a merge needs two" in done("init", "base", "one").out
     assert "Did you mean ties?" in refused("init", "base", "one", "--method", "tie")
 
 

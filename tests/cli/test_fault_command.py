@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from builders import recipe_dict, tensor, write_model
 from line import Line
-from processes import ROOT, act_as_ada, as_ada, python
+from processes import ROOT, Done, Refused, act_as_ada, as_ada, python
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
@@ -27,8 +26,6 @@ from hubmerge.errors import CorruptError, HubmergeError, LoginError, Problem, Se
 from hubmerge.hub.client import Hub
 from localhub.fault_rules import FaultSwitch, Status
 from localhub.process import LocalHubProcess
-
-Refused = Callable[..., str]
 
 CANARY = "hf_canary"
 
@@ -186,29 +183,26 @@ def test_streams_that_were_closed_are_open_in_processes_that_a_command_starts(cl
 
 
 def test_a_probe_keeps_to_its_disk_budget(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: Line, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, done: Done, line: Line, tmp_path: Path
 ) -> None:
     act_as_ada(monkeypatch, line.process, tmp_path)
     recipe = tmp_path / "hub.yaml"
     recipe.write_text(json.dumps(line.recipe))
-    assert main(["probe", str(recipe)]) == 0
-    unlimited = capsys.readouterr().out
+    unlimited = done("probe", recipe).out
 
     monkeypatch.setattr(Hub, "download", Mock(side_effect=AssertionError("a shard of 250 kB does not fit in")))
-    assert main(["probe", str(recipe), "--disk-budget", "0.0001"]) == 0
-    assert capsys.readouterr().out == unlimited
+    assert done("probe", recipe, "--disk-budget", "0.0001").out == unlimited
 
 
 def test_a_probe_of_tensors_without_elements_finds_that_nothing_changed_and_cuts_no_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, done: Done
 ) -> None:
     empty = {"model.layers.0.mlp.up_proj.weight": tensor(np.zeros((0, 4)))}
     models = [{**empty, "v_head.weight": tensor(np.full(4, k))} for k in range(3)]
     folders = [write_model(tmp_path / f"Qwen2.5-7B-Instruct-GRPO-{k}", model) for k, model in enumerate(models)]
     recipe = recipe_dict(folders[0], folders[1:], ignore=["v_head.*"])
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    assert main(["probe", str(tmp_path / "recipe.yaml")]) == 0
-    table = capsys.readouterr().out.splitlines()[1:3]
+    table = done("probe", tmp_path / "recipe.yaml").out.splitlines()[1:3]
     assert [line.split()[:2] for line in table] == [[folder.name, "0.00%"] for folder in folders[1:]]
 
 
@@ -238,18 +232,15 @@ def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
 
 
 @pytest.fixture
-def merged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: Line, recipe_file: Path, tmp_path: Path
-) -> Path:
+def merged(monkeypatch: pytest.MonkeyPatch, done: Done, line: Line, recipe_file: Path, tmp_path: Path) -> Path:
     """A finished folder of ada's."""
     act_as_ada(monkeypatch, line.process, tmp_path)
-    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "merged")]) == 0
-    capsys.readouterr()
+    done("merge", recipe_file, "--out", tmp_path / "merged")
     return tmp_path / "merged"
 
 
 def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hidden_ones_are_not(
-    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    merged: Path, line: Line, monkeypatch: pytest.MonkeyPatch, done: Done
 ) -> None:
     kept, hidden = {"sub/notes.txt", ".gitignore", ".eval_results/mine.yaml"}, (".env", ".aws/key", "sub/.DS_Store")
     for name in (".git/config", ".cache/huggingface/x", "sub/.git", *kept, *hidden):
@@ -260,11 +251,11 @@ def test_of_a_users_own_files_large_ones_are_published_without_being_held_and_hi
     monkeypatch.setattr("hubmerge.output.finished.SMALL_FILE_BYTES", 39_999)
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was held") if path == large else read(path))
-    assert main(["publish", str(merged), line.target]) == 0
+    told = done("publish", merged, line.target).err
     there = set(line.api.list_repo_files(line.target))
     assert {large.name, "model.safetensors", *kept} <= there
     assert not [name for name in there if ".git" in name.split("/") or ".cache" in name or name in hidden]
-    assert "hidden files are not published: .aws, .env, .DS_Store" in capsys.readouterr().err
+    assert "hidden files are not published: .aws, .env, .DS_Store" in told
     assert line.hub.read_file(line.target, line.hub.head(line.target), large.name) == read(large)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
+"""A signal at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict
-from processes import ROOT, python
+from processes import ROOT, Refused, python
 
 from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
@@ -133,7 +132,7 @@ def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_onc
     ids=" ".join,
 )
 def test_an_interrupted_command_says_how_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], recipe_file: Path, command: list[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Refused, recipe_file: Path, command: list[str]
 ) -> None:
     # of the modules that use it: imported here, else one of them would keep the patch
     for module in (inspect_command, reading):

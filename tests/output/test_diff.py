@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from plan_helpers import NOWHERE
+from processes import Done, Refused
 from stream_helpers import values_of
 from svg_reading import SVG, parsed
 
@@ -353,7 +354,7 @@ def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None
     assert any("'lost.*' matches no tensor" in text for text in found.warnings)
 
 
-def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, refused: Refused) -> None:
     weights = random_base(0)
     base = write_model(tmp_path / "base", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
     agent = write_model(tmp_path / "agent", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
@@ -417,25 +418,23 @@ def test_every_key_of_the_json_is_documented_and_the_other_way_round(example: Di
     assert Diff.from_json(json.loads(json.dumps(data))) == example
 
 
-def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, done: Done) -> None:
     models = [str(ZOO / "base"), str(ZOO / "math")]
-    assert main(["diff", *models, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = json.loads(done("diff", *models, "--json").out)
     assert data["total"]["changed"] == 17124
     assert len(data["tensors"]) == data["tensor_count"] == 41
     figure = tmp_path / "change.svg"
-    assert main(["diff", *models, "--top", "2", "--figure", str(figure)]) == 0
-    text = capsys.readouterr().out
+    text = done("diff", *models, "--top", "2", "--figure", figure).out
     assert "9.97% (17,124 parameters)" in text
     assert text.count("model.layers.0.self_attn.o_proj.bias") == 2  # first of both lists
     assert "model.layers.1" not in text
     assert parsed(figure.read_bytes()).attrib["width"] == "800"
 
 
-def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, done: Done) -> None:
     models = [str(ZOO / "base"), str(ZOO / "math")]
-    assert main(["diff", *models, "--log-json", "--figure", str(tmp_path / "change.svg")]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    said = done("diff", *models, "--log-json", "--figure", tmp_path / "change.svg").err
+    told = [json.loads(line) for line in said.splitlines()]
     stages = [line["stage"] for line in told if line["type"] in ("stage", "progress")]
     assert list(dict.fromkeys(stages)) == ["resolve", "probe", "figure"]
     assert sorted(stages, key=["resolve", "probe", "figure"].index) == stages

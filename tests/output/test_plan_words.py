@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from builders import random_base, sparse_agent, write_model, write_parents
 from plan_helpers import BASE, A, B, plan
+from processes import Done
 
-from hubmerge.cli.main import main
 from hubmerge.output.plan_words import LABELS, cost_of, fit_of, models_of, plan_summary
 from hubmerge.plan.plan import Plan
 from workflows.app.panels import plan_panel
@@ -96,29 +96,25 @@ def test_the_page_says_what_the_terminal_says(made: Plan):
     assert LABELS["folder_disk_least_bytes"] not in panel, "the Space keeps no folder"
 
 
-def test_inspect_groups_what_it_says(recipe: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["inspect", str(recipe)]) == 0
-    said = capsys.readouterr().out
+def test_inspect_groups_what_it_says(recipe: Path, done: Done):
+    said = done("inspect", recipe).out
     titles = [line for line in said.splitlines() if line and not line.startswith(" ")]
     assert titles == ["Models", "Compatibility: these models fit", "Cost, on this machine", "Warnings"]
     assert re.search(r"  Agent 2 +\./two@\w{12}, weight 0\.5 \(13\.5 kB, license mit\)\n", said)
     assert "  - `ignore`: 'no.such.*' matches no tensor of the base or an agent\n" in said
 
 
-def test_a_sweep_is_told_in_the_same_words(recipe: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_sweep_is_told_in_the_same_words(recipe: Path, done: Done):
     named = json.loads(recipe.read_text())
     recipe.write_text(
         json.dumps({"base": named["base"], "agents": named["agents"], "sweep": [{"method": ["ram", "ties"]}]})
     )
-    assert main(["inspect", str(recipe)]) == 0
-    said = capsys.readouterr().out
+    said = done("inspect", recipe).out
     assert re.search(r"Variants +2, merged in passes of 2: ram, ties\n", said)
     assert re.search(r"Size of the result +27\.0 kB\n", said)
 
 
-def test_nothing_is_wider_than_a_terminal_of_80_columns(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_nothing_is_wider_than_a_terminal_of_80_columns(recipe: Path, monkeypatch: pytest.MonkeyPatch, done: Done):
     """A strange name of a tensor is broken nowhere."""
     agent = sparse_agent({**random_base(0), "v_head.summary.weight": random_base(0)["model.norm.weight"]}, 0.1, 3)
     write_model(recipe.parent / "one", agent)
@@ -126,7 +122,6 @@ def test_nothing_is_wider_than_a_terminal_of_80_columns(
     recipe.write_text(json.dumps({**named, "ignore": ["v_head.*", "*.mlp.*"]}))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["inspect", str(recipe)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = done("inspect", recipe).out.splitlines()
     assert max(map(len, lines)) <= 80, max(lines, key=len)
     assert any("left out by" in line for line in lines)
