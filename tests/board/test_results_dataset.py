@@ -47,26 +47,37 @@ print(json.dumps({n: load_dataset(sys.argv[1], n, split="train", token=sys.argv[
 """
 
 
-@pytest.fixture
-def repo() -> str:
-    return f"ada/results-{next(NAMES)}"
+class Kept(ResultsDataset):
+    """A dataset of ada's, on which a test can look and to which it can write by hand."""
+
+    def __init__(self, process: LocalHubProcess, repo: str = "", trust: Trust | None = None) -> None:
+        self.process, self.api = process, HfApi(process.endpoint, token=process.tokens["ada"])
+        hub = Hub(process.endpoint, process.tokens["ada"])
+        super().__init__(hub, repo or f"ada/results-{next(NAMES)}", trust=trust)
+
+    def opened(self, trust: Trust | None = None) -> Kept:
+        """By somebody who has read nothing of it yet."""
+        return Kept(self.process, self.repo, trust)
+
+    def add(self, files: dict[str, bytes]) -> None:
+        publish(self.api, self.repo, files)
+
+    def files(self) -> set[str]:
+        return set(self.api.list_repo_files(self.repo, repo_type="dataset"))
+
+    def commits(self) -> int:
+        return len(self.api.list_repo_commits(self.repo, repo_type="dataset"))
+
+    def content(self, path: str) -> bytes:
+        return Path(self.api.hf_hub_download(self.repo, path, repo_type="dataset")).read_bytes()
+
+    def board_table(self) -> list[dict[str, Any]]:
+        return pq.read_table(io.BytesIO(self.content(BOARD_TABLE))).to_pylist()
 
 
 @pytest.fixture
-def dataset(local_hub: LocalHubProcess, repo: str) -> ResultsDataset:
-    return opened(local_hub, repo)
-
-
-def opened(local_hub: LocalHubProcess, repo: str, trust: Trust | None = None) -> ResultsDataset:
-    return ResultsDataset(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo, trust=trust)
-
-
-def commits(ada: HfApi, repo: str) -> list[str]:
-    return [c.title for c in ada.list_repo_commits(repo, repo_type="dataset")]
-
-
-def board_table(ada: HfApi, repo: str) -> list[dict[str, Any]]:
-    return pq.read_table(ada.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")).to_pylist()
+def dataset(local_hub: LocalHubProcess) -> Kept:
+    return Kept(local_hub)
 
 
 @pytest.fixture
@@ -89,25 +100,21 @@ def details(folder: Path) -> Path:
     return path
 
 
-def test_a_result_its_details_and_both_tables_arrive_in_one_commit(
-    dataset: ResultsDataset, ada: HfApi, repo: str, tmp_path: Path
-) -> None:
+def test_a_result_its_details_and_both_tables_arrive_in_one_commit(dataset: Kept, tmp_path: Path) -> None:
     one = family()[0]
     place = details_folder(one) + "math_task.parquet"
     assert dataset.publish([one], {place: details(tmp_path)}) == (result_path(one),)
-    files = set(ada.list_repo_files(repo, repo_type="dataset"))
+    files = dataset.files()
     assert files == {".gitattributes", CARD, BOARD_TABLE, RESULTS_TABLE, result_path(one), place}
-    assert len(commits(ada, repo)) == 2  # the Hub's own first one and ours
+    assert dataset.commits() == 2  # the Hub's own first one and ours
     assert dataset.load().results == (one,)
 
 
-def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, ada: HfApi, repo: str
-) -> None:
+def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(dataset: Kept) -> None:
     dataset.publish(family()[:2])
     dataset.publish(family()[2:])
-    publish(ada, repo, {"flags.json": b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}'})
-    loaded = opened(local_hub, repo).load()
+    dataset.add({"flags.json": b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}'})
+    loaded = dataset.opened().load()
     direct = build_board(family(), [Flag("contaminated", "org/math")])
     assert build_board(loaded.results, loaded.flags) == direct
 
@@ -126,17 +133,15 @@ AHEAD = result("org/base", "b", created="2099-01-01T00:00:00+00:00")  # by a clo
     ],
 )
 def test_a_run_that_is_done_is_kept_without_a_commit_and_a_failed_one_gives_way(
-    dataset: ResultsDataset, ada: HfApi, repo: str, old: EvaluationResult, new: EvaluationResult, is_kept: bool
+    dataset: Kept, old: EvaluationResult, new: EvaluationResult, is_kept: bool
 ) -> None:
     dataset.publish([old])
     assert dataset.publish([new]) == (() if is_kept else (result_path(new),))
     assert dataset.load().results == (old if is_kept else new,)
-    assert len(commits(ada, repo)) == (2 if is_kept else 3)
+    assert dataset.commits() == (2 if is_kept else 3)
 
 
-def test_two_writers_lose_nothing(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, ada: HfApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_writers_lose_nothing(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, *_ = family()
     dataset.publish([one])
     build, moved = ResultsDataset._files, []
@@ -145,19 +150,17 @@ def test_two_writers_lose_nothing(
         if not moved:  # after the dataset was read, before the commit
             moved.append(1)
             theirs = family()[3]
-            publish(ada, repo, {"notes/ours.txt": b"kept", result_path(theirs): theirs.to_json().encode()})
+            dataset.add({"notes/ours.txt": b"kept", result_path(theirs): theirs.to_json().encode()})
         return build(self, *arguments)
 
     monkeypatch.setattr(ResultsDataset, "_files", overtaken)
     dataset.publish([two])
     assert {r.model for r in dataset.load().results} == {"org/base", "org/math", "org/merge"}
-    assert "notes/ours.txt" in ada.list_repo_files(repo, repo_type="dataset")
-    assert {line["model"] for line in board_table(ada, repo)} == {"org/base", "org/math", "org/merge"}
+    assert "notes/ours.txt" in dataset.files()
+    assert {line["model"] for line in dataset.board_table()} == {"org/base", "org/math", "org/merge"}
 
 
-def test_a_branch_that_never_rests_is_given_up_after_five_tries(
-    dataset: ResultsDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_that_never_rests_is_given_up_after_five_tries(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset.publish(family()[:1])
     tries: list[int] = []
 
@@ -171,9 +174,7 @@ def test_a_branch_that_never_rests_is_given_up_after_five_tries(
     assert len(tries) == 5
 
 
-def test_a_lost_answer_makes_no_second_commit(
-    dataset: ResultsDataset, ada: HfApi, repo: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_answer_makes_no_second_commit(dataset: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset.publish(family()[:1])
     commit = Hub.commit
 
@@ -184,10 +185,10 @@ def test_a_lost_answer_makes_no_second_commit(
 
     monkeypatch.setattr(Hub, "commit", lost)
     dataset.publish(family()[1:2])
-    assert len(commits(ada, repo)) == 3
+    assert dataset.commits() == 3
 
 
-def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
+def test_hostile_files_of_others_are_left_out_and_left_there(dataset: Kept) -> None:
     dataset.publish(family()[:1])
     wrong = f"results/evil/x/{'9' * 40}/trio-1-test.json"
     odd = {
@@ -196,24 +197,22 @@ def test_hostile_files_of_others_are_left_out_and_left_there(dataset: ResultsDat
         "results/a\\b.json": b"{",  # which is read from no Hub
         "flags.json": b"{",
     }
-    publish(ada, repo, {wrong: family()[1].to_json().encode(), **odd})
+    dataset.add({wrong: family()[1].to_json().encode(), **odd})
     dataset.publish(family()[2:3])
     loaded = dataset.load()
     assert sorted(r.where for r in loaded.refused) == sorted([wrong, *odd])
     assert {r.model for r in loaded.results} == {"org/base", "org/code"}
-    assert wrong in ada.list_repo_files(repo, repo_type="dataset")
+    assert wrong in dataset.files()
 
 
 @pytest.mark.slow
-def test_the_tables_are_read_by_datasets(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, tmp_path: Path
-) -> None:
+def test_the_tables_are_read_by_datasets(dataset: Kept, tmp_path: Path) -> None:
     odd = strange("org/odd", "9", facts={"author": HOSTILE})
     results = [*family(), odd, result("org/failed", "8")]
     place = details_folder(results[0]) + "math_task.parquet"
     dataset.publish(results, {place: details(tmp_path)})
-    where = {"HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")}
-    tables = json.loads(printed_by(READER, repo, local_hub.tokens["ada"], **where))
+    where = {"HF_ENDPOINT": dataset.process.endpoint, "HF_HOME": str(tmp_path / "home")}
+    tables = json.loads(printed_by(READER, dataset.repo, dataset.process.tokens["ada"], **where))
     board = {line["model"]: line for line in tables["board"]}
     assert board["org/failed"]["status"] == "failed"
     assert board["org/failed"]["overall"] is None
@@ -225,11 +224,11 @@ def test_the_tables_are_read_by_datasets(
 
 
 def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
-    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, requests: list[str]
+    dataset: Kept, requests: list[str]
 ) -> None:
     many = [result(f"org/m{k}", "a", {"math": k / 40}) for k in range(40)]
     dataset.publish(many)
-    fresh = opened(local_hub, repo)
+    fresh = dataset.opened()
     requests.clear()
     assert len(fresh.load().results) == 40
     assert requests == [RESULTS_TABLE]
@@ -242,19 +241,17 @@ def test_many_results_are_read_with_one_request_and_unchanged_ones_with_none(
     assert len(requests) == 1
 
 
-def test_a_table_that_lies_is_not_believed(
-    dataset: ResultsDataset, ada: HfApi, repo: str, local_hub: LocalHubProcess
-) -> None:
+def test_a_table_that_lies_is_not_believed(dataset: Kept) -> None:
     many = [result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)]
     dataset.publish(many)
     better = [result(f"org/m{k}", "a", {"math": 1.0}) for k in range(10)]
     lies = {
         result_path(b): (blob_id(m.to_json().encode()), b.to_json().encode()) for m, b in zip(many, better, strict=True)
     }
-    publish(ada, repo, {RESULTS_TABLE: results_parquet(lies)})
-    assert {t.value for r in opened(local_hub, repo).load().results for t in r.tasks} == {0.1}
-    publish(ada, repo, {RESULTS_TABLE: b"no parquet"})
-    assert len(opened(local_hub, repo).load().results) == 10
+    dataset.add({RESULTS_TABLE: results_parquet(lies)})
+    assert {t.value for r in dataset.opened().load().results for t in r.tasks} == {0.1}
+    dataset.add({RESULTS_TABLE: b"no parquet"})
+    assert len(dataset.opened().load().results) == 10
 
 
 def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked() -> None:
@@ -271,30 +268,30 @@ def test_a_table_of_kilobytes_that_says_the_same_again_and_again_is_not_unpacked
 
 
 def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
-    dataset: ResultsDataset, ada: HfApi, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.publish([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
     card = b"---\nlicense: mit\n---\n# Mine\n"
-    publish(ada, repo, {CARD: card})
+    dataset.add({CARD: card})
     monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
     monkeypatch.setattr("hubmerge.board.results_dataset._CARD_BYTES", 10)
-    assert len(opened(local_hub, repo).load().results) == 10
+    assert len(dataset.opened().load().results) == 10
     dataset.publish([result("org/m11", "a", {"math": 0.1})])
-    assert Path(ada.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
+    assert dataset.content(CARD) == card
 
 
-def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_path: Path) -> None:
+def test_details_must_belong_to_one_of_the_results(dataset: Kept, tmp_path: Path) -> None:
     for place in ("README.md", "details/x.parquet", details_folder(family()[0]) + "../x.parquet"):
         with pytest.raises(ResultError, match="belong to none"):
             dataset.publish(family()[:1], {place: details(tmp_path)})
 
 
-def test_a_card_that_somebody_edited_is_kept(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
+def test_a_card_that_somebody_edited_is_kept(dataset: Kept) -> None:
     dataset.publish(family()[:1])
     card = b"---\nlicense: mit\nconfigs:\n- config_name: mine\n  data_files: x.csv\n---\n# Mine\n"
-    publish(ada, repo, {CARD: card})
+    dataset.add({CARD: card})
     dataset.publish(family()[1:2])
-    text = Path(ada.hf_hub_download(repo, CARD, repo_type="dataset")).read_text()
+    text = dataset.content(CARD).decode()
     assert text.endswith("---\n# Mine\n")
     assert "license: mit" in text
     assert [text.count(f"config_name: {name}") for name in ("mine", "board", "results", "details")] == [1] * 4
@@ -312,20 +309,18 @@ def test_a_card_that_cannot_be_read_is_left_alone() -> None:
     assert dataset_card(b"\n" + own) is None
 
 
-def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, ada: HfApi, repo: str) -> None:
+def test_the_dataset_is_private_when_asked_for(dataset: Kept) -> None:
     dataset.publish(family()[:1], private=True)
-    assert ada.dataset_info(repo).private
+    assert dataset.api.dataset_info(dataset.repo).private
 
 
 # --- whose results are believed --------------------------------------------------------------------------
 
 
-def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(
-    local_hub: LocalHubProcess, dataset: ResultsDataset, ada: HfApi, repo: str
-) -> None:
+def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(dataset: Kept) -> None:
     forged = result("org/a", "1", {"math": 1.0})
     dataset.publish([forged])
-    bot = opened(local_hub, repo, TRUST)
+    bot = dataset.opened(TRUST)
     assert bot.find("org/a", "1" * 40, "trio", "1", "test") is None
     real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
     assert bot.publish([real]) == (result_path(real),)
@@ -333,54 +328,51 @@ def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(
     later = result("org/a", "1", {"math": 1.0}, created="2027-01-01T00:00:00+00:00")
     assert bot.publish([later]) == ()
     assert bot.load().results == (real,)
-    assert [(r["run_by"], r["signed"]) for r in board_table(ada, repo)] == [("ada", True)]
+    assert [(r["run_by"], r["signed"]) for r in dataset.board_table()] == [("ada", True)]
 
 
 def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_published(
-    local_hub: LocalHubProcess, ada: HfApi, repo: str, tmp_path: Path
+    dataset: Kept, tmp_path: Path
 ) -> None:
     real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
-    opened(local_hub, repo, TRUST).publish([real])
-    settings = Settings(endpoint=local_hub.endpoint, data_dir=tmp_path)
-    reader = ResultsDataset(Hub(local_hub.endpoint, None), repo, trust=reader_trust(settings, repo))
+    dataset.opened(TRUST).publish([real])
+    repo, endpoint = dataset.repo, dataset.process.endpoint
+    trust = reader_trust(Settings(endpoint=endpoint, data_dir=tmp_path), repo)
+    reader = ResultsDataset(Hub(endpoint, None), repo, trust=trust)
     assert reader.load().trusted == {KEY}
     other = public_key(bytes(32))
-    publish(ada, repo, {KEYS: keys_file([other])})
+    dataset.add({KEYS: keys_file([other])})
     loaded = reader.load()
     assert loaded.trusted == {KEY}
     assert Refusal(KEYS, f"not believed here: {other}") in loaded.refused
     assert loaded.believed == (real,)
 
 
-def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
-    publish(ada, repo, {KEYS: b"{"})
-    bot = opened(local_hub, repo, TRUST)
+def test_a_broken_file_of_keys_is_told_of_and_repaired(dataset: Kept) -> None:
+    dataset.add({KEYS: b"{"})
+    bot = dataset.opened(TRUST)
     assert [r.where for r in bot.load().refused] == [KEYS]
     bot.publish([signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")])
     assert bot.load().published == (KEY,)
     assert bot.load().refused == ()
 
 
-def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(
-    dataset: ResultsDataset, ada: HfApi, repo: str
-) -> None:
+def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(dataset: Kept) -> None:
     old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
     dataset.publish([old])
-    publish(ada, repo, EQUAL)
+    dataset.add(EQUAL)
     found = dataset.find("org/one", old.sha, "trio", "2", "test")
     assert found.tasks == old.tasks
     dataset.publish([new])
-    assert {(r["model"], r["suite_version"]) for r in board_table(ada, repo)} == {("org/one", "2"), ("org/two", "2")}
-    assert result_path(old) in ada.list_repo_files(repo, repo_type="dataset")  # the file stays as it was written
+    assert {(r["model"], r["suite_version"]) for r in dataset.board_table()} == {("org/one", "2"), ("org/two", "2")}
+    assert result_path(old) in dataset.files()  # the file stays as it was written
 
 
-def test_of_a_run_that_two_equal_versions_tell_of_the_finished_one_is_found_as_on_the_board(
-    dataset: ResultsDataset, repo: str, ada: HfApi
-) -> None:
+def test_of_a_run_that_two_equal_versions_tell_of_the_finished_one_is_found_as_on_the_board(dataset: Kept) -> None:
     done = result("org/a", "1", {"math": 0.5}, suite_version="2")
     failed = result("org/a", "1", created="2026-01-03T00:00:00+00:00")
     dataset.publish([done, failed])
-    publish(ada, repo, EQUAL)
+    dataset.add(EQUAL)
     assert dataset.find("org/a", "1" * 40, "trio", "2", "test") == done
     [row] = build_board(dataset.load().results).suite("trio").rows
     assert row.status == "done"
