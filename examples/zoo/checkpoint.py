@@ -83,20 +83,14 @@ def load(path_or_id: str, *, dtype: str = "float32") -> tuple[Any, Any]:
             path_or_id, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(path_or_id)
-    except OSError as error:
-        raise SourceNotFoundError(
-            "no model that transformers can read",
-            where=path_or_id,
-            expected="a local folder or a Hub id with config.json, model.safetensors and tokenizer.json",
-            got=str(error).splitlines()[0].rstrip("."),
-        ) from error
-    except ValueError as error:
-        raise FormatError(
-            "not a model of a kind that transformers knows",
-            where=path_or_id,
-            expected="a config.json with a known model_type",
-            got=str(error).splitlines()[0].rstrip("."),
-        ) from error
+    except (OSError, ValueError) as error:
+        got = str(error).splitlines()[0].rstrip(".")
+        if isinstance(error, OSError):
+            what, expected = "no model that transformers can read", "a local folder or a Hub id"
+            expected += " with config.json, model.safetensors and tokenizer.json"
+            raise SourceNotFoundError(what, where=path_or_id, expected=expected, got=got) from error
+        what, expected = "not a model of a kind that transformers knows", "a config.json with a known model_type"
+        raise FormatError(what, where=path_or_id, expected=expected, got=got) from error
     wrong = {kind: sorted(map(str, report[kind])) for kind in report if report[kind]}
     if wrong:
         raise FormatError(

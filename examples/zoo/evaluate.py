@@ -126,21 +126,12 @@ def table(rows: dict[str, dict[str, Score]]) -> str:
 
 
 def as_json(rows: dict[str, dict[str, Score]]) -> str:
-    return json.dumps(
-        {
-            model: {
-                name: {
-                    "correct": score.correct,
-                    "total": score.total,
-                    "accuracy": score.accuracy,
-                    "standard_error": score.standard_error,
-                }
-                for name, score in scores.items()
-            }
-            for model, scores in rows.items()
-        },
-        indent=2,
-    )
+    told = ("correct", "total", "accuracy", "standard_error")
+    as_data = {
+        model: {name: {key: getattr(score, key) for key in told} for name, score in scores.items()}
+        for model, scores in rows.items()
+    }
+    return json.dumps(as_data, indent=2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -157,17 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--limit and --batch-size must be at least 1")
     disable_progress_bar()
     try:
-        rows = {
-            model: evaluate_model(
-                model,
-                options.eval_dir,
-                dtype=options.dtype,
-                split=options.split,
-                limit=options.limit,
-                batch_size=options.batch_size,
-            )
-            for model in options.models
-        }
+        how = {name: getattr(options, name) for name in ("dtype", "split", "limit", "batch_size")}
+        rows = {model: evaluate_model(model, options.eval_dir, **how) for model in options.models}
     except HubmergeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -40,6 +40,10 @@ def recipe(*agents: str, base: str = "{base}", method: str = "ram", more: str = 
     return f"base: {base}\nagents: [{', '.join(agents)}]\nmethod: {method}\n{more}"
 
 
+def on_hub(agent: str = "ada/one") -> str:
+    return recipe(agent, "ada/two", base="ada/base")
+
+
 TWO = recipe("{one}", "{two}")
 BEYOND = "parameters: {r: 200}\n"
 MERGE = "merge recipe.yaml --out out"
@@ -212,29 +216,19 @@ MISTAKES = (
     Mistake("pickled weights", INSPECT, recipe("{bin}", "{two}")),
     Mistake("a trainer's folder", INSPECT, recipe("{trainer}", "{two}")),
     Mistake("weights that git-lfs did not fetch", INSPECT, recipe("{pointer}", "{two}")),
-    Mistake("GGUF", INSPECT, recipe("ada/gguf", "ada/two", base="ada/base")),
+    Mistake("GGUF", INSPECT, on_hub("ada/gguf")),
     Mistake("AWQ", INSPECT, recipe("{awq}", "{two}")),
     Mistake("GPTQ", INSPECT, recipe("{gptq}", "{two}")),
     Mistake("a LoRA adapter of another base", INSPECT, recipe("{adapter}", "{two}")),
-    Mistake("an address for an id", INSPECT, recipe("https://huggingface.co/ada/one", "ada/two", base="ada/base")),
-    Mistake("no such repo", INSPECT, recipe("ada/onne", "ada/two", base="ada/base")),
-    Mistake("no such revision", INSPECT, recipe("ada/one@v9", "ada/two", base="ada/base")),
-    Mistake("a dataset for a model", INSPECT, recipe("ada/rows", "ada/two", base="ada/base")),
-    Mistake("a gated model", INSPECT, recipe("bob/gated", "ada/two", base="ada/base")),
-    Mistake("a private model without a token", INSPECT, recipe("bob/private", "ada/two", base="ada/base"), token=None),
-    Mistake("a token that is not valid", INSPECT, recipe("ada/one", "ada/two", base="ada/base"), token=FOREIGN),
-    Mistake(
-        "no connection",
-        INSPECT,
-        recipe("ada/one", "ada/two", base="ada/base"),
-        variables={"HF_ENDPOINT": "http://127.0.0.1:9"},
-    ),
-    Mistake(
-        "offline without the models",
-        INSPECT,
-        recipe("ada/one", "ada/two", base="ada/base"),
-        variables={"HF_HUB_OFFLINE": "1"},
-    ),
+    Mistake("an address for an id", INSPECT, on_hub("https://huggingface.co/ada/one")),
+    Mistake("no such repo", INSPECT, on_hub("ada/onne")),
+    Mistake("no such revision", INSPECT, on_hub("ada/one@v9")),
+    Mistake("a dataset for a model", INSPECT, on_hub("ada/rows")),
+    Mistake("a gated model", INSPECT, on_hub("bob/gated")),
+    Mistake("a private model without a token", INSPECT, on_hub("bob/private"), token=None),
+    Mistake("a token that is not valid", INSPECT, on_hub(), token=FOREIGN),
+    Mistake("no connection", INSPECT, on_hub(), variables={"HF_ENDPOINT": "http://127.0.0.1:9"}),
+    Mistake("offline without the models", INSPECT, on_hub(), variables={"HF_HUB_OFFLINE": "1"}),
     Mistake("a folder named as a repo would be", INSPECT, recipe("exp/agent0", "{two}"), tells=False),
     Mistake("a recipe in another folder", "inspect below/recipe.yaml", "", tells=False),
     Mistake("a recipe on standard input", "inspect -", stdin=TWO.replace("method: ram", "method: rum")),
