@@ -162,8 +162,10 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
     domains: dict[str, float | None] = {}
     for name in suite.domains:
         line = row.domain(name)
-        heading = f"score_{name}" if name in first or name in last else name
-        domains |= _three(heading, line.score if line else None)
+        columns = _three(name, line.score if line else None)
+        while any(column in told for column in columns for told in (first, domains, last)):
+            columns = {f"score_{column}": value for column, value in columns.items()}
+        domains |= columns
     return first | domains | last
 
 

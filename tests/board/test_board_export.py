@@ -66,10 +66,12 @@ def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
 
 
 def test_a_domain_that_is_called_like_a_column_hides_none() -> None:
-    scores = {"model": 0.25, "agents": 0.5, "overall_low": 0.75}
-    [row] = rows_of(suite_csv(build_board([result("org/odd", "9", scores)]).suites[0]))
+    scores = {"model": 0.25, "agents": 0.5, "overall_low": 0.75, "score_model": 0.5}
+    own = {"math": 0.5, "math_low": 0.5}
+    [row] = rows_of(suite_csv(build_board([result("org/odd", "9", scores | own)]).suites[0]))
     assert (row["model"], row["agents"], row["overall"]) == ("org/odd", "0", "0.5")
     assert {name: float(row[f"score_{name}"]) for name in scores} == scores
+    assert float(row["math_low"]) < float(row["math"]) == float(row["score_math_low"])
 
 
 def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
