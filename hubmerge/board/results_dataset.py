@@ -23,7 +23,14 @@ from hubmerge.board.parquet import board_parquet, read_results_parquet, results_
 from hubmerge.board.standing import Committed
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Refusal
-from hubmerge.errors import FormatError, HubmergeError, HubUnavailableError, ResultError, SourceNotFoundError
+from hubmerge.errors import (
+    EvaluationError,
+    FormatError,
+    HubmergeError,
+    HubUnavailableError,
+    ResultError,
+    SourceNotFoundError,
+)
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub.client import Hub, TreeFile
@@ -162,9 +169,19 @@ class ResultsDataset:
         wanted = (model, sha, suite, loaded.versions.get((suite, version), version), split)
         return next((r for r in loaded.believed if r.run_key == wanted), None)
 
-    def is_private(self) -> bool:
-        """False for one that does not exist yet: `publish` makes it public unless it is told otherwise."""
-        return not self._missing() and self._hub.repo_state(self.repo).private
+    def refuse_to_expose(self, model: str, private: bool, *, made_private: bool = False) -> None:
+        """EvaluationError where the answers of a private model, which stand in the details, would become public.
+
+        `made_private`: how `publish` is told to make a dataset that does not exist yet.
+        """
+        if private and not (made_private if self._missing() else self._hub.repo_state(self.repo).private):
+            raise EvaluationError(
+                "a private model's answers would become public",
+                where=model,
+                expected="a private results dataset",
+                got=self.repo,
+                next_step="Evaluate it with `hubmerge evaluate`, or name a private dataset.",
+            )
 
     def _missing(self) -> bool:
         try:

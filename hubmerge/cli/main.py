@@ -1,7 +1,7 @@
 """The command line: `python -m hubmerge COMMAND …`, also installed as `hubmerge`.
 
-Exit codes: 0 done, 1 refused, failed or interrupted with the reasons on stderr, 2 wrong usage, 143 ended by SIGTERM, 129
-by SIGHUP.
+Exit codes: 0 done, 1 refused, failed or interrupted with the reasons on stderr, 2 wrong usage, 143 ended by SIGTERM,
+129 by SIGHUP.
 With `--log-json` progress goes to stderr as JSON lines. Imports stay inside the commands: `methods` or `localhub` must
 not pay for what they do not use.
 """

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +29,7 @@ from hubmerge.engine.distributed import join, refuse_several
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.pins import Pins, RunPins
 from hubmerge.engine.progress import of_rank
-from hubmerge.errors import RecipeError, SettingsError
+from hubmerge.errors import GatedError, RecipeError, SettingsError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.hub.names import is_hub_id
@@ -45,6 +46,7 @@ from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
 
 if TYPE_CHECKING:  # a run without scores does not import what evaluates
+    from hubmerge.board.results_dataset import ResultsDataset
     from hubmerge.evaluation.pick import Pick
 
 
@@ -56,8 +58,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if arguments.sweep is None:
         with join(settings) as ranks:
             run = _Run(arguments, settings, hub, terminal, replace(options, ranks=ranks))
+            run.refuse_to_expose()
             return run.merge(load_recipe(arguments.recipe), run.target())
     run, variants = _Run(arguments, settings, hub, terminal, options), load_sweep(arguments.sweep).variants
+    run.refuse_to_expose()
     if not arguments.pick:
         targets = [run.target(f"-{name}") for name, _ in variants]  # all names before the first merge
         return max(run.merge(recipe, target) for (_, recipe), target in zip(variants, targets, strict=True))
@@ -109,6 +113,25 @@ class _Run:
     def target(self, end: str = "") -> Target:
         return Target(self.arguments.to + end, self.arguments.private, self.arguments.public)
 
+    def dataset(self) -> ResultsDataset | None:
+        """Where scores are recorded; None: nowhere."""
+        if not self.settings.results_repo or self.arguments.evaluate is None:
+            return None
+        from hubmerge.board.results_dataset import ResultsDataset
+        from hubmerge.board.trust import reader_trust
+
+        named = self.settings.results_repo
+        return ResultsDataset(self.hub, named, trust=reader_trust(self.settings, named))
+
+    def refuse_to_expose(self, parents: Sequence[ModelName] = ()) -> None:
+        """EvaluationError where what is private would be recorded in public: the merge, or one of its `parents`."""
+        if (dataset := self.dataset()) is not None:
+            private = self.arguments.private
+            dataset.refuse_to_expose(self.arguments.to, private, made_private=private)
+            for name in parents:
+                with suppress(SourceNotFoundError, GatedError):  # gone since, of which there may be a score
+                    dataset.refuse_to_expose(name.id, self.hub.repo_state(name.id).private, made_private=private)
+
     def merge(
         self, recipe: Recipe, target: Target, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None
     ) -> int:
@@ -139,19 +162,17 @@ class _Run:
     def _evaluate(self, published: Published) -> int:
         """Evaluate the merge and every parent on the Hub under one version of the suite, for the card."""
         from hubmerge.board.eval_results import publish_scores
-        from hubmerge.board.results_dataset import ResultsDataset, details_of
-        from hubmerge.board.trust import reader_trust
+        from hubmerge.board.results_dataset import details_of
         from hubmerge.cli.evaluate import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
 
         self.terminal.stage("resolve")
-        named = self.settings.results_repo
-        dataset = ResultsDataset(self.hub, named, trust=reader_trust(self.settings, named)) if named else None
-        suite = pin(self.arguments.evaluate, self.hub)
+        dataset, suite = self.dataset(), pin(self.arguments.evaluate, self.hub)
         merged = ModelName(id=published.repo, revision=published.commit)
         parents = model_facts(self.hub, open_model(merged, self.hub, allow_local=False)).parents
         names = [merged, *(ModelName(id=p.id, revision=p.sha) for p in parents if is_hub_id(p.id))]
+        self.refuse_to_expose(names[1:])
         results = []
         for name in names:
             key = suite.suite.name, suite.version, suite.split

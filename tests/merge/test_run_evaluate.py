@@ -83,6 +83,34 @@ def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
     assert len(api.list_repo_commits("ada/scored")) == commits
 
 
+@pytest.mark.parametrize("more", [["in.yaml"], ["--sweep", "in.yaml", "--pick"]], ids=["recipe", "pick"])
+def test_what_is_private_is_measured_only_where_the_scores_are_private_too(
+    more: list[str], api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUBMERGE_RESULTS", f"{name}-results")
+    write(tmp_path, SWEEP if "--pick" in more else RECIPE)
+    command = ["run", *more, "--to", f"{name}-merge", "--evaluate", "zoo", "--private"]
+    api.create_repo(f"{name}-results", repo_type="dataset")
+    assert "E_EVALUATION: a private model's answers would become public" in refused(*command)
+    assert (asked, api.repo_exists(f"{name}-merge")) == ([], False)
+    api.delete_repo(f"{name}-results", repo_type="dataset")
+    assert main(command) == 0  # which makes a private one
+    assert api.dataset_info(f"{name}-results").private
+
+
+def test_a_private_parent_of_a_public_merge_is_not_measured_in_public(
+    api: HfApi, asked: list[Any], tmp_path: Path, monkeypatch: Any, refused: Any, name: str
+) -> None:
+    monkeypatch.setenv("HUBMERGE_RESULTS", f"{name}-results")
+    api.create_repo(f"{name}-agent", private=True)
+    api.upload_folder(repo_id=f"{name}-agent", folder_path="examples/zoo/math")
+    recipe = write(tmp_path, RECIPE.replace("zoo/math-agent", f"{name}-agent"))
+    told = refused("run", recipe, "--to", f"{name}-merge", "--evaluate", "zoo", "--public")
+    assert f"would become public in {name}-agent" in told
+    assert (asked, api.repo_exists(f"{name}-results", repo_type="dataset")) == ([], False)
+
+
 def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
     api: HfApi, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

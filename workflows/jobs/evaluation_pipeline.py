@@ -57,7 +57,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
         )
     if asked != suite.version:  # the Hub lagged when this was asked for, or the data have changed since
         observer.warning(f"the suite {suite.suite.name} has other data than when this was asked for: they are used")
-    _refuse_to_expose(hub, model, sha, dataset)
+    dataset.refuse_to_expose(model, hub.repo_state(model, sha).private)
     refuse_foreign(hub, model, sha)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":
@@ -79,18 +79,6 @@ def run(spec: JobSpec, emit: Emit) -> None:
     told = _tell(hub, dataset, result)
     values = {"repo": dataset.repo, "url": dataset.url, "path": result_path(result)}
     emit(Result(values={**values, "scores": dict(result.domains), "cards": list(told)}))
-
-
-def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:
-    """Refuse to record a private model in a public dataset, whose details would show the model's answers."""
-    if hub.repo_state(model, sha).private and not dataset.is_private():
-        raise EvaluationError(
-            "a private model's answers would become public",
-            where=model,
-            expected="a private results dataset",
-            got=dataset.repo,
-            next_step="Evaluate it with `hubmerge evaluate`, or name a private dataset.",
-        )
 
 
 def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
