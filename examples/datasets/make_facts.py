@@ -81,21 +81,12 @@ def world(rng: random.Random) -> tuple[list[Entity], list[Question], list[Questi
             Question(f"In which town was {name} born?", town.title, "single", ((person, 1),)),
             Question(f"In what year was the novel {title} published?", str(published), "single", ((novel, 1),)),
         ]
-        multi += [
-            Question(
-                f"Which river flows through the town where {name} was born?",
-                river,
-                "bridge",
-                ((person, 1), (town, 1)),
-            ),
-            Question(f"Who founded the town in which {name} was born?", founder, "bridge", ((person, 1), (town, 2))),
-            Question(
-                f"In which town was the author of the novel {title} born?",
-                town.title,
-                "bridge",
-                ((novel, 0), (person, 1)),
-            ),
-        ]
+        for text, answer, *supports in (
+            (f"Which river flows through the town where {name} was born?", river, (person, 1), (town, 1)),
+            (f"Who founded the town in which {name} was born?", founder, (person, 1), (town, 2)),
+            (f"In which town was the author of the novel {title} born?", town.title, (novel, 0), (person, 1)),
+        ):
+            multi.append(Question(text, answer, "bridge", tuple(supports)))
         if earlier and earlier[1] != born:
             other, other_born = earlier
             first = name if born < other_born else other.title
@@ -167,6 +158,7 @@ def row_of(question: Question, number: int, name: str, entities: list[Entity], r
 
 
 def make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(20250101)
     entities, single, multi = world(rng)
     for name, questions in (("single", single), ("multi", multi)):

@@ -154,9 +154,9 @@ def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(h
 
 
 def test_the_invented_facts_are_made_by_their_program(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(FACTS.with_name("make_facts.py")), str(tmp_path)], check=True)
+    subprocess.run([sys.executable, str(FACTS.with_name("make_facts.py")), str(tmp_path / "new")], check=True)
     for hops in HOPS:
-        assert (tmp_path / f"{hops}.jsonl").read_bytes() == (FACTS / f"{hops}.jsonl").read_bytes()
+        assert (tmp_path / "new" / f"{hops}.jsonl").read_bytes() == (FACTS / f"{hops}.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("hops", HOPS)
