@@ -10,6 +10,7 @@ from hubmerge.cli.options import stream_options
 from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import DiskError
 from hubmerge.hub.login import hub_of_user
+from hubmerge.machine.disk_errors import written
 from hubmerge.output.diff import comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
 from hubmerge.output.diff_words import in_words
@@ -21,8 +22,9 @@ from hubmerge.settings import Settings
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Read both models once and print what differs."""
     hub, options = hub_of_user(settings), stream_options(arguments, settings)
-    if arguments.figure is not None and (why := _why_not_written(arguments.figure)):  # said before minutes of reading
-        raise _unwritable(arguments.figure, why)
+    what, figure = "the figure cannot be written", arguments.figure
+    if figure is not None and (why := _why_not_written(figure)):  # said before minutes of reading
+        raise DiskError(what, where=str(figure), got=why, next_step="Name a file in a folder of yours.")
     terminal.stage("resolve")
     recipe = located(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), Path())
     for note in recipe.notes:
@@ -30,12 +32,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     plan = open_comparison(recipe, hub, allow_local=True)
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
-    if arguments.figure is not None:
+    if figure is not None:
         terminal.stage("figure")
-        try:
-            arguments.figure.write_bytes(draw(diff))
-        except OSError as error:
-            raise _unwritable(arguments.figure, error.strerror or str(error)) from None
+        with written(what, str(figure)):
+            figure.write_bytes(draw(diff))
     terminal.close()
     terminal.say(in_words(diff, arguments.top), **diff.to_json())
     return 0
@@ -47,9 +47,3 @@ def _why_not_written(path: Path) -> str:
     if path.is_dir():
         return "a folder of that name"
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "no right to write there"
-
-
-def _unwritable(path: Path, got: str) -> DiskError:
-    return DiskError(
-        "the figure cannot be written", where=str(path), got=got, next_step="Name a file in a folder of yours."
-    )
