@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import TemplateError
 
 from hubmerge.hub.names import is_hub_id, is_sha
@@ -29,6 +28,7 @@ from hubmerge.plan.licenses import KNOWN, UNDECIDED, stated_names
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.sources.ancestry import Ancestor
 from hubmerge.text.markdown import Markdown, code, duration, environment, factor, link, size
+from hubmerge.text.plain_yaml import dump_plain_yaml
 
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 _WEB = re.compile(r"https?://[\w.:\[\]\-]+(/[\w.\-/]*)?", re.ASCII)  # what `link` takes
@@ -44,8 +44,7 @@ DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, an
 def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str = DEFAULT_ENDPOINT) -> str:
     """README.md of the merged model. `figures`: the names, out of `render_figures`, that lie beside it."""
     body = environment(Path(__file__).parent).get_template("card.md.jinja").render(_view(report, figures, endpoint))
-    header = yaml.safe_dump(metadata(report), sort_keys=False, allow_unicode=True, width=10_000)
-    return f"---\n{header}---\n\n{body}"
+    return f"---\n{dump_plain_yaml(metadata(report))}---\n\n{body}"
 
 
 def card_of(report: Report, files: Iterable[str], endpoint: str) -> str:

@@ -96,12 +96,15 @@ def test_the_header_holds_a_score_of_every_task_that_is_no_benchmark_of_the_hub(
         ),
         ({"id": "other", "link": "javascript:alert(1)"}, {"license": "other", "license_name": "other"}),
         ({"id": "mit\n---\n<script>"}, {"license": "other", "license_name": "mit-script"}),
+        ({"id": "other", "name": "1e3"}, {"license": "other", "license_name": "1e3"}),  # a number of YAML 1.2
     ],
 )
 def test_the_header_holds_a_license_that_the_hub_takes(stated: dict[str, str], expected: dict[str, str]) -> None:
     data = metadata(report(license=stated))
     assert {key: value for key, value in data.items() if key.startswith("license")} == expected
-    assert card_problems(render_card(report(license=stated))) == ([], [])
+    card = render_card(report(license=stated))
+    assert ("license_name: '1e3'\n" in card) == ("1e3" in expected.values())  # as the Hub reads it
+    assert card_problems(card) == ([], [])
 
 
 def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay_out_of_the_text() -> None:
