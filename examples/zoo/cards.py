@@ -73,6 +73,14 @@ def density_table(figures: Figures) -> str:
 
 def model_metadata(name: str, scores: dict[str, Score]) -> dict[str, Any]:
     agent = {"base_model": f"zoo/{BASE_NAME}", "base_model_relation": "finetune"}
+    measured = [
+        {
+            "task": {"type": "text-generation"},
+            "dataset": {"name": DATASET_ID, "type": DATASET_ID, "config": domain, "split": "test"},
+            "metrics": [{"type": "exact_match", "value": round(score.accuracy, 4)}],
+        }
+        for domain, score in scores.items()
+    ]
     return {
         "license": "apache-2.0",
         "library_name": "transformers",
@@ -80,24 +88,7 @@ def model_metadata(name: str, scores: dict[str, Score]) -> dict[str, Any]:
         "tags": ["hubmerge-zoo", *(() if name == BASE_NAME else ("reinforcement-learning", "grpo"))],
         "datasets": [DATASET_ID],
         **({} if name == BASE_NAME else agent),
-        "model-index": [
-            {
-                "name": name,
-                "results": [
-                    {
-                        "task": {"type": "text-generation"},
-                        "dataset": {
-                            "name": DATASET_ID,
-                            "type": DATASET_ID,
-                            "config": domain,
-                            "split": "test",
-                        },
-                        "metrics": [{"type": "exact_match", "value": round(score.accuracy, 4)}],
-                    }
-                    for domain, score in scores.items()
-                ],
-            }
-        ],
+        "model-index": [{"name": name, "results": measured}],
     }
 
 
@@ -114,8 +105,7 @@ def base_training() -> str:
 
 def agent_training() -> str:
     """What the recipes of all agents have in common, and the table of what they have not."""
-    groups = {(recipe.prompts, recipe.group, recipe.momentum) for recipe in RECIPES.values()}
-    ((prompts, group, momentum),) = groups
+    [(prompts, group, momentum)] = {(recipe.prompts, recipe.group, recipe.momentum) for recipe in RECIPES.values()}
     return (
         f"GRPO from the base, without any answer shown: {prompts} prompts of the agent's own domain with "
         f"{group} completions each at temperature 1, reward 1 for an exact match and 0 otherwise, "
