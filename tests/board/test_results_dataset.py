@@ -26,7 +26,7 @@ from hubmerge.board.results_dataset import (
     details_folder,
 )
 from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
-from hubmerge.board.values import Flag, Refusal
+from hubmerge.board.values import Refusal
 from hubmerge.errors import HubUnavailableError, ResultError
 from hubmerge.evaluation.result import EvaluationResult, result_path
 from hubmerge.evaluation.signing import public_key, signed
@@ -108,15 +108,6 @@ def test_a_result_its_details_and_both_tables_arrive_in_one_commit(dataset: Kept
     assert files == {".gitattributes", CARD, BOARD_TABLE, RESULTS_TABLE, result_path(one), place}
     assert dataset.commits() == 2  # the Hub's own first one and ours
     assert dataset.load().results == (one,)
-
-
-def test_the_board_rebuilt_from_the_dataset_equals_the_one_built_directly(dataset: Kept) -> None:
-    dataset.publish(family()[:2])
-    dataset.publish(family()[2:])
-    dataset.add({"flags.json": b'{"flags": [{"kind": "contaminated", "model": "org/math"}]}'})
-    loaded = dataset.opened().load()
-    direct = build_board(family(), [Flag("contaminated", "org/math")])
-    assert build_board(loaded.results, loaded.flags) == direct
 
 
 FAILED = result("org/base", "b")
