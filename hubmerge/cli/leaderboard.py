@@ -19,20 +19,15 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         arguments.results, suite=arguments.suite, suite_version=arguments.suite_version, split=arguments.split
     )
     terminal.close()
-    if arguments.json:
-        sys.stdout.write(board_json(board))
-        return 0
-    if arguments.csv:
-        if len(board.suites) != 1:
-            raise ResultError(
-                "a CSV file holds one suite",
-                expected="--suite",
-                got=", ".join(s.suite for s in board.suites) or "no results",
-                next_step="Name one of them with --suite.",
-            )
-        sys.stdout.write(suite_csv(board.suites[0]))
-        return 0
-    sys.stdout.write(_text(board))
+    if arguments.csv and len(board.suites) != 1:
+        raise ResultError(
+            "a CSV file holds one suite",
+            expected="--suite",
+            got=", ".join(s.suite for s in board.suites) or "no results",
+            next_step="Name one of them with --suite.",
+        )
+    text = board_json(board) if arguments.json else suite_csv(board.suites[0]) if arguments.csv else _text(board)
+    sys.stdout.write(text)
     return 0
 
 
