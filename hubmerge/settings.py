@@ -126,6 +126,15 @@ def use_one_blas_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def ask_this_machine_directly() -> None:
+    """Let no client ask for a server of this machine, such as the embedded Hub, through a proxy, which would look for
+    it on its own machine."""
+    known = os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")).split(",")
+    if "*" not in known:
+        direct = ",".join(dict.fromkeys(filter(None, (*known, "127.0.0.1", "localhost", "::1"))))
+        os.environ |= {"no_proxy": direct, "NO_PROXY": direct}
+
+
 def limit_uploads() -> None:
     """Let the Hub's client send at most eight blocks of 64 MB to Xet at a time, which it holds in memory; its own limit
     is 64 blocks."""

@@ -30,7 +30,7 @@ from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
 from hubmerge.hub.transfer import refuse_failure
 from hubmerge.hub.writing import Answer, HubWriting
-from hubmerge.settings import DEFAULT_ENDPOINT, Settings, limit_uploads
+from hubmerge.settings import DEFAULT_ENDPOINT, Settings, ask_this_machine_directly, limit_uploads
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -119,6 +119,7 @@ class Hub(HubWriting):
 
         if Settings(endpoint=self.endpoint).is_loopback:
             constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
+        ask_this_machine_directly()
         _limit_waiting()
         limit_uploads()
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")

@@ -46,6 +46,7 @@ _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredTok
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 # the Hub's answer to a token that may not read gated repos, whoever its owner is
 _WITHOUT_GATED = re.compile(r"enable access to public gated", re.IGNORECASE)
+_PROXY_STEP = "Check the proxy, and its user and password in HTTPS_PROXY or HTTP_PROXY."
 UNREADABLE = "no such repo, or one that you may not read"
 Result = TypeVar("Result")
 # until when requests of this thread may go on, in seconds of the monotonic clock; None: for ever
@@ -239,6 +240,11 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if "scheme for proxy URL" in str(error):
+            step = "Write it so in HTTPS_PROXY, HTTP_PROXY and ALL_PROXY, or unset them."
+            kinds = "http://…, https://… or socks5://…"
+            what = "a proxy of a kind that cannot be used"
+            raise SettingsError(what, expected=kinds, got=_reason(error), next_step=step) from None
         if isinstance(error.__cause__, errors.BadRequestError):  # to the client's question about a card
             got, step = " ".join(_message(error).split())[:200], "Correct the header of README.md."
             raise RefusedError("the Hub does not take the card", where=where, got=got, next_step=step) from None
@@ -319,7 +325,9 @@ def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
     kind = TooLateError if too_late else _KINDS.get(status, HubUnavailableError)
     after_s = asked_pause_s(response.headers) if response is not None else None
     step = "Try again later."
-    if after_s:
+    if status == 407:
+        step = _PROXY_STEP
+    elif after_s:
         step = f"Try again in {after_s:.0f} s; the Hub asks for it."
     elif kind is RefusedError:
         step = "Read the Hub's message; the same request will be refused again."
@@ -339,7 +347,9 @@ def _is_too_late(response: Any) -> bool:
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:
     got, step = f"{type(error).__name__}: {_reason(error)}", "Check the connection and HF_ENDPOINT."
-    if isinstance(error, FileNotFoundError) or "CERTIFICATE" in got:
+    if got.startswith("ProxyError"):
+        step = _PROXY_STEP
+    elif isinstance(error, FileNotFoundError) or "CERTIFICATE" in got:
         step = "Name a file with the network's certificates in SSL_CERT_FILE."
     return TransientHubError("the Hub cannot be reached", where=where, got=got, next_step=step)
 

@@ -603,6 +603,7 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
     [
         ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_EXTRA: a SOCKS proxy needs another package"),
         ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: an address that is not valid"),
+        ("ALL_PROXY", "socks://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),  # as GNOME sets it
         ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
     ],
 )
@@ -619,6 +620,36 @@ except HubmergeError as error:
     said = printed_by(code, **{name: value})
     assert told in said
     assert "s3" not in said
+
+
+@pytest.mark.parametrize(("scheme", "status"), [("https", 0), ("http", 407)])
+def test_a_proxy_that_refuses_its_user_is_named(web: Web, scheme: str, status: int):
+    """In the way to an https address it refuses the tunnel; else its answer stands for the Hub's."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if not status:
+            raise httpx2.ProxyError("407 Proxy Authentication Required")
+        return httpx2.Response(status)
+
+    web.answer = answer
+    with pytest.raises(HubUnavailableError, match=r"407.*Check the proxy, and its user and password in HTTPS_PROXY"):
+        Hub(f"{scheme}://hub.example", patience=Patience(tries=1)).head("org/model")
+
+
+@pytest.mark.parametrize(
+    ("known", "after"),
+    [("", "127.0.0.1,localhost,::1"), ("cdn.example,localhost", "cdn.example,localhost,127.0.0.1,::1"), ("*", "*")],
+)
+def test_a_hub_on_this_machine_is_asked_past_every_proxy(server: ScriptedHub, known: str, after: str):
+    code = """
+import os, sys
+from hubmerge.hub.client import Hub
+for _ in range(2):
+    print(Hub(sys.argv[1]).head("org/model"), os.environ["no_proxy"])
+"""
+    proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
+    said = printed_by(code, server.endpoint, **proxies, NO_PROXY="not.read.beside.the.other", no_proxy=known)
+    assert said.splitlines() == [f"{server.sha} {after}"] * 2
 
 
 @pytest.mark.parametrize(
