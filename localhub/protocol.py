@@ -2,9 +2,10 @@
 
 Routes are matched on the raw path, because the client escapes a revision or tree path into one segment
 (`refs%2Fpr%2F1`) and frameworks unescape before they match. In a route, `{T}` stands for models, datasets
-or spaces, `{S}` for spaces, `{P}` for the prefix of a download URL, `{id}` for a repo id, `{name}` for one
-escaped segment and `{name*}` for the rest of the path. Every route is tried with a two-part repo id first, and
-with a bare name only when none matched; a bare name exists nowhere and is answered with "repository not found".
+or spaces, `{S}` for spaces, `{P}` for the prefix of a download URL, `{way}` for resolve or raw, `{id}` for a repo
+id, `{name}` for one escaped segment and `{name*}` for the rest of the path. Every route is tried with a two-part
+repo id first, and with a bare name only when none matched; a bare name exists nowhere and is answered with
+"repository not found".
 
 Handlers are plain functions that run in a thread and return a response, or a value that becomes JSON. They
 see a `Call`: the matched parts, the caller's identity, the body and the storage. Each runs in one transaction,
@@ -56,7 +57,7 @@ _UNSERVED = {
     r"/api/posts(?:/.*)?": "posts",
     r"/api/(?:models|datasets|spaces)-tags-by-type": "the list of all tags",
     r"/api/spaces/semantic-search": "semantic search",
-    r"/api/spaces/hardware": "the prices of hardware",
+    r"/api/spaces/(?:hardware|templates)": "the prices of hardware, or templates",
     r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|volumes|dev-mode|(?:hot-)?reload.*)": "running Spaces",
     r"/api/spaces/[^/]+/[^/]+/(?:pause|restart|hardware|sleeptime|secrets|variables)": "running Spaces",
     _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*|safetensors-metadata/.*)": (
@@ -245,7 +246,7 @@ class Router:
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
     prefix = "(?!(?:api|oauth)/)(?:datasets/|spaces/)?"
-    special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "id": repo_id}
+    special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "way": "resolve|raw", "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
         name, rest = match[1], match[2]

@@ -23,7 +23,7 @@ _COMMITS_PER_PAGE = 50
 
 def _is_ref_name(name: str) -> bool:
     """Whether git would take it, and it reads like no commit and no ref of another kind."""
-    return bool(_REF_NAME.fullmatch(name)) and not re.match(r"refs/|[0-9a-fA-F]{40}\Z", name)
+    return bool(_REF_NAME.fullmatch(name)) and not re.match(r"refs/|(?:HEAD|[0-9a-fA-F]{40})\Z", name)
 
 
 @router.on("GET", "/api/{T}/{id}/refs")
@@ -65,10 +65,12 @@ def _drop_ref(call: Call, repo: Repo, ref: str, shown: str) -> Json:
 
 @router.on("POST", "/api/{T}/{id}/branch/{branch}")
 def create_branch(call: Call) -> Json:
-    repo, branch = call.writable(), call.parts["branch"]
+    repo, branch, body = call.writable(), call.parts["branch"], call.json()
     if not _is_ref_name(branch):
         raise bad_request("Invalid reference for a branch")
-    sha = call.hub.trees.resolve(repo.id, optional_text(call.json(), "startingPoint") or "main")
+    if body.get("emptyBranch"):
+        raise bad_request("this Hub makes no empty branches")
+    sha = call.hub.trees.resolve(repo.id, optional_text(body, "startingPoint") or "main")
     return _add_ref(call, repo, f"refs/heads/{branch}", sha)
 
 
@@ -108,7 +110,9 @@ def list_commits(call: Call) -> Response:
         authors = [{"user": commit.author, "avatar": ""}]
         item = {"id": commit.sha, **words, "authors": authors, "date": commit.date}
         items.append(item | {"formatted": words} if formatted else item)
-    return call.page(items, more=len(commits) > size)
+    response = call.page(items, more=len(commits) > size)
+    response.headers["X-Total-Count"] = str(call.hub.trees.count(repo.id, sha))
+    return response
 
 
 @router.on("POST", "/api/{T}/{id}/super-squash/{ref}")

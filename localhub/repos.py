@@ -136,6 +136,8 @@ def create(call: Call) -> Json:
     if body.get("secrets") or body.get("variables"):
         raise bad_request("this Hub runs no Spaces, so it keeps no secrets or variables; create the Space without them")
     visibility = optional_text(body, "visibility") or _asked_private(body)
+    if body.get("files") or body.get("license"):
+        raise bad_request("this Hub creates a repo without files and a license; commit them to it")
     hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
     me, sdk = call.signed_in(), optional_text(body, "sdk")
     repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)

@@ -99,6 +99,7 @@ class Trees:
 
     def resolve(self, repo: int, revision: str) -> str:
         """The commit that a branch, tag, full ref or (short) commit id names."""
+        revision = "main" if revision == "HEAD" else revision
         own = "SELECT 1 FROM commits WHERE repo = ? AND sha = ?"
         if _WHOLE_HEX.fullmatch(revision) and self._store.row(own, repo, revision):
             return revision  # a commit's own id always means it, as in git
@@ -143,6 +144,11 @@ class Trees:
         """The commit and its ancestors, newest first."""
         rows = self._store.rows(_WALK.format(stop="") + " LIMIT ? OFFSET ?", repo, sha, limit, start)
         return [Commit(*(row[name] for name in Commit._fields)) for row in rows]
+
+    def count(self, repo: int, sha: str) -> int:
+        """How many commits `history` has."""
+        row = self._store.row(f"SELECT count(*) AS commits FROM ({_WALK.format(stop='')})", repo, sha)  # noqa: S608
+        return int(row["commits"]) if row else 0
 
     def commit(self, repo: int, changes: Changes, message: Message, *, ref: str, parent: str | None) -> str:
         """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import as_ada, printed_by
 
 from localhub.process import LocalHubProcess
+from localhub.store import lfs_pointer
 
 Hf = Callable[..., list[str]]
 COMMANDS = """
@@ -146,6 +149,35 @@ def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], st
     assert ada.model_info(one).gated == "auto"
 
 
+def test_what_other_clients_ask_for_is_there_or_refused(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
+    """As @huggingface/hub 2.17 asks."""
+    ada.upload_file(path_or_fileobj=b"\0" * 99, path_in_repo="a.bin", repo_id=repo)
+    head = ada.upload_file(path_or_fileobj=b"two", path_in_repo="a.txt", repo_id=repo).oid
+    headers = {"Authorization": f"Bearer {ada.token}"}
+
+    def ask(method: str, path: str, body: object = None) -> httpx2.Response:
+        return get_session().request(method, f"{local_hub.endpoint}{path}", json=body, headers=headers)
+
+    api = f"/api/models/{repo}"
+    found = ask("POST", f"{api}/paths-info/main", {"paths": ["a.txt", "a.bin", "b", 1], "expand": True}).json()
+    assert [(f["path"], f["lastCommit"]["id"] == head) for f in found] == [("a.txt", True), ("a.bin", False)]
+    assert ask("GET", f"{api}/revision/HEAD?expand=sha").json()["sha"] == head
+    assert ask("GET", f"{api}/commits/main?limit=1").headers["x-total-count"] == "3"
+    assert ask("HEAD", f"/{repo}/raw/main/a.txt").headers["content-length"] == "3"
+    assert ask("HEAD", f"/{repo}/raw/main/b.txt").status_code == 404
+    pointer, whole = (ask("GET", f"/{repo}/{way}/HEAD/a.bin").content for way in ("raw", "resolve"))
+    assert (pointer, whole) == (lfs_pointer(hashlib.sha256(whole).hexdigest(), 99), b"\0" * 99)
+    name = repo.partition("/")[2]
+    for path, body in (
+        ("/api/repos/create", {"name": f"{name}-x", "files": [{"path": "a", "content": "YQ==", "encoding": "base64"}]}),
+        ("/api/repos/create", {"name": f"{name}-x", "license": "mit"}),
+        (f"{api}/branch/empty", {"emptyBranch": True}),
+        (f"{api}/branch/HEAD", {}),
+    ):
+        assert ask("POST", path, body).status_code == 400
+    assert not ada.repo_exists(f"{repo}-x")
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [
@@ -155,6 +187,7 @@ def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], st
         ("/api/collections", "collections"),
         ("/api/papers/search", "papers"),
         ("/api/spaces/hardware", "hardware"),  # no Space of that name
+        ("/api/spaces/templates", "templates"),
         ("/api/models/ada/x/xet-read-token/main", "Xet"),
         ("/api/models/ada/x/lfs-files/duplicate", "copies between repos"),
         ("/api/models/ada/x/duplicate", "copies between repos"),
