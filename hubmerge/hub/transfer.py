@@ -157,30 +157,31 @@ class HubReading:
                 os.replace(target, partial)
             with open(partial, "a+b") as out:
                 from_before = out.tell()
-                digest = self._fill(at, file.size, out, progress)
-                if from_before and file.sha256 and digest != file.sha256:  # what lay there may be to blame
+                stated, _ = _stated_digest(file)
+                digest = self._fill(at, file, out, progress)
+                if from_before and stated and digest != stated:  # what lay there may be to blame
                     out.truncate(0)
-                    digest = self._fill(at, file.size, out, progress)
+                    digest = self._fill(at, file, out, progress)
                 out.flush()
                 os.fsync(out.fileno())
-        if file.sha256 and digest != file.sha256:
+        if stated and digest != stated:
             partial.unlink()
-            raise _corrupt("a downloaded file does not match its checksum", at, f"sha256 {file.sha256[:16]}…", digest)
+            raise _corrupt("a downloaded file does not match its checksum", at, f"{stated[:16]}…", digest)
         with written("a download cannot be written", str(target)):
             os.replace(partial, target)
         return target
 
-    def _fill(self, at: _At, size: int, out: BinaryIO, progress: Callable[[int], None]) -> str:
-        """Complete the partial file `out`; returns the sha256 of all of it."""
-        digest = hashlib.sha256()
+    def _fill(self, at: _At, file: FileInfo, out: BinaryIO, progress: Callable[[int], None]) -> str:
+        """Complete the partial file `out`; returns the digest of all of it, of the kind that is stated."""
+        _, digest = _stated_digest(file)
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
             self.patience.check()  # gigabytes may lie there
             digest.update(chunk)
-        offset = out.tell()
+        offset, size = out.tell(), file.size
         if offset > size:
             out.truncate(0)
-            offset, digest = 0, hashlib.sha256()
+            offset, (_, digest) = 0, _stated_digest(file)
         progress(offset)
         failures, failed_at = 0, offset
         while offset < size:
@@ -305,9 +306,17 @@ def _digests(content: bytes, stated: str) -> tuple[str, str]:
     return match[1], hashlib.sha256(content).hexdigest() if len(match[1]) == 64 else blob_id(content)
 
 
+def _stated_digest(file: FileInfo) -> tuple[str | None, Any]:
+    """What is stated of a file's content, and a digest of that kind to feed with it: the sha256, or git's id of what is
+    not in LFS."""
+    if file.sha256 or not file.blob:
+        return file.sha256, hashlib.sha256()
+    return file.blob, hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
 def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
-    """Whether `path` holds the bytes of `file` by size and, where one is stated, sha256; `check` may break it off."""
-    digest, size = hashlib.sha256(), 0
+    """Whether `path` holds the bytes of `file` by size and, where one is stated, digest; `check` may break it off."""
+    (stated, digest), size = _stated_digest(file), 0
     try:
         with path.open("rb") as opened:
             while chunk := opened.read(COPY_BYTES):
@@ -316,7 +325,7 @@ def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
                 size += len(chunk)
     except OSError:
         return False
-    return size == file.size and file.sha256 in (None, digest.hexdigest())
+    return size == file.size and stated in (None, digest.hexdigest())
 
 
 def _corrupt(what: str, at: _At, expected: str, digest: str) -> CorruptError:

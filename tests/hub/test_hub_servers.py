@@ -38,7 +38,7 @@ from hubmerge.hub import client
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience, TransientHubError, tell_retries
-from hubmerge.hub.names import FileInfo
+from hubmerge.hub.names import FileInfo, blob_id
 
 STATED = ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"]
 
@@ -131,12 +131,22 @@ def corrupted(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
+def not_in_lfs(server: ScriptedHub) -> FileInfo:
+    """The same weights in a repo whose .gitattributes does not name them."""
+    file = weights(server)
+    return replace(file, sha256=None, blob=blob_id(server.files[file.path]))
+
+
+STATED_AS = pytest.mark.parametrize("stated", [weights, not_in_lfs])
+
+
+@STATED_AS
 @pytest.mark.parametrize("left", [0, 4321, None])
 def test_corrupt_bytes_leave_no_file_under_the_final_name(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None
+    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None, stated: Callable[[ScriptedHub], FileInfo]
 ):
     """Served so, whatever of them lies there already."""
-    file = weights(server)
+    file = stated(server)
     server.files["model.safetensors"] = corrupted(server.files["model.safetensors"])
     leave(server, tmp_path, server.files["model.safetensors"][:left])
     with pytest.raises(CorruptError) as caught:
@@ -145,6 +155,7 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
 
 
+@STATED_AS
 @pytest.mark.parametrize(
     ("name", "left", "starts"),
     [
@@ -157,18 +168,36 @@ def test_corrupt_bytes_leave_no_file_under_the_final_name(
     ],
 )
 def test_what_an_earlier_run_fetched_is_used_if_it_is_what_the_hub_states_and_fetched_again_if_not(
-    server: ScriptedHub, hub: Hub, tmp_path: Path, name: str, left: Callable[[bytes], bytes], starts: list[int]
+    server: ScriptedHub,
+    hub: Hub,
+    tmp_path: Path,
+    name: str,
+    left: Callable[[bytes], bytes],
+    starts: list[int],
+    stated: Callable[[ScriptedHub], FileInfo],
 ):
     content = server.files["model.safetensors"]
     leave(server, tmp_path, left(content), name)
     told: list[int] = []
-    path = hub.download(server.repo, server.sha, weights(server), tmp_path, told.append)
+    path = hub.download(server.repo, server.sha, stated(server), tmp_path, told.append)
     assert path.read_bytes() == content
     assert not list(tmp_path.rglob("*.partial"))
     assert [r.range for r in server.requests] == [(start, len(content) - 1) for start in starts]
     lay_there = len(left(content))
     assert told[0] == (lay_there if lay_there <= len(content) else 0)
     assert sum(told) % len(content) == 0  # once, or once more where what lay there was of no use
+
+
+@STATED_AS
+def test_a_damaged_file_of_the_client_s_is_fetched(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, stated: Callable[[ScriptedHub], FileInfo]
+):
+    content = server.files["model.safetensors"]
+    file = replace(stated(server), here=tmp_path / "here")
+    for lies_there, asked in ((content, 0), (corrupted(content), 1)):
+        (tmp_path / "here").write_bytes(lies_there)
+        assert fetch(hub, server, tmp_path, file).read_bytes() == content
+        assert len(server.requests) == asked
 
 
 def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(
