@@ -31,20 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as CatchAll
 
 from hubmerge.errors import HubUnavailableError
-from localhub import (
-    accounts,
-    commits,
-    discussions,
-    files,
-    lfs,
-    listing,
-    oauth,
-    pages,
-    refs,
-    repos,
-    webhooks,
-    xet,
-)
+from localhub import accounts, commits, discussions, files, lfs, listing, oauth, pages, refs, repos, webhooks, xet
 from localhub.fault_rules import ADMIN_PATH
 from localhub.faults import Faults
 from localhub.protocol import Hub, Limits, Route, answer, open_hub
