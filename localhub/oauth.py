@@ -183,10 +183,13 @@ def token(call: Call) -> Response:
 
 
 def _authenticate_client(call: Call, form: dict[str, str]) -> bool:
-    """Whether the application proved its secret; without one it must use PKCE, with a wrong one it is refused."""
+    """Whether the application proved its secret; without one it must use PKCE, with a wrong one it is refused.
+
+    It need not name itself: the code is its own, and a page's JavaScript (@huggingface/hub) sends nothing else.
+    """
     app = call.users.oauth
     header = call.request.headers.get("authorization", "")
-    client_id, secret = form.get("client_id", ""), form.get("client_secret", "")
+    client_id, secret = form.get("client_id", app.client_id), form.get("client_secret", "")
     if header.lower().startswith("basic "):
         try:
             client_id, _, secret = map(unquote, base64.b64decode(header[6:]).decode().partition(":"))

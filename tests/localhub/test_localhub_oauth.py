@@ -117,11 +117,17 @@ def test_a_client_proves_itself_by_secret_or_pkce(local_hub: LocalHubProcess) ->
     code = sign_in(local_hub)["code"][0]
     assert exchange(local_hub, code, client_secret="wrong-secret").status_code == 401
     basic = base64.b64encode(f"{local_hub.oauth['client_id']}:{local_hub.oauth['client_secret']}".encode()).decode()
-    form = {"grant_type": "authorization_code", "code": code, "redirect_uri": REDIRECT, "code_verifier": VERIFIER}
-    answer = get_session().post(
-        f"{local_hub.endpoint}/oauth/token", data=form, headers={"Authorization": f"Basic {basic}"}
-    )
-    assert answer.status_code == 200
+    form = {"grant_type": "authorization_code", "redirect_uri": REDIRECT, "code_verifier": VERIFIER}
+    with_pkce, another = (sign_in(local_hub)["code"][0] for _ in range(2))
+    for more, headers, status in (
+        ({"code": code}, {"Authorization": f"Basic {basic}"}, 200),
+        ({"code": with_pkce}, {}, 200),  # as the JavaScript of a page asks
+        ({"code": another, "code_verifier": "of nobody"}, {}, 400),
+        ({"code": sign_in(local_hub, **without_pkce)["code"][0]}, {}, 401),
+        ({"code": sign_in(local_hub)["code"][0], "client_id": "another"}, {}, 401),
+    ):
+        answer = get_session().post(f"{local_hub.endpoint}/oauth/token", data=form | more, headers=headers)
+        assert answer.status_code == status
 
 
 def test_a_refresh_gives_a_new_token_and_ends_the_old_one(local_hub: LocalHubProcess) -> None:
