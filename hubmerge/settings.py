@@ -137,8 +137,10 @@ def ask_this_machine_directly() -> None:
 
 def limit_uploads() -> None:
     """Let the Hub's client send at most eight blocks of 64 MB to Xet at a time, which it holds in memory; its own limit
-    is 64 blocks."""
+    is 64 blocks. Its log goes nowhere: where HF_HOME cannot be written it would go to standard output, into a result.
+    """
     os.environ.setdefault("HF_XET_CLIENT_AC_MAX_UPLOAD_CONCURRENCY", "8")
+    os.environ.setdefault("HF_XET_LOG_DEST", os.devnull)
 
 
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:

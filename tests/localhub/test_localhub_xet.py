@@ -34,12 +34,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def through_xet(script: str, hub: LocalHubProcess, folder: Path, *arguments: str) -> str:
+def through_xet(script: str, hub: LocalHubProcess, folder: Path, *arguments: str, home: str = "home") -> str:
     """What a script prints whose uploads left chunks in the Hub's storage for Xet."""
     storage = hub.data_dir / "xet"
     before = {*storage.rglob("default.*")}
-    home = {"HF_HUB_DISABLE_XET": "0", "HF_HOME": str(folder / "home")}
-    said = printed_by(script, *arguments, **as_ada(hub, folder), **home)
+    settings = {"HF_HUB_DISABLE_XET": "0", "HF_HOME": str(folder / home)}
+    said = printed_by(script, *arguments, **as_ada(hub, folder), **settings)
     assert {*storage.rglob("default.*")} > before
     return said
 
@@ -88,12 +88,15 @@ def test_what_the_client_sends_through_xet_is_what_is_downloaded(
     assert large.lfs is not None  # type: ignore[union-attr]
 
 
-def test_a_merge_is_published_through_xet(
-    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
+@pytest.mark.parametrize("home", ["home", "/dev/null"])  # the other cannot be written, as in many containers
+def test_a_merge_is_published_through_xet_and_its_result_stands_alone(
+    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path, home: str
 ) -> None:
     target, base, *agents = f"ada/{fresh()}", *(str(ROOT / "examples" / "zoo" / n) for n in ("base", "math", "tool"))
     (tmp_path / "recipe.yaml").write_text(json.dumps({"base": base, "agents": agents, "method": "ram"}))
-    through_xet(RUN, local_hub, tmp_path, "run", str(tmp_path / "recipe.yaml"), "--to", target)
+    command = ["run", str(tmp_path / "recipe.yaml"), "--to", target, "--json"]
+    said = json.loads(through_xet(RUN, local_hub, tmp_path, *command, home=home))
+    assert said["published"][0]["repo"] == target
     report = Path(ada.hf_hub_download(target, "hubmerge.json", local_dir=tmp_path)).read_text()
     [shard] = ada.get_paths_info(target, "model.safetensors")
     assert shard.lfs.sha256 in report  # type: ignore[union-attr]
