@@ -198,7 +198,7 @@ class HubReading:
                 failures = 1 if offset - failed_at >= COPY_BYTES else failures + 1
                 failed_at = offset
                 self.patience.pause(failures, error)
-        return digest.hexdigest()
+        return str(digest.hexdigest())
 
     def _range(self, at: _At, start: int, end: int) -> Generator[bytes, None, None]:
         if start >= end:
