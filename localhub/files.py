@@ -155,12 +155,8 @@ def resolve(call: Call) -> Response:
     }
     if entry.sha256:
         headers |= {"X-Linked-Size": str(entry.size), "X-Linked-ETag": f'"{entry.sha256}"'}
-    return _BlobResponse(file, headers=headers, media_type=_media_type(name))
-
-
-def _media_type(name: str) -> str:
-    guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    if guessed in _SAFE_TYPES:  # a drawing's script is stopped by the sandbox
-        return guessed
-    text = guessed.startswith("text/") or guessed.endswith(("xml", "javascript"))
-    return "text/plain; charset=utf-8" if text else "application/octet-stream"
+    served = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    if served not in _SAFE_TYPES:  # a drawing's script is stopped by the sandbox
+        is_text = served.startswith("text/") or served.endswith(("xml", "javascript"))
+        served = "text/plain; charset=utf-8" if is_text else "application/octet-stream"
+    return _BlobResponse(file, headers=headers, media_type=served)
