@@ -119,6 +119,9 @@ BODY = "    return math.pi * helper(r) ** 2\n"
         f"```Python\r\ndef area(r):\n{BODY}",
         f"First try:\n```python\ndef area(r):\n    return 3\n```\nBetter:\n```python\ndef area(r):\n{BODY}```",
         f"1. Here:\n   ```python\n   def area(r):\n   {BODY}   ```",
+        f"Needs:\n```bash\npip install x\n```\nThen:\n```python\ndef area(r):\n{BODY}```\n",
+        f"For\n```text\n2\n```\nit is\n```python title='a.py'\ndef area(r):\n{BODY}```\n\n```pycon\n>>> 1\n```\nEnd.",
+        f"```{{python}}\ndef area(r):\n{BODY}```\nNo `math`, see ```area```.",
         f"Sure!\n\ndef area(r):\n{BODY}",
         "Sure!\n\nTWO = 2\n\ndef area(r):\n    return math.pi * r ** TWO\n",
         f"{PROMPT}{BODY}",
@@ -134,13 +137,22 @@ def test_a_whole_program_is_the_last_block_that_defines_something() -> None:
     answer = "```python\ndef f(): return 1\n```\nand\n```py\ndef f(): return 2\n```\nrun\n```python\nf()\n```"
     assert whole_program(answer) == "def f(): return 2"
     assert whole_program("```\nx = 1\n```") == "x = 1"
+    assert whole_program("- So:\n  ```python\n  def f():\n\n      return 1\n```\n") == "def f():\n\n    return 1"
+    assert whole_program("```sh\nls\n```\nand\n```python3.12\nx = 1\n```\nprints\n```text\n1\n```\n") == "x = 1"
     assert whole_program("It is:\nimport os\nx = 1\n```\nthat was it") == "import os\nx = 1"
     assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"
 
 
 def test_an_answer_made_to_be_slow_is_read_within_seconds() -> None:
     """A stranger's tokenizer can have a token of a megabyte of blanks."""
-    for answer in ("```" + " " * 10**5, "\n" * 10**5, f"```\n{chr(10) * 10**5}x\n```", " \n" * 10**5 + "x"):
+    for answer in (
+        "```" + " " * 10**5,
+        "```x" * 10**5,
+        "```py" + " " * 10**5,
+        "\n" * 10**5,
+        f"```\n{chr(10) * 10**5}x\n```",
+        " \n" * 10**5 + "x",
+    ):
         began = time.process_time()
         whole_program(answer)
         completed(PROMPT, answer, "area")

@@ -94,7 +94,7 @@ def test_the_versions_of_the_suites_for_the_same_data_are_those_that_published_r
         "zoo": "ba413385be04",
         "math": "1ac0ebac07a7",
         "instruction": "293dc7a626f2",
-        "code": "8d95e8797456",
+        "code": "7e4a96792bfd",
         "tool": "e68a5467d5ff",
         "memory": "e6443564a0ab",
         "memory_short": "fa826c6825aa",

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from itertools import dropwhile, takewhile
 
 # no expression here may take the square of an answer's length: a stranger's tokenizer can have a token of any length
-_FENCED = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]*)?\r?\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
+# a fence with the first word after it (`python`, `{python}`, `bash`); only one of Python or of none need begin no line
+_PYTHON = r"(?:i?python3?|py3?)"
+_FENCED = re.compile(
+    rf"(?:^[ \t]*```[^\w\n`]*+(?P<word>\w*+)[^\n`]*+|```[ \t]*(?:{_PYTHON}[ \t]*)?\r?)\n(?P<code>.*?)(?:\n?```|\Z)",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
 _STARTS_CODE = re.compile(r"^(?:from|import|def|async def|class|@)\b|^@", re.MULTILINE)
 _CONSTANT = re.compile(r"[A-Za-z_]\w*[ \t]*=[ \t]*[-\d'\"\[({]|\s*(?:#.*)?$")  # or a blank line, or a comment
 
@@ -22,7 +28,8 @@ def _blocks(text: str) -> list[str]:
         before = text.partition("```")[0]
         if _is_continuation(before) or _STARTS_CODE.search(before):
             return []  # the first fence closes a block that the answer never opened
-    return [str(block) for block in _FENCED.findall(text) if block.strip()]
+    found = [match["code"] for match in _FENCED.finditer(text) if re.fullmatch(_PYTHON, match["word"] or "py", re.I)]
+    return [code for code in found if code.strip()]
 
 
 def defines(code: str, name: str) -> bool:
@@ -39,7 +46,7 @@ def whole_program(answer: str) -> str:
     blocks = _blocks(text)
     if blocks:
         defining = [block for block in blocks if re.search(r"^[^\S\n]*(def|class)\b", block, re.MULTILINE)]
-        return (defining or blocks)[-1]
+        return _outdented((defining or blocks)[-1])
     return _from_code_on(text.partition("[DONE]")[0].partition("\n```")[0])
 
 
@@ -86,12 +93,7 @@ def _is_continuation(text: str) -> bool:
 
 def _outdented(block: str) -> str:
     """A block that stands in a list is indented as a whole."""
-    lines = block.split("\n")
-    first = next(line for line in lines if line.strip())
-    margin = first[: len(first) - len(first.lstrip())]
-    if margin and all(line.startswith(margin) or not line.strip() for line in lines):
-        return "\n".join(line[len(margin) :] for line in lines)
-    return block
+    return textwrap.dedent(block) if block.lstrip("\r\n")[:1].isspace() else block
 
 
 def _body(text: str) -> str:
