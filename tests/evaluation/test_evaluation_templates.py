@@ -19,6 +19,8 @@ pytest.importorskip("transformers")
 
 NESTED = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
 DOUBLED = "{% set n = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+# as LLaVA's and SmolVLM's templates read a message, which has parts there
+IN_PARTS = "{% for m in messages %}<|im_start|>{{ m.role }} {% for part in m.content FROM %}{{ part.text }}{% endfor %}"
 BOMBS = {
     "endless loops": (NESTED, "does not come to an end"),
     "a long text": ("{{ 'x' * 10**10 }}", "too much memory"),
@@ -37,6 +39,14 @@ BOMBS = {
     ),
     "deep brackets": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", ""),
     "a refusal of its own": ("{{ raise_exception('only in pairs') }}", "only in pairs"),
+    "parts that are selected": (
+        IN_PARTS.replace("FROM", "| selectattr('type', 'equalto', 'text')") + "<|im_end|>{% endfor %}",
+        "leaves out the question",
+    ),
+    "parts that are asked": (
+        IN_PARTS.replace("FROM", "if part['type'] == 'text'") + "{% endfor %}",
+        "<|im_start|>user",
+    ),
     "no template": ("{% for %}", "TemplateSyntaxError"),
 }
 
