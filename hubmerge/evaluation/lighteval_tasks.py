@@ -86,7 +86,8 @@ def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
     if task.name not in table:
         raise EvaluationError("this lighteval lacks the task", where=task.name, got=task.module)
     config = table[task.name]
-    names = {name for metric in config.metrics for name in _names(metric)}
+    listed = [metric.metric_name for metric in config.metrics]
+    names = {name for each in listed for name in (each if isinstance(each, list) else [each])}
     if task.metric not in names or any(m.category != SamplingMethod.GENERATIVE for m in config.metrics):
         raise EvaluationError(
             "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
@@ -96,10 +97,6 @@ def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
     config.few_shots_split = EXAMPLES
     config.stop_sequence = list(config.stop_sequence)  # added to a list when the batch is generated
     return config
-
-
-def _names(metric: Any) -> list[str]:
-    return metric.metric_name if isinstance(metric.metric_name, list) else [metric.metric_name]
 
 
 def install(tasks: Sequence[Mapping[str, Any]]) -> str:

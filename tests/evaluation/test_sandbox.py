@@ -31,22 +31,13 @@ def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
     assert not run_python("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E")
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import os; os._exit(0)",
-        "exit()",
-        "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
-        "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
-        "tests = '''",
-        "import os\nos.write = os.read = lambda *a: b''\nos.closerange(3, 4096)\nos._exit(0)",
-    ],
-)
-def test_ending_early_is_no_pass(program: str) -> None:
-    assert not run_python(program, "assert False")
-
-
 FORGED = {
+    "an end": "import os; os._exit(0)",
+    "an exit": "exit()",
+    "an end at the exit": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
+    "a thread": "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
+    "an open quote": "tests = '''",
+    "no pipe": "import os\nos.write = os.read = lambda *a: b''\nos.closerange(3, 4096)\nos._exit(0)",
     "exec does nothing": "import builtins\nbuiltins.exec = lambda *a, **k: None",
     "compile gives nothing": "import builtins\nbuiltins.compile = lambda *a, **k: real('', '', 'exec')\nreal = compile",
     "a verdict in every pipe": (
