@@ -172,7 +172,7 @@ def of(item: str, declared: str = "array") -> dict[str, Any]:
         ("javascript", True, "Boolean", [True], False),
     ],
 )
-def test_a_value_matches_by_type_and_by_what_the_key_lists(
+def test_a_value_matches_by_type_and_key(
     language: Language, value: Any, schema: Any, values: Any, verdict: bool
 ) -> None:
     key = [{"f": {"a": values}}]

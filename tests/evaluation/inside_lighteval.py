@@ -149,7 +149,7 @@ def test_prompts_go_through_the_chat_template_where_the_task_asks_by_it() -> Non
     ],
     ids=str,
 )
-def test_what_the_machine_did_while_a_model_was_loaded_is_not_told_of_the_model(
+def test_what_the_machine_did_in_loading_is_not_told_of_the_model(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loading(*_: object, **__: object) -> None:
@@ -205,7 +205,7 @@ def asked(lengths: dict[str, int]) -> pipeline.Asked:
         (60, 32, 120, [["1"], ["3", "0"], ["2", "4"]]),  # of 60 positions the first prompt leaves none
     ],
 )
-def test_batches_keep_to_a_number_of_prompts_and_of_tokens(
+def test_batches_keep_to_their_prompts_and_tokens(
     longest: int, most: int, budget: int | None, batches: list[list[str]]
 ) -> None:
     prompts = asked({"0": 40, "1": 90, "2": 20, "3": 50, "4": 20})

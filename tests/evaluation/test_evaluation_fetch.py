@@ -72,7 +72,7 @@ LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
     ("changes", "numbers"),
     [({"limit": 3}, range(3)), ({"limit": 3, "expands": True}, range(10))],  # a task that builds its own questions
 )
-def test_rows_are_those_of_the_pinned_commit_as_many_as_are_asked(
+def test_as_many_rows_of_the_commit_as_are_asked(
     fetch: Fetch, dataset: Any, changes: Mapping[str, Any], numbers: range
 ) -> None:
     repo, sha = dataset({"test.jsonl": LINES})
@@ -80,9 +80,7 @@ def test_rows_are_those_of_the_pinned_commit_as_many_as_are_asked(
     assert [row["n"] for row in fetch(repo, sha, **changes)] == list(numbers)
 
 
-def test_processes_share_a_store_and_clear_away_what_killed_ones_left(
-    fetch: Fetch, dataset: Any, tmp_path: Path
-) -> None:
+def test_processes_share_a_store_and_clear_what_killed_ones_left(fetch: Fetch, dataset: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.1.partial" / "test").mkdir(parents=True)
     repo, sha = dataset({"test.jsonl": LINES})
     both = [Beside(partial(fetch, repo, sha, name=name)) for name in ("one", "another")]
@@ -121,7 +119,7 @@ def said_of(tasks: list[tuple[dict[str, Any], str | None]], endpoint: str, folde
     return printed_by(EACH, str(folder), given=json.dumps(tasks), **environment).splitlines()
 
 
-def test_a_dataset_that_cannot_be_read_is_refused_and_a_token_that_expired_is_no_fault_of_it(
+def test_what_cannot_be_read_is_refused_and_an_expired_token_is_no_fault_of_it(
     hub: Hub, name: str, tmp_path: Path
 ) -> None:
     data, images = {"test.jsonl": LINES}, {"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}
@@ -153,9 +151,7 @@ def test_rows_of_other_columns_are_the_dataset_s_fault_and_no_model_s(task: str)
         fetch_module._check(task, [{"n": 1}, {"n": 2}], "org/data")
 
 
-def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_rows_are_refused_before_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_module, "MAX_ROWS", 2)
     monkeypatch.setattr(fetch_module, "load_split", lambda *_, **__: [1, 2, 3])
     with pytest.raises(
@@ -202,9 +198,7 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
     assert fault.value.retryable
 
 
-def test_the_longest_unused_rows_go_from_a_full_store_and_none_that_are_in_use(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_unused_rows_leave_a_full_store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, suite = tmp_path / "store", pin("zoo", hub)
 
     def fetched(job: ChildJob, _: object) -> None:

@@ -51,7 +51,7 @@ IN_ITS_DTYPE = "answers in the dtype that it was asked for"
         ("float32", 10**6, "auto", GB // 4, "float32"),  # a tiny model on a tiny machine
     ],
 )
-def test_the_dtype_is_the_stored_one_or_bfloat16_where_that_alone_fits(
+def test_the_dtype_is_the_stored_one_or_what_fits(
     stored: str, elements: int, asked: str, memory: int, chosen: str
 ) -> None:
     assert fitting_dtype(Weights(stored, elements), asked, memory, "x") == chosen
@@ -131,9 +131,7 @@ def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Pat
     assert json.loads((workdir / "spec").read_text())["memory_bytes"] > 9 * GB
 
 
-def test_the_limits_of_a_batch_and_how_many_prompts_were_cut_stand_in_the_result(
-    scripted: Scripted, workdir: Path
-) -> None:
+def test_limits_of_a_batch_and_the_number_of_cut_prompts_stand_in_the_result(scripted: Scripted, workdir: Path) -> None:
     environment = scripted(IN_ITS_DTYPE, options={"batch_size": 7}).environment
     assert (environment.batch_size, environment.batch_tokens) == (7, 4000)
     assert json.loads((workdir / "spec").read_text())["batch_size"] == 7
@@ -141,7 +139,7 @@ def test_the_limits_of_a_batch_and_how_many_prompts_were_cut_stand_in_the_result
     assert [s.truncated for s in scripted("answers").tasks] == [None] * 3
 
 
-def test_a_model_that_reads_padding_as_its_prompt_is_asked_one_prompt_at_a_time(
+def test_a_model_that_reads_padding_is_asked_prompt_by_prompt(
     scripted: Scripted, workdir: Path, tmp_path: Path
 ) -> None:
     folder = str(_in_float32(tmp_path / "rwkv", {"model_type": "rwkv"}))

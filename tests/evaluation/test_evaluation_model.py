@@ -173,9 +173,7 @@ def test_an_adapter_on_a_base_of_several_shards_comes_with_their_index(tmp_path:
     assert len(set(made.values())) > 1
 
 
-def test_an_adapter_in_a_folder_of_any_name_is_asked_by_its_own_tokenizer(
-    tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_is_asked_by_its_own_tokenizer(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     own = (ZOO / "base" / "tokenizer.json").read_bytes() + b"\n"
     zoo_adapter(tmp_path / "my l\u00f6ra@2", files={"tokenizer.json": own})
     monkeypatch.chdir(tmp_path)
@@ -213,9 +211,7 @@ def test_an_adapter_without_a_fitting_base_on_the_hub_is_a_finding_about_it(
     assert re.search(reason, result.error.message)
 
 
-def test_a_public_adapter_of_a_private_base_is_told_what_one_of_no_base_is(
-    tmp_path: Path, hub: Hub, zoo_hub: Any
-) -> None:
+def test_a_public_adapter_of_a_private_base_is_told_as_one_of_none(tmp_path: Path, hub: Hub, zoo_hub: Any) -> None:
     api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
     api.create_repo("ada/hidden-base", private=True, exist_ok=True)
     api.upload_folder(repo_id="ada/hidden-base", folder_path=ZOO / "base")

@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_run_that_ends_well_gives_a_result_that_says_all_and_leaves_no_weights(
+def test_a_run_that_ends_well_says_all_and_leaves_no_weights(
     scripted: Scripted, hub: Hub, workdir: Path, notes: Any
 ) -> None:
     result = scripted("answers", observer=notes, options={"seed": 7, "dtype": "float32"})
@@ -117,9 +117,7 @@ def test_the_result_of_an_adapter_is_its_own_and_names_the_base_that_it_was_merg
         ("answers beyond the maximum", "cannot be read"),
     ],
 )
-def test_a_run_that_fails_has_its_reason_and_no_score(
-    scripted: Scripted, workdir: Path, mode: str, reason: str
-) -> None:
+def test_a_failed_run_has_its_reason_and_no_score(scripted: Scripted, workdir: Path, mode: str, reason: str) -> None:
     result = scripted(mode)
     assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
@@ -164,7 +162,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
         scripted(mode, options={"wall_s": wall_s})
 
 
-def test_kills_while_the_kernel_lacked_no_memory_are_never_the_model_s(
+def test_kills_without_want_of_memory_are_never_the_model_s(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "oom_kills", lambda: 7)
@@ -228,7 +226,7 @@ def test_a_folder_may_have_any_path(scripted: Scripted, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_are_refused_before_anything_is_fetched(
+def test_options_without_sense_are_refused_before_a_fetch(
     scripted: Scripted, workdir: Path, options: dict[str, Any]
 ) -> None:
     with pytest.raises(EvaluationError, match=r"must be positive|a seed is"):
@@ -293,7 +291,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     until(lambda: not is_alive(pid))
 
 
-def test_the_child_has_no_token_and_no_network(
+def test_a_child_lacks_token_and_network(
     scripted: Scripted, workdir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     canary = "hf_CanaryInTheEnvironment0123456789"
@@ -318,9 +316,7 @@ def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, work
     assert [path for path in files if hub.token.encode() in path.read_bytes()] == []
 
 
-def test_a_backend_or_a_package_of_the_suite_that_is_not_there_is_refused_before_anything_is_fetched(
-    hub: Hub, workdir: Path
-) -> None:
+def test_a_backend_or_package_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
     name, suite = ModelName.parse("zoo/base"), pin("zoo", hub)
     with pytest.raises(EvaluationError, match="vllm"):
         evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions(backend="vllm"))
@@ -368,7 +364,7 @@ def test_the_help_names_every_suite() -> None:
     assert tuple(SUITES) == _SUITES
 
 
-def test_a_run_writes_its_result_and_details_in_place_of_an_earlier_one_s_and_prints_a_table(
+def test_a_run_writes_result_and_details_over_earlier_ones_and_prints_a_table(
     run: Any, tmp_path: Path, capsys: Any
 ) -> None:
     details = tmp_path / "made" / "result.details"

@@ -62,7 +62,7 @@ def test_a_dataset_of_several_tasks_is_asked_for_once() -> None:
     assert hub.asked == ["zoo/held-out"]
 
 
-def test_the_version_changes_with_everything_that_changes_what_is_asked_and_with_nothing_else(
+def test_the_version_changes_with_what_is_asked_and_with_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     suite = SUITES["zoo"]
@@ -244,9 +244,7 @@ def test_a_pin_that_is_no_full_commit_is_refused_by_its_place(text: str, reason:
     assert reason in str(refused.value)
 
 
-def test_pins_that_are_written_are_read_again_below_the_same_words_also_after_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_pins_are_read_again_also_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pins = {
         "a/b": DatasetPin(revision="1" * 40),
         "c/d": DatasetPin(revision="1e10" + "0" * 36, hub="http://hub"),
@@ -300,7 +298,7 @@ def test_a_file_that_cannot_be_written_or_read_is_named(
     assert "the file of pins cannot be read" in capsys.readouterr().err
 
 
-def test_an_evaluation_says_which_of_its_datasets_are_not_pinned(
+def test_an_evaluation_names_its_unpinned_datasets(
     scripted: Callable[..., EvaluationResult], hub: Hub, notes: Any
 ) -> None:
     scripted("answers", observer=notes)

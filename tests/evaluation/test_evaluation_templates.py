@@ -82,9 +82,7 @@ def answered() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_template_that_takes_too_much_is_refused_with_its_reason_within_five_seconds(
-    answered: dict[str, Any], name: str
-) -> None:
+def test_a_template_that_takes_too_much_is_refused_within_five_seconds(answered: dict[str, Any], name: str) -> None:
     answer = answered["answers"][name]
     assert answer["said"].startswith("E_EVALUATION: ")
     assert "chat template" in answer["said"]
@@ -100,7 +98,7 @@ def test_prompts_come_in_their_order_and_are_the_same_on_every_day(answered: dic
     assert answered["texts"] == [f"[{n} \u00fc \U0001f600]26 Jul 2024" for n in range(300)]
 
 
-def test_a_fork_that_the_machine_kills_or_does_not_let_run_says_nothing_of_the_model(
+def test_a_fork_that_the_machine_ends_or_keeps_waiting_says_nothing_of_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(templates, "PROMPT_S", 0.5)

@@ -244,9 +244,7 @@ def test_a_value_larger_than_a_message_fails_the_tests() -> None:
     assert not run_python(program, "f(64)", timeout_s=60)
 
 
-def test_a_process_that_cannot_be_confined_is_an_error_and_no_score(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_process_that_cannot_be_confined_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "child.py"
     broken.write_text("import sys; sys.exit('this machine cannot confine a process')")
     monkeypatch.setattr(sandbox, "_CHILD", broken)

@@ -172,9 +172,7 @@ def test_how_a_process_ended_is_told_by_the_signal_s_name_or_its_number() -> Non
     assert [how_ended(code) for code in (3, -11, -40)] == ["exit code 3", "killed by SIGSEGV", "killed by signal 40"]
 
 
-def test_a_child_finds_the_packages_of_a_pythonpath_that_is_relative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_finds_the_packages_of_a_relative_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "told.py").write_text("""print('{"event": "done", "told": true}')""")
     monkeypatch.chdir(tmp_path)

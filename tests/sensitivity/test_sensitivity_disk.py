@@ -107,9 +107,7 @@ def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the
     assert bound.environment["fetch"]["high_water_bytes"] <= budget - prepared.plan.output_bytes
 
 
-def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
-    recipe: dict[str, Any], hub: Hub, tmp_path: Path
-) -> None:
+def test_results_take_from_the_budget_of_a_merge_s_inputs(recipe: dict[str, Any], hub: Hub, tmp_path: Path) -> None:
     plan = planned(recipe, hub).plan
     tmp_path.joinpath("out").mkdir()
     limit = plan.output_bytes + plan.companions.bytes + sensitivity_need([plan])

@@ -91,7 +91,7 @@ def test_the_same_rows_are_the_same_merge_whatever_their_file_is_called(data: Pa
     assert prepared(data, calibration=longer).identity != prepared(data).identity
 
 
-def test_another_tokenizer_takes_no_kept_sensitivity_and_is_another_merge(
+def test_another_tokenizer_is_another_merge_and_takes_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
@@ -189,9 +189,7 @@ def test_what_ignore_names_needs_no_sensitivity(data: Path, tmp_path: Path) -> N
     assert all(torch.equal(found[name], plain[name]) for name in plain)
 
 
-def test_the_next_merge_of_the_same_tokens_takes_what_was_kept_and_computes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_of_the_same_tokens_takes_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
 
@@ -232,9 +230,7 @@ def test_what_was_begun_with_other_threads_begins_again(data: Path, tmp_path: Pa
         torch.set_num_threads(1)
 
 
-def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers_keep_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_unused_files_go_and_takers_keep_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_plan, "DEFAULT_BUDGET_BYTES", 25)
     kept, mine = tmp_path / "kept", tmp_path / "mine"
     kept.mkdir()
@@ -285,9 +281,7 @@ def read(data: str, hub: Hub, **calibration: str) -> Plan:
     return Calibration(hub, allow_local=False, apart=True).of(plan)
 
 
-def test_rows_that_are_read_apart_are_those_that_are_read_here(
-    hub: Hub, publish: Publish, ada: HfApi, data: Path
-) -> None:
+def test_rows_that_are_read_apart_are_those_read_here(hub: Hub, publish: Publish, ada: HfApi, data: Path) -> None:
     here, name = prepared(data).plan.calibration, publish({"train.jsonl": ROWS})
     first = hub.datasets.head(name)
     ada.create_tag(name, tag="v2", repo_type="dataset")
@@ -312,7 +306,7 @@ def test_rows_that_are_read_apart_are_those_that_are_read_here(
     ],
     ids=["rows", "format", "split"],
 )
-def test_what_cannot_be_used_is_refused_with_its_reason(
+def test_what_cannot_be_used_has_its_reason(
     hub: Hub, publish: Publish, files: Mapping[str, bytes], reason: str
 ) -> None:
     with pytest.raises(HubmergeError, match=reason):
