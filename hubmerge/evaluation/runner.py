@@ -43,20 +43,10 @@ from hubmerge.errors import (
     MemoryLimitError,
     MissingExtraError,
 )
+from hubmerge.evaluation import fit
 from hubmerge.evaluation.adapter import on_its_base, stage_on_base
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.fetch import fetch_rows
-from hubmerge.evaluation.fit import (
-    ITEM_BYTES,
-    Weights,
-    clear_weights,
-    cleared_where_the_disk_is_full,
-    fitting_dtype,
-    forget_faults,
-    require_room,
-    try_once_more,
-    weights_of,
-)
 from hubmerge.evaluation.result import (
     MAX_NAME,
     MAX_SECONDS,
@@ -144,8 +134,8 @@ class _Run:
         return self.model if self.whole is None else self.whole.base
 
     @property
-    def weights(self) -> Weights:
-        return weights_of(self.loaded)
+    def weights(self) -> fit.Weights:
+        return fit.weights_of(self.loaded)
 
     @property
     def batch_size(self) -> int:
@@ -170,7 +160,7 @@ class _Run:
         """
         if self.options.device == "cuda":
             return self.options.dtype
-        return fitting_dtype(self.weights, self.options.dtype, self.memory_bytes, self.what)
+        return fit.fitting_dtype(self.weights, self.options.dtype, self.memory_bytes, self.what)
 
 
 def evaluate(
@@ -209,10 +199,10 @@ def evaluate(
         except FolderInUseError:
             wait = "Wait for it: the same command then takes its answers."
             raise FolderInUseError("another process runs this evaluation", where=run.what, next_step=wait) from None
-        held.enter_context(cleared_where_the_disk_is_full(workdir, run.what))
+        held.enter_context(fit.cleared_where_the_disk_is_full(workdir, run.what))
         result = _measured(run)
-        forget_faults(workdir)
-        clear_weights(workdir)
+        fit.forget_faults(workdir)
+        fit.clear_weights(workdir)
         return result
 
 
@@ -223,7 +213,7 @@ def _measured(run: _Run) -> EvaluationResult:
             run = replace(run, whole=whole, facts=run.facts.model_copy(update={"parameters": whole.elements}))
         if run.dtype not in (options.dtype, stored := run.weights.stored):
             observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
-        require_room(run.disk_bytes, workdir, run.what)
+        fit.require_room(run.disk_bytes, workdir, run.what)
         observer.stage("fetch model")
 
         def told(done: int, total: int, unit: str = "B") -> None:
@@ -245,7 +235,7 @@ def _measured(run: _Run) -> EvaluationResult:
         return _result(run, run_child(_child_job(run, folders), _teller(observer)))
     except _ABOUT_THE_MODEL as error:
         if isinstance(error, _PERHAPS_THE_MACHINE):
-            try_once_more(error, workdir, run.what)
+            fit.try_once_more(error, workdir, run.what)
         return _failed(run, error)
 
 
@@ -402,7 +392,7 @@ def _result(run: _Run, done: Event) -> EvaluationResult:
             for task, score in zip(run.suite.tasks, said, strict=True)
         )
         dtype, stored = plain(done["dtype"]), run.weights.stored
-        narrower = ITEM_BYTES.get(dtype, 8) < ITEM_BYTES[stored] and run.options.dtype == "auto"
+        narrower = fit.ITEM_BYTES.get(dtype, 8) < fit.ITEM_BYTES[stored] and run.options.dtype == "auto"
         ran = {"dtype": dtype, "stored_dtype": stored if narrower else None, "batch_tokens": done.get("batch_tokens")}
         return _record(run, {"device": plain(done["device"]), **ran}, tasks=scores)
     except (KeyError, TypeError, ValueError) as error:

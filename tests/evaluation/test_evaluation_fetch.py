@@ -17,13 +17,7 @@ from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import Beside, printed_by
 
-from hubmerge.errors import (
-    EvaluationError,
-    HubmergeError,
-    HubUnavailableError,
-    MachineFaultError,
-    MemoryLimitError,
-)
+from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.suites import pin
 from hubmerge.evaluation.tasks import Task, registry

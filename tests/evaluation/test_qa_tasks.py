@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 from task_helpers import own_task, scored
 
-from hubmerge.evaluation.tasks.qa import (
-    contains_answer,
-    exact_match,
-    golds,
-    normalized,
-    paragraphs,
-    short_answer,
-    supporting,
-)
+from hubmerge.evaluation.tasks import qa
 from hubmerge.evaluation.tasks.ruler import LENGTHS, QUESTIONS, long_contexts, size_of
 
 FACTS = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "facts"
@@ -70,12 +62,12 @@ def facts(hops: str) -> list[dict[str, Any]]:
 
 
 def test_normalisation_is_squads_and_an_answer_of_which_it_leaves_nothing_equals_and_contains_only_itself() -> None:
-    assert normalized("The  Cat's, a dog; AN ox!") == "cats dog ox"
-    assert normalized("theatre") == "theatre"
-    assert exact_match("the Beatles.", ["Beatles"])
-    assert not exact_match("The Beatles and others", ["Beatles"])
+    assert qa.normalized("The  Cat's, a dog; AN ox!") == "cats dog ox"
+    assert qa.normalized("theatre") == "theatre"
+    assert qa.exact_match("the Beatles.", ["Beatles"])
+    assert not qa.exact_match("The Beatles and others", ["Beatles"])
     for gold in ("A", "the", "!"):
-        for compare in (exact_match, contains_answer):
+        for compare in (qa.exact_match, qa.contains_answer):
             assert compare(gold, [gold])
             assert not compare("", [gold])
             assert not compare("something else", [gold])
@@ -96,17 +88,17 @@ def test_normalisation_is_squads_and_an_answer_of_which_it_leaves_nothing_equals
     ],
 )
 def test_the_short_answer_is_found(answer: str, short: str) -> None:
-    assert short_answer(answer) == short
+    assert qa.short_answer(answer) == short
 
 
 def test_containment_is_of_substrings_but_for_yes_and_no() -> None:
-    assert contains_answer("It was built in the 1990s.", ["1990"])
-    assert contains_answer("I think: New  York, of course", ["new york"])
-    assert contains_answer("Answer: no.", ["no"])
-    assert not contains_answer("I know nothing about another one", ["no"])
-    assert not contains_answer("<think>New York?</think> Boston", ["New York"])
-    assert contains_answer("B", ["A1", "b"])
-    assert not contains_answer("anything", [])
+    assert qa.contains_answer("It was built in the 1990s.", ["1990"])
+    assert qa.contains_answer("I think: New  York, of course", ["new york"])
+    assert qa.contains_answer("Answer: no.", ["no"])
+    assert not qa.contains_answer("I know nothing about another one", ["no"])
+    assert not qa.contains_answer("<think>New York?</think> Boston", ["New York"])
+    assert qa.contains_answer("B", ["A1", "b"])
+    assert not qa.contains_answer("anything", [])
 
 
 def test_gold_answers_of_the_search_tasks_count_and_others_do_not() -> None:
@@ -116,14 +108,14 @@ def test_gold_answers_of_the_search_tasks_count_and_others_do_not() -> None:
     assert [row["qid"] for row in asked] == ["q1"]
     for task, rows in ((nq, asked), (wiki, TWO_WIKI_ROWS)):
         for row in rows:
-            for gold in golds(row):
+            for gold in qa.golds(row):
                 assert scored(task, row, gold) == 1.0
                 assert scored(task, row, f"Answer: {gold.upper()}.") == 1.0
                 assert scored(task, row, f"not {gold}") == 0.0
                 assert scored(task, row, gold[:-1]) == 0.0
             assert scored(task, row, "") == 0.0
-    assert golds(NQ_ROWS[0]) == ["Ada B. Stone", "A. B. Stone"]
-    assert golds(TWO_WIKI_ROWS[1]) == ["no", "not the same"]
+    assert qa.golds(NQ_ROWS[0]) == ["Ada B. Stone", "A. B. Stone"]
+    assert qa.golds(TWO_WIKI_ROWS[1]) == ["no", "not the same"]
 
 
 def test_the_prompt_of_a_search_task_holds_texts_and_question_only() -> None:
@@ -133,8 +125,8 @@ def test_the_prompt_of_a_search_task_holds_texts_and_question_only() -> None:
     )
     prompt = own_task("two_wiki_context").prompt(TWO_WIKI_ROWS[0])
     assert "Document 2: Per Oll\nPer Oll is a director. His mother is Marta Oll.\n\nDocument 3: Ferry\n" in prompt
-    assert [p.title for p in paragraphs(TWO_WIKI_ROWS[1])] == ["A", "B", "C"]
-    assert [p.title for p in supporting(TWO_WIKI_ROWS[1])] == ["A", "B"]
+    assert [p.title for p in qa.paragraphs(TWO_WIKI_ROWS[1])] == ["A", "B", "C"]
+    assert [p.title for p in qa.supporting(TWO_WIKI_ROWS[1])] == ["A", "B"]
 
 
 @pytest.mark.parametrize("hops", HOPS)
@@ -142,7 +134,7 @@ def test_the_answer_of_every_invented_question_is_in_its_supporting_paragraphs(h
     rows = facts(hops)
     assert len({row["question"] for row in rows}) == len(rows) == 120
     for row in rows:
-        texts = supporting(row)
+        texts = qa.supporting(row)
         assert len(texts) == (1 if hops == "single" else 2)
         assert any(row["answer"] in f"{p.title} {p.text}" for p in texts)
         if row["type"] == "bridge":
@@ -183,12 +175,12 @@ def test_gold_answers_of_every_recall_question_count_and_damaged_ones_do_not(nam
     assert len(asked) == len(originals)
     for row in asked:
         gold = originals[row["id"]]["answer"]
-        assert golds(row) == [gold]
+        assert qa.golds(row) == [gold]
         assert scored(task, row, gold) == 1.0
         assert scored(task, row, f"It must have been {gold.lower()}, I believe.") == 1.0
         assert scored(task, row, gold[1:]) == 0.0
         assert scored(task, row, "") == 0.0
-        for paragraph in supporting(originals[row["id"]]):
+        for paragraph in qa.supporting(originals[row["id"]]):
             assert f": {paragraph.title}\n{paragraph.text}" in row["context"]
 
 
@@ -218,7 +210,7 @@ def test_supporting_documents_stand_anywhere_in_the_context() -> None:
     rows = {row["id"]: row for row in facts("single")}
     places = []
     for row in long_contexts(list(rows.values()), tokens=8192):
-        wanted = supporting(rows[row["id"]])[0].text
+        wanted = qa.supporting(rows[row["id"]])[0].text
         places.append(row["context"].index(wanted) / len(row["context"]))
     # 120 uniform draws: each quarter gets 30 ± 4.7; five standard deviations around it
     quarters = [sum(q / 4 <= place < (q + 1) / 4 for place in places) for q in range(4)]

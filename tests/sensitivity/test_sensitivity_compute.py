@@ -13,21 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from builders import llama_config, llama_shapes, random_base, write_model
 from plan_helpers import opened
 from processes import python
 from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import (
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    GPT2Config,
-    GPT2Model,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-)
 
 from hubmerge.errors import (
     CancelledError,
@@ -117,7 +109,7 @@ def test_a_padding_token_within_a_pair_has_its_gradient(tmp_path):
 
 def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
     torch.manual_seed(0)
-    config = MixtralConfig(
+    config = transformers.MixtralConfig(
         vocab_size=40,
         hidden_size=16,
         intermediate_size=24,
@@ -129,7 +121,7 @@ def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
         max_position_embeddings=64,
         initializer_range=0.3,
     )
-    folder = save(MixtralForCausalLM(config), tmp_path / "model")
+    folder = save(transformers.MixtralForCausalLM(config), tmp_path / "model")
     network, tokenizer = load(folder)
     expected = naive_fisher(network, tokenizer, PAIRS)
     found = computed(folder, tmp_path / "s.safetensors")
@@ -149,7 +141,9 @@ def test_a_stored_buffer_that_no_gradient_reaches_has_a_sensitivity_of_zero(tmp_
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
     counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4}
-    network = Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **counts, num_experts_per_tok=2, max_position_embeddings=64))
+    network = transformers.Glm4MoeForCausalLM(
+        transformers.Glm4MoeConfig(**sizes, **counts, num_experts_per_tok=2, max_position_embeddings=64)
+    )
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     network.get_buffer(bias).normal_()
     folder = save(network, tmp_path / "model")
@@ -162,8 +156,10 @@ def test_a_stored_buffer_that_no_gradient_reaches_has_a_sensitivity_of_zero(tmp_
 
 def test_a_checkpoint_of_the_bare_model_keeps_its_own_names(tmp_path):
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
-    folder = save(GPT2Model(config), tmp_path / "model")
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2
+    )
+    folder = save(transformers.GPT2Model(config), tmp_path / "model")
     expected = naive_fisher(*load(folder), PAIRS)
     found = computed(folder, tmp_path / "s.safetensors")
     assert "h.0.attn.c_attn.weight" in found
@@ -190,7 +186,7 @@ def test_what_a_network_chokes_on_is_refused_by_its_kind(tmp_path, monkeypatch, 
     def forward(*_, **__):
         raise RuntimeError(words)
 
-    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", forward)
     with pytest.raises(kind, match=said):
         computed(llama(tmp_path / "model"), tmp_path / "s.safetensors")
 

@@ -14,16 +14,7 @@ from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Prepared, Request, merge_to_folder, prepare
 from hubmerge.output.report import Report
-from hubmerge.plan.disk import (
-    DISK_MARGIN_BYTES,
-    DiskGauge,
-    computing_need,
-    computing_peak,
-    input_budget,
-    least_need,
-    most_use,
-    sensitivity_need,
-)
+from hubmerge.plan import disk
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.fault_rules import FaultSwitch, Observe
 from localhub.process import LocalHubProcess
@@ -62,12 +53,14 @@ def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[
     floats = plan.elements
     assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)
     kept = plan.output_bytes + plan.companions.bytes
-    assert sensitivity_need([plan]) == 2 * 4 * floats
-    assert sensitivity_need([plan, plan]) == sensitivity_need([plan]), "variants share what agents have"
-    assert computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
-    assert computing_peak(plan) == computing_need(plan, 1) + 4 * floats
-    assert least_need(plan, uploaded=False) == max(kept + 8 * floats, computing_peak(plan))
-    assert most_use(plan, uploaded=False) == max(plan.download_bytes + kept + 8 * floats, computing_peak(plan))
+    assert disk.sensitivity_need([plan]) == 2 * 4 * floats
+    assert disk.sensitivity_need([plan, plan]) == disk.sensitivity_need([plan]), "variants share what agents have"
+    assert disk.computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
+    assert disk.computing_peak(plan) == disk.computing_need(plan, 1) + 4 * floats
+    assert disk.least_need(plan, uploaded=False) == max(kept + 8 * floats, disk.computing_peak(plan))
+    assert disk.most_use(plan, uploaded=False) == max(
+        plan.download_bytes + kept + 8 * floats, disk.computing_peak(plan)
+    )
 
 
 def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weight_is_fetched(
@@ -75,7 +68,7 @@ def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weigh
 ) -> None:
     prepared = planned(recipe, hub)
     fetched = switch.add(WEIGHTS, Observe(), times=None)
-    for budget in (prepared.plan.output_bytes + 4 * prepared.plan.elements, computing_peak(prepared.plan) - 1):
+    for budget in (prepared.plan.output_bytes + 4 * prepared.plan.elements, disk.computing_peak(prepared.plan) - 1):
         with pytest.raises(DiskError, match=r"disk budget is too small|not enough disk to compute") as caught:
             merge(prepared, hub, tmp_path / "work", budget)
         [problem] = caught.value.problems
@@ -88,21 +81,21 @@ def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the
     recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = planned(recipe, hub)
-    budget = least_need(prepared.plan, uploaded=False)
+    budget = disk.least_need(prepared.plan, uploaded=False)
     free = merge(prepared, hub, tmp_path / "free", None)
     marks = []
-    sample = DiskGauge.sample
+    sample = disk.DiskGauge.sample
 
-    def noted(gauge: DiskGauge) -> None:
+    def noted(gauge: disk.DiskGauge) -> None:
         sample(gauge)
         marks.append(gauge.high_water_bytes)
 
-    monkeypatch.setattr(DiskGauge, "sample", noted)
+    monkeypatch.setattr(disk.DiskGauge, "sample", noted)
     bound = merge(prepared, hub, tmp_path / "bound", budget)
     assert bound.files == free.files
     floats = prepared.plan.elements
     # two pairs make no checkpoint; the second agent's weights, sums and result lie beside the first one's result
-    second = computing_peak(prepared.plan) - 4 * floats
+    second = disk.computing_peak(prepared.plan) - 4 * floats
     assert marks[0] < second <= marks[1] <= bound.environment["disk_high_water_bytes"] <= budget + SMALL_FILES
     assert bound.environment["fetch"]["high_water_bytes"] <= budget - prepared.plan.output_bytes
 
@@ -110,12 +103,12 @@ def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the
 def test_results_take_from_the_budget_of_a_merge_s_inputs(recipe: dict[str, Any], hub: Hub, tmp_path: Path) -> None:
     plan = planned(recipe, hub).plan
     tmp_path.joinpath("out").mkdir()
-    limit = plan.output_bytes + plan.companions.bytes + sensitivity_need([plan])
-    assert input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit + 5) == 5
+    limit = plan.output_bytes + plan.companions.bytes + disk.sensitivity_need([plan])
+    assert disk.input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit + 5) == 5
     with pytest.raises(DiskError, match="disk budget is too small"):
-        input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit - 1)
+        disk.input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit - 1)
     without = planned({**recipe, "method": "ram"}, hub).plan
-    assert input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == sensitivity_need([plan])
+    assert disk.input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == disk.sensitivity_need([plan])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,7 @@ def test_what_the_machine_cannot_hold_is_refused_before_a_weight_is_fetched(
     said: str,
 ) -> None:
     prepared = planned(recipe, hub)
-    free = computing_peak(prepared.plan) + DISK_MARGIN_BYTES - 1_000_000
+    free = disk.computing_peak(prepared.plan) + disk.DISK_MARGIN_BYTES - 1_000_000
     if lacking == "memory":
         monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
     else:

@@ -25,17 +25,8 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+from hubmerge.evaluation.tasks import qa
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
-from hubmerge.evaluation.tasks.qa import (
-    Paragraph,
-    contains_answer,
-    golds,
-    identity,
-    numbered,
-    paragraphs,
-    shown,
-    supporting,
-)
 
 LENGTHS = {f"{7 * 2**n}k": 7 * 2**n * 1024 for n in range(8)}
 QUESTIONS = 128  # per length; RULER's papers ask 100 to 500
@@ -71,8 +62,8 @@ def _number(*parts: object) -> int:
 def long_contexts(rows: Sequence[Row], *, tokens: int) -> Iterator[Row]:
     """The rows that are asked, each built when it is taken, since it may have megabytes."""
     pool = _Pool(rows)
-    answerable = [row for row in rows if golds(row)]
-    for row in sorted(answerable, key=lambda row: (_number("asked", identity(row)), identity(row)))[:QUESTIONS]:
+    answerable = [row for row in rows if qa.golds(row)]
+    for row in sorted(answerable, key=lambda row: (_number("asked", qa.identity(row)), qa.identity(row)))[:QUESTIONS]:
         yield _long_row(row, pool, tokens)
 
 
@@ -80,10 +71,10 @@ class _Pool:
     """Every paragraph of the rows once, in an order that follows from the texts."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        unique = {paragraph for row in rows for paragraph in paragraphs(row)}
+        unique = {paragraph for row in rows for paragraph in qa.paragraphs(row)}
         self.paragraphs = sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
 
-    def around(self, key: str) -> Iterator[Paragraph]:
+    def around(self, key: str) -> Iterator[qa.Paragraph]:
         """All of them, over and over, in the order of the question `key`."""
         count = len(self.paragraphs)
         start, step = _number("start", key) % count, 1 + _number("step", key) % count
@@ -96,8 +87,8 @@ class _Pool:
 
 def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
     """The row with a context of at most `tokens` estimated tokens; what supports its answer is always in it."""
-    key, question = identity(row), str(row["question"]).strip()
-    needed = supporting(row)
+    key, question = qa.identity(row), str(row["question"]).strip()
+    needed = qa.supporting(row)
     size = sum((_shown_size(paragraph) for paragraph in needed), size_of(_HEAD) + size_of(_TAIL.format(question)))
     chosen = list(needed)
     for paragraph in _others(row, needed, pool, key):
@@ -109,24 +100,24 @@ def _long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
     return {
         "id": key,
         "question": question,
-        "answers": golds(row),
-        "context": numbered(chosen[i] for i in order),
+        "answers": qa.golds(row),
+        "context": qa.numbered(chosen[i] for i in order),
         "documents": len(chosen),
     }
 
 
-def _others(row: Row, needed: Sequence[Paragraph], pool: _Pool, key: str) -> Iterator[Paragraph]:
+def _others(row: Row, needed: Sequence[qa.Paragraph], pool: _Pool, key: str) -> Iterator[qa.Paragraph]:
     """Paragraphs to put around the needed ones: the row's own distractors, then other rows' without end."""
-    own = paragraphs(row)
+    own = qa.paragraphs(row)
     yield from (paragraph for paragraph in own if paragraph not in needed)
     mine = set(own)
     if len(pool.paragraphs) > len(mine):
         yield from (paragraph for paragraph in pool.around(key) if paragraph not in mine)
 
 
-def _shown_size(paragraph: Paragraph) -> _Size:
+def _shown_size(paragraph: qa.Paragraph) -> _Size:
     """With the widest number and the blank line after it."""
-    return size_of(shown(99_999, paragraph)) + _Size(0, 2)
+    return size_of(qa.shown(99_999, paragraph)) + _Size(0, 2)
 
 
 def _prompt(row: Row) -> str:
@@ -141,8 +132,8 @@ def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
         rows=rows,
         metric="substring_match",
         prompt=_prompt,
-        reference=golds,
-        score=contains_answer,
+        reference=qa.golds,
+        score=qa.contains_answer,
         max_new_tokens=512,
         blank={"context": "{documents}", "question": "{question}"},
         expand=partial(long_contexts, tokens=tokens),
