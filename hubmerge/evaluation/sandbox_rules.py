@@ -1,10 +1,10 @@
 """Rules for a process that runs generated code: it may compute and read Python's own library, and nothing else.
 
 No process or program can be started, so nothing slips out of its group; it dies with its parent and cannot undo that;
-no signal reaches another process; no socket opens, of any family (socketpair inside the process works, asyncio needs
-it); no file can be opened for writing, created, renamed, removed or changed. These are seccomp rules and hold on every
-kernel that has seccomp, for every user: a verdict does not depend on the machine. Capabilities are dropped, so root is
-an ordinary user here.
+no signal reaches another process; no socket opens, of any family (a pair of streams inside the process works, asyncio
+needs it; a datagram's could send to any socket with a name); no file can be opened for writing, created, renamed,
+removed or changed. These are seccomp rules and hold on every kernel that has seccomp, for every user: a verdict does
+not depend on the machine. Capabilities are dropped, so root is an ordinary user here.
 
 Where the kernel has Landlock (userspace-api/landlock.rst), only the given folders can be read. The process handles
 every right that this kernel knows, so that all are refused, and allows reading beneath the given paths. That also hides
@@ -27,6 +27,7 @@ from hubmerge.isolation.seccomp import SyscallRule, refused
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FIONBIO = 0x5421  # what asyncio needs of ioctl; other requests change flags of a file that is open for reading
+_NO_STREAM = socket.SOCK_DGRAM | socket.SOCK_SEQPACKET & ~socket.SOCK_STREAM  # bits that a stream's type lacks
 _F_SETOWN = 8  # a bit of both; no command with it is of use for an answer
 _PR_SET_NAME = 15  # what threads need of prctl; another option would have a process outlive its parent
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -58,6 +59,8 @@ def rules(pid: int) -> tuple[SyscallRule, ...]:
     return (
         SyscallRule("socket", errno.EACCES),
         SyscallRule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+        SyscallRule("socketpair", errno.EACCES, "any_bit_of", 1, _NO_STREAM),
+        *refused("bind", "connect", errno=errno.EACCES),
         *refused("fork", "vfork", "execve", "execveat"),
         SyscallRule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
         SyscallRule("kill", errno.EPERM, "argument_is_not", 0, pid),

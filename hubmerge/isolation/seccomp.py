@@ -1,6 +1,6 @@
 """Seccomp filters through ctypes: they refuse system calls of a process and its children.
 
-A filter is a list of rules, one per system call; calls without a rule are allowed. It is assembled to classic BPF that
+A filter is a list of rules for system calls; calls that none refuses are allowed. It is assembled to classic BPF that
 looks at the call's number and the low 32 bits of one argument (kernel documentation: seccomp_filter.rst; `struct
 seccomp_data` in linux/seccomp.h). Calls in another machine's numbering (32-bit on x86-64, x32) are refused as a whole,
 since they would bypass the rules. An installed filter cannot be removed, only added to, and every child inherits it.
@@ -23,12 +23,14 @@ from hubmerge.errors import DeviceError
 # name → number on (x86_64, aarch64); None: the machine has no such call
 _CALLS: dict[str, tuple[int | None, int | None]] = {
     "add_key": (248, 217),
+    "bind": (49, 200),
     "bpf": (321, 280),
     "capset": (126, 91),
     "chmod": (90, None),
     "chown": (92, None),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "connect": (42, 203),
     "creat": (85, None),
     "execve": (59, 221),
     "execveat": (322, 281),
@@ -220,8 +222,8 @@ def assemble(rules: Sequence[SyscallRule], name: str) -> bytes:
         # instructions to skip where the test holds and where it fails; the refusal is the next one
         jumps = (0, 1) if rule.when == "any_bit_of" else (1, 0)
         test = _op(_JEQ if rule.when == "argument_is_not" else _JSET, rule.value, *jumps)
-        # the accumulator is lost after the second load, so whatever matched the number ends here
-        code += [_op(_JEQ, number, 0, 4), _op(_LOAD, 16 + 8 * rule.argument), test, refuse, _op(_RET, _ALLOW)]
+        # the last load brings the number back for the rules that follow
+        code += [_op(_JEQ, number, 0, 4), _op(_LOAD, 16 + 8 * rule.argument), test, refuse, _op(_LOAD, 0)]
     return b"".join([*code, _op(_RET, _ALLOW)])
 
 

@@ -135,6 +135,8 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("import multiprocessing as m; m.get_context('fork').Process(target=print).start()", "PermissionError"),
         ("import socket; socket.socket()", "PermissionError"),
         ("import socket; socket.socket(socket.AF_UNIX)", "PermissionError"),
+        ("import socket; socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'', '/x')", "PermissionError"),
+        ("import socket; socket.socketpair()[0].bind('VICTIM.x')", "PermissionError"),
         ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", "URLError"),
         ("import os; os.kill(os.getppid(), 0)", "PermissionError"),
         ("import os; os.killpg(os.getpgrp(), 15)", "PermissionError"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -239,7 +240,11 @@ def test_the_filter_decides_call_by_call(machine: str, arch: int) -> None:
     assert (says(alone, "kill", 4711), says(alone, "kill", 1), says(alone, "kill", 2**64 - 1)) == (ALLOW, EPERM, EPERM)
     assert (says(alone, "tgkill", 4711), says(alone, "tgkill", 1)) == (ALLOW, EPERM)
     assert (says(alone, "execve"), says(alone, "execveat"), says(alone, "pidfd_send_signal")) == (EPERM,) * 3
-    assert (says(alone, "socket", 1), says(alone, "socketpair", 1)) == (errno.EACCES, ALLOW)
+    pairs = [
+        says(alone, "socketpair", family, kind | socket.SOCK_CLOEXEC) for family in (1, 30) for kind in range(1, 6)
+    ]
+    assert {says(alone, "bind"), says(alone, "connect")} == {errno.EACCES}  # a name makes a file
+    assert (says(alone, "socket", 1), pairs) == (errno.EACCES, [ALLOW, *[errno.EACCES] * 9])
     assert (says(alone, "openat", 0, 0, os.O_RDONLY | os.O_CLOEXEC), says(alone, "openat2")) == (ALLOW, ENOSYS)
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_RDONLY | os.O_TRUNC):
         assert says(alone, "openat", 0, 0, flag) == errno.EROFS
