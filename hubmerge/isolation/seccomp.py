@@ -156,7 +156,7 @@ class SyscallRule:
 
     call: str
     errno: int = errno.EPERM
-    when: Literal["always", "argument_is_not", "any_bit_of", "no_bit_of"] = "always"
+    when: Literal["always", "argument_is", "argument_is_not", "any_bit_of", "no_bit_of"] = "always"
     argument: int = 0  # its position
     value: int = 0  # compared with the argument's low 32 bits
 
@@ -220,8 +220,8 @@ def assemble(rules: Sequence[SyscallRule], name: str) -> bytes:
             code += [_op(_JEQ, number, 0, 1), refuse]
             continue
         # instructions to skip where the test holds and where it fails; the refusal is the next one
-        jumps = (0, 1) if rule.when == "any_bit_of" else (1, 0)
-        test = _op(_JEQ if rule.when == "argument_is_not" else _JSET, rule.value, *jumps)
+        jumps = (0, 1) if rule.when in ("argument_is", "any_bit_of") else (1, 0)
+        test = _op(_JEQ if rule.when.startswith("argument") else _JSET, rule.value, *jumps)
         # the last load brings the number back for the rules that follow
         code += [_op(_JEQ, number, 0, 4), _op(_LOAD, 16 + 8 * rule.argument), test, refuse, _op(_LOAD, 0)]
     return b"".join([*code, _op(_RET, _ALLOW)])
