@@ -29,7 +29,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FIONBIO = 0x5421  # what asyncio needs of ioctl; other requests change flags of a file that is open for reading
 _NO_STREAM = socket.SOCK_DGRAM | socket.SOCK_SEQPACKET & ~socket.SOCK_STREAM  # bits that a stream's type lacks
 _F_SETOWN = 8  # a bit of both; no command with it is of use for an answer
-_F_SETLEASE = 1024  # with a lease on a file, whoever opens that waits
+# F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW and F_SETLEASE: who wants a lock, or opens a leased file, waits
+_LOCKING = (6, 7, 37, 38, 1024)
 _PR_SET_NAME = 15  # what threads need of prctl; another option would have a process outlive its parent
 _CAPABILITY_VERSION_3 = 0x20080522
 _LANDLOCK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
@@ -68,7 +69,8 @@ def rules(pid: int) -> tuple[SyscallRule, ...]:
         SyscallRule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
         # F_SETOWN and F_SETOWN_EX, by which a pipe's next byte would signal any process
         SyscallRule("fcntl", errno.EPERM, "any_bit_of", 1, _F_SETOWN),
-        SyscallRule("fcntl", errno.EPERM, "argument_is", 1, _F_SETLEASE),
+        SyscallRule("flock", errno.EPERM),
+        *(SyscallRule("fcntl", errno.EPERM, "argument_is", 1, command) for command in _LOCKING),
         SyscallRule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
         SyscallRule("prctl", errno.EPERM, "argument_is_not", 0, _PR_SET_NAME),
         *refused("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),

@@ -42,6 +42,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "fcntl": (72, 25),
     "file_setattr": (469, 469),
     "finit_module": (313, 273),
+    "flock": (73, 32),
     "fork": (57, None),
     "fremovexattr": (199, 16),
     "fsconfig": (431, 431),

@@ -143,6 +143,8 @@ def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> N
         ("import fcntl, os; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())", "PermissionError"),
         ("import fcntl, os; fcntl.fcntl(os.pipe()[0], 15, bytes([1, 0, 0, 0, 1, 0, 0, 0]))", "PermissionError"),
         ("import fcntl, os; fcntl.fcntl(os.open(os.__file__, 0), fcntl.F_SETLEASE, 1)", "PermissionError"),
+        ("import fcntl, os; fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)", "PermissionError"),
+        ("import fcntl, os; fcntl.lockf(os.open(os.__file__, 0), fcntl.LOCK_SH)", "PermissionError"),
         ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
         ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
         ("open('here', 'w')", "OSError: [Errno 30]"),

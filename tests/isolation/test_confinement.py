@@ -248,7 +248,8 @@ def test_the_filter_decides_call_by_call(machine: str, arch: int) -> None:
     assert (says(alone, "openat", 0, 0, os.O_RDONLY | os.O_CLOEXEC), says(alone, "openat2")) == (ALLOW, ENOSYS)
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_RDONLY | os.O_TRUNC):
         assert says(alone, "openat", 0, 0, flag) == errno.EROFS
-    assert [says(alone, "fcntl", 3, command) for command in (8, 15, 1024, 1030)] == [EPERM, EPERM, EPERM, ALLOW]
+    assert {says(alone, "fcntl", 3, command) for command in (6, 7, 8, 15, 37, 38, 1024)} == {EPERM}
+    assert {says(alone, "fcntl", 3, command) for command in (1, 2, 3, 4, 1030)} == {ALLOW}
     assert (says(alone, "prlimit64", 0), says(alone, "prlimit64", 1)) == (ALLOW, EPERM)
     assert (says(alone, "prctl", 15), says(alone, "prctl", 1)) == (ALLOW, EPERM)  # a thread's name, and its parent
     # what changes a file's flags through a descriptor that reads it, and newer ways to its attributes
