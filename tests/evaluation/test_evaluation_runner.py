@@ -23,18 +23,10 @@ from huggingface_hub import HfApi
 from processes import as_ada, until
 from source_helpers import zoo_adapter
 
+from hubmerge import errors
 from hubmerge.cli.main import main
 from hubmerge.cli.options import _SUITES
 from hubmerge.engine.sink import sole_owner
-from hubmerge.errors import (
-    CancelledError,
-    DiskError,
-    EvaluationError,
-    FolderInUseError,
-    MachineFaultError,
-    MissingExtraError,
-    SourceNotFoundError,
-)
 from hubmerge.evaluation import fit, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
@@ -148,7 +140,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
         if size:
             answers.parent.mkdir(exist_ok=True)
             answers.write_bytes(b"x" * size)
-        with pytest.raises(MachineFaultError, match=reason) as first:
+        with pytest.raises(errors.MachineFaultError, match=reason) as first:
             scripted(mode, options={"wall_s": wall_s})
         assert first.value.retryable
         assert str(workdir) not in str(first.value)
@@ -158,7 +150,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
     assert result.error.code == code
     assert reason in result.error.message
     assert not is_alive(int((workdir / "pid").read_text()))
-    with pytest.raises(MachineFaultError):  # whoever asks anew has two tries again
+    with pytest.raises(errors.MachineFaultError):  # whoever asks anew has two tries again
         scripted(mode, options={"wall_s": wall_s})
 
 
@@ -167,7 +159,7 @@ def test_kills_without_want_of_memory_are_never_the_model_s(
 ) -> None:
     monkeypatch.setattr(resources, "oom_kills", lambda: 7)
     for _ in range(4):
-        with pytest.raises(MachineFaultError, match="says nothing of the model"):
+        with pytest.raises(errors.MachineFaultError, match="says nothing of the model"):
             scripted("is killed")
     assert scripted("answers").status == "done"
 
@@ -178,7 +170,7 @@ def test_a_model_that_leaves_less_than_the_reserve_is_refused_before_it_is_fetch
     total, weights = 100 * 10**9, 343_552 + 2048
     usage = SimpleNamespace(total=total, free=fit.RESERVE_BYTES + 1000)
     monkeypatch.setattr(fit.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(DiskError, match="the model does not fit on this disk") as refusal:
+    with pytest.raises(errors.DiskError, match="the model does not fit on this disk") as refusal:
         scripted("answers", observer=notes)
     assert "2.000000 GB of it for everything else" in str(refusal.value)
     assert notes.stages == ["resolve"]
@@ -198,7 +190,7 @@ def test_a_disk_that_fills_meanwhile_gets_back_what_was_fetched_and_says_nothing
 
     if when == "fetched":
         monkeypatch.setattr(runner, "stage_model", full)
-    with pytest.raises(DiskError, match="the disk is full") as told:
+    with pytest.raises(errors.DiskError, match="the disk is full") as told:
         scripted("fills the disk")
     assert told.value.retryable
     assert not (workdir / "inputs").exists()
@@ -206,7 +198,7 @@ def test_a_disk_that_fills_meanwhile_gets_back_what_was_fetched_and_says_nothing
 
 
 def test_two_processes_never_run_one_evaluation(scripted: Scripted, workdir: Path) -> None:
-    with sole_owner(workdir), pytest.raises(FolderInUseError):
+    with sole_owner(workdir), pytest.raises(errors.FolderInUseError):
         scripted("answers")
     assert scripted("answers").status == "done"
 
@@ -229,7 +221,7 @@ def test_a_folder_may_have_any_path(scripted: Scripted, tmp_path: Path) -> None:
 def test_options_without_sense_are_refused_before_a_fetch(
     scripted: Scripted, workdir: Path, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(EvaluationError, match=r"must be positive|a seed is"):
+    with pytest.raises(errors.EvaluationError, match=r"must be positive|a seed is"):
         scripted("answers", options=options)
     assert not (workdir / "inputs").exists()
 
@@ -260,16 +252,16 @@ def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigt
     scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "GRACE_S", 0.2)
-    with pytest.raises(CancelledError):
-        scripted("ignores SIGTERM with a grandchild", observer=Ending(CancelledError("x"), "generate", 2))
+    with pytest.raises(errors.CancelledError):
+        scripted("ignores SIGTERM with a grandchild", observer=Ending(errors.CancelledError("x"), "generate", 2))
     assert not is_alive(int((workdir / "pid").read_text()))
     grandchild = int((workdir / "grandchild").read_text())
     until(lambda: not is_alive(grandchild))  # soon, though nobody waits for the child of a child
 
 
 def test_an_observer_that_raises_ends_the_run_while_it_fetches(scripted: Scripted, workdir: Path) -> None:
-    with pytest.raises(CancelledError):
-        scripted("answers", observer=Ending(CancelledError("x"), "fetch model", 0))
+    with pytest.raises(errors.CancelledError):
+        scripted("answers", observer=Ending(errors.CancelledError("x"), "fetch model", 0))
     assert not (workdir / "pid").exists()
 
 
@@ -308,7 +300,7 @@ def test_a_child_lacks_token_and_network(
 
 
 def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, workdir: Path, hub: Hub) -> None:
-    with pytest.raises(MachineFaultError):
+    with pytest.raises(errors.MachineFaultError):
         scripted("is killed")  # and so the fetched weights are still there
     assert hub.token
     files = [path for path in workdir.rglob("*") if path.is_file()]
@@ -318,20 +310,20 @@ def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, work
 
 def test_a_backend_or_package_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
     name, suite = ModelName.parse("zoo/base"), pin("zoo", hub)
-    with pytest.raises(EvaluationError, match="vllm"):
+    with pytest.raises(errors.EvaluationError, match="vllm"):
         evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions(backend="vllm"))
     first = replace(suite.tasks[0], task=replace(suite.tasks[0].task, needs=("json", "tree_of_another_kind")))
     suite = replace(suite, tasks=(first, *suite.tasks[1:]))
-    with pytest.raises(MissingExtraError, match=r"the suite zoo needs .* no tree_of_another_kind"):
+    with pytest.raises(errors.MissingExtraError, match=r"the suite zoo needs .* no tree_of_another_kind"):
         evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions())
     assert not workdir.exists()
 
 
 def test_a_missing_model_is_refused_and_so_is_a_folder_where_none_is_allowed(scripted: Scripted) -> None:
-    with pytest.raises(SourceNotFoundError):
+    with pytest.raises(errors.SourceNotFoundError):
         scripted("answers", model="zoo/nothing-of-this-name")
     folder = str(child._ROOT / "examples" / "zoo" / "math")
-    with pytest.raises(SourceNotFoundError, match="local folders"):
+    with pytest.raises(errors.SourceNotFoundError, match="local folders"):
         scripted("answers", model=folder)
     assert scripted("answers", model=folder, allow_local=True).facts.author == "local"
 

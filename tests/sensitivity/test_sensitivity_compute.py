@@ -21,18 +21,12 @@ from safetensors.torch import load_file
 from sensitivity_helpers import PAIRS, compute, llama, load, naive_fisher, save
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from hubmerge.errors import (
-    CancelledError,
-    DiskError,
-    FolderInUseError,
-    FormatError,
-    MemoryLimitError,
-    NonFiniteError,
-    SensitivityError,
-    TargetExistsError,
-)
+from hubmerge import errors
 from hubmerge.sensitivity.compute import SquareSums
 from hubmerge.sensitivity.network import Network
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "max_position_embeddings": 64}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 def computed(folder: Path, out: Path, pairs=PAIRS, **options) -> dict[str, torch.Tensor]:
@@ -109,18 +103,8 @@ def test_a_padding_token_within_a_pair_has_its_gradient(tmp_path):
 
 def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
     torch.manual_seed(0)
-    config = transformers.MixtralConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=3,
-        num_experts_per_tok=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
+    counts = {"num_local_experts": 3, "num_experts_per_tok": 2}
+    config = transformers.MixtralConfig(**SIZES, **counts, initializer_range=0.3)
     folder = save(transformers.MixtralForCausalLM(config), tmp_path / "model")
     network, tokenizer = load(folder)
     expected = naive_fisher(network, tokenizer, PAIRS)
@@ -139,11 +123,8 @@ def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
 
 def test_a_stored_buffer_that_no_gradient_reaches_has_a_sensitivity_of_zero(tmp_path):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "head_dim": 8}
-    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4}
-    network = transformers.Glm4MoeForCausalLM(
-        transformers.Glm4MoeConfig(**sizes, **counts, num_experts_per_tok=2, max_position_embeddings=64)
-    )
+    experts = {"moe_intermediate_size": 8, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    network = transformers.Glm4MoeForCausalLM(transformers.Glm4MoeConfig(**SIZES, **experts))
     bias = "model.layers.1.mlp.gate.e_score_correction_bias"
     network.get_buffer(bias).normal_()
     folder = save(network, tmp_path / "model")
@@ -171,15 +152,23 @@ def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row(tmp_path
     tensors = random_base(0)
     tensors["model.norm.weight"].raw[3] = 0x7F80  # infinite
     monkeypatch.setattr(SquareSums, "add", lambda *_: pytest.fail("it was added"))
-    with pytest.raises(NonFiniteError, match="row 1"):
+    with pytest.raises(errors.NonFiniteError, match="row 1"):
         computed(write_model(tmp_path / "model", tensors), tmp_path / "s.safetensors")
 
 
 @pytest.mark.parametrize(
     ("words", "kind", "said"),
     [
-        ("mat1 and mat2 shapes cannot be multiplied", FormatError, r"cannot compute in .+, row 1: got 6 tokens; mat1"),
-        ("DefaultCPUAllocator: can't allocate memory: you tried", MemoryLimitError, "does not fit .+ row 1: got 6 tok"),
+        (
+            "mat1 and mat2 shapes cannot be multiplied",
+            errors.FormatError,
+            r"cannot compute in .+, row 1: got 6 tokens; mat1",
+        ),
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried",
+            errors.MemoryLimitError,
+            "does not fit .+ row 1: got 6 tok",
+        ),
     ],
 )
 def test_what_a_network_chokes_on_is_refused_by_its_kind(tmp_path, monkeypatch, words, kind, said):
@@ -233,7 +222,7 @@ def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):
 @pytest.fixture
 def cancelled(folder, tmp_path) -> Path:
     """Where the file will be of a computation that was cancelled after two pairs."""
-    with pytest.raises(CancelledError):
+    with pytest.raises(errors.CancelledError):
         compute(folder, tmp_path / "s.safetensors", progress=cancel_at(2))
     return tmp_path / "s.safetensors"
 
@@ -241,7 +230,7 @@ def cancelled(folder, tmp_path) -> Path:
 def cancel_at(pairs: int):
     def progress(stage, done, total, unit):
         if stage == "sensitivity" and done == pairs:
-            raise CancelledError("the user cancelled")
+            raise errors.CancelledError("the user cancelled")
 
     return progress
 
@@ -253,7 +242,7 @@ def begun_at(seen: list[int]):
 @pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
 def test_a_cancelled_computation_goes_on_where_it_was(made, folder, tmp_path, cancelled_at):
     out = tmp_path / "s.safetensors"
-    with pytest.raises(CancelledError):
+    with pytest.raises(errors.CancelledError):
         compute(folder, out, progress=cancel_at(cancelled_at))
     assert not out.exists()
     seen: list[int] = []
@@ -293,7 +282,7 @@ def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(mad
 
 
 def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(folder, cancelled):
-    with pytest.raises(TargetExistsError, match="unfinished"):
+    with pytest.raises(errors.TargetExistsError, match="unfinished"):
         compute(folder, cancelled, pairs=PAIRS[::-1])
     compute(folder, cancelled)
 
@@ -302,10 +291,10 @@ def test_a_file_of_another_computation_is_never_overwritten(folder, tmp_path):
     out = compute(folder, tmp_path / "s.safetensors").path
     before = out.read_bytes()
     for resume in (True, False):
-        with pytest.raises(TargetExistsError, match="data_digest"):
+        with pytest.raises(errors.TargetExistsError, match="data_digest"):
             compute(folder, out, pairs=PAIRS[1:], resume=resume)
     (tmp_path / "text").write_text("something else entirely")
-    with pytest.raises(TargetExistsError, match="another file is here"):
+    with pytest.raises(errors.TargetExistsError, match="another file is here"):
         compute(folder, tmp_path / "text", resume=False)
     assert out.read_bytes() == before
     assert (tmp_path / "text").read_text() == "something else entirely"
@@ -317,7 +306,7 @@ def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(folder, tmp
     theirs = out.with_name("s.safetensors.work") / "thesis"
     theirs.mkdir(parents=True)
     (theirs / "chapter.tex").write_text("years of work")
-    with pytest.raises(TargetExistsError, match=r"files of somebody else.*got thesis"):
+    with pytest.raises(errors.TargetExistsError, match=r"files of somebody else.*got thesis"):
         compute(folder, out, resume=resume)
     assert (theirs / "chapter.tex").read_text() == "years of work"
 
@@ -327,7 +316,7 @@ def test_two_processes_do_not_write_one_file(folder, tmp_path):
     work.mkdir()
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match="another process"):
+        with pytest.raises(errors.FolderInUseError, match="another process"):
             compute(folder, tmp_path / "s.safetensors")
     compute(folder, tmp_path / "s.safetensors")
 
@@ -335,14 +324,14 @@ def test_two_processes_do_not_write_one_file(folder, tmp_path):
 def test_a_damaged_checkpoint_is_named(folder, cancelled):
     checkpoint = cancelled.with_name("s.safetensors.work") / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-4])
-    with pytest.raises(SensitivityError, match="damaged"):
+    with pytest.raises(errors.SensitivityError, match="damaged"):
         compute(folder, cancelled)
 
 
 def test_a_disk_that_is_too_small_is_told_before_the_first_pair(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
     seen: list[int] = []
-    with pytest.raises(DiskError, match="not enough disk"):
+    with pytest.raises(errors.DiskError, match="not enough disk"):
         compute(folder, tmp_path / "s.safetensors", progress=begun_at(seen))
     assert not seen
 
@@ -354,6 +343,6 @@ def test_a_square_that_overflows_names_its_tensor(folder, tmp_path, monkeypatch)
         real(self, name, gradient * 1e30 if name == "model.norm.weight" else gradient)
 
     monkeypatch.setattr(SquareSums, "add", add)
-    with pytest.raises(NonFiniteError, match=r"model\.norm\.weight"):
+    with pytest.raises(errors.NonFiniteError, match=r"model\.norm\.weight"):
         compute(folder, tmp_path / "s.safetensors")
     assert not (tmp_path / "s.safetensors").exists()
