@@ -174,17 +174,25 @@ def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     terms: set[str] = set()
     for stated in licenses:
         names = stated_names(stated)
-        if forbidding := NO_DERIVATIVES.intersection(names):
+        bound = list(names)
+        for name in names:
+            if own := _OWN.fullmatch(name):
+                # an id of the Hub, or what a merge whose parents have several was published with
+                parts = own[1].split("-and-")
+                within = [_BY_PART[part] for part in parts if part in _BY_PART]
+                bound += within
+                terms |= {part for part in parts if part not in _BY_PART} if within else {own[1]}
+            elif name not in _COVERS:
+                terms.add(_UNSTATED)
+        if forbidding := NO_DERIVATIVES.intersection(bound):
             raise RecipeError(
                 "a license that forbids derivatives, and a merge is one",
                 where="the licenses of the models",
                 got=min(forbidding),
                 next_step="Remove the model that carries it.",
             )
-        known += [name for name in names if name in _COVERS]
-        strange = [name for name in names if name not in _COVERS]
-        unclear += map(_complaint, strange[:1])
-        terms |= {own[1] if (own := _OWN.fullmatch(name)) else _UNSTATED for name in strange}
+        known += [name for name in bound if name in _COVERS]
+        unclear += map(_complaint, [name for name in names if name not in _COVERS][:1])
     distinct = [name for name in KNOWN if name in known]
     binding = tuple(n for n in distinct if not any(n != other and covers(other, n) for other in distinct))
     if unclear or not binding:
@@ -265,3 +273,6 @@ def _joined(names: Iterable[str]) -> str:
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+_BY_PART = MappingProxyType({_joined([name]): name for name in (*KNOWN, *NO_DERIVATIVES)})  # of a joined name

@@ -81,6 +81,8 @@ def test_a_license_that_forbids_derivatives_is_refused(stated: str) -> None:
         strictest(["mit", stated])
     with pytest.raises(RecipeError, match="forbids derivatives"):
         strictest([stated_license({"license": ["mit", stated]})])
+    with pytest.raises(RecipeError, match="forbids derivatives"):
+        strictest([stated_license({"license": "other", "license_name": stated})])
     with pytest.raises(RecipeError):
         choose(strictest(["mit"]), stated)
 
@@ -140,6 +142,26 @@ def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it
     hostile = strictest(["\x1b[2J other (mit)"])  # a license is a stranger's text
     assert "\x1b" not in hostile.reason
     assert choose(hostile, "other").name == "unstated-terms"
+
+
+@pytest.mark.parametrize(
+    ("name", "binding", "terms"),
+    [
+        ("llama3", ("llama3",), "llama3"),  # as cards say that are older than the Hub's id
+        ("gpl-3.0-and-cc-by-sa-4.0", ("gpl-3.0", "cc-by-sa-4.0"), "gpl-3.0-and-cc-by-sa-4.0"),
+        ("openrailpp-and-qwen-research", ("openrail++",), "openrailpp-and-qwen-research"),
+        ("llama3-and-unstated-terms", ("llama3",), "llama3-and-unstated-terms"),
+        ("terms-and-conditions", (), "terms-and-conditions"),
+    ],
+)
+def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding: tuple[str, ...], terms: str) -> None:
+    decision = strictest([stated_license({"license": "other", "license_name": name})])
+    assert decision.needs_choice
+    assert decision.binding == binding
+    for permissive in ("mit", "apache-2.0")[: 2 * len(binding)]:
+        with pytest.raises(RecipeError, match="do not allow"):
+            choose(decision, permissive)
+    assert choose(decision, "other").name == terms
 
 
 def test_a_choice_keeps_the_reason_for_which_it_was_asked() -> None:
