@@ -20,6 +20,7 @@ a copy (Pop2Piano's config says so, falsely): it is merged with the same random 
 **Prefixes** tell the same model, saved with or without a wrapper around it:
 
     model.            the bare model without its head
+    transformer.      the same of GPT-2's and Bloom's, which the Hub has without it
     base_model.model. PEFT's wrapper
     language_model.   the language model inside one that also sees
     module.           data-parallel training
@@ -53,7 +54,7 @@ _AGES = {
     ".weight_g": ".parametrizations.weight.original0",
     ".weight_v": ".parametrizations.weight.original1",
 }
-PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
+PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
 def untie(base: Model, agents: Sequence[Model], ignored: Ignored) -> Views:
@@ -232,9 +233,9 @@ def _only(tensors: Iterable[str], ends: tuple[str, ...]) -> str | None:
 
 
 def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
-    """The agent under the base's names; unchanged where no single prefix explains the difference.
+    """The agent under the base's names; unchanged where no single prefix explains the difference, or most of it.
 
-    Names in `ignored` may be there or not.
+    Names in `ignored` may be there or not. What is left of a difference is refused later, by the base's names.
     """
 
     def bodies(names: Collection[str]) -> set[str]:
@@ -242,7 +243,9 @@ def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
         return {name for name in names if not is_head(name) and not ignored(name)}
 
     wanted = bodies(base.tensors)
-    found = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
+    found = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted) or renaming(
+        agent.tensors, base.tensors, lambda names: 2 * len(bodies(names) ^ wanted) < len(wanted)
+    )
     if found is None:
         return View(agent)
     words, names = found

@@ -415,6 +415,22 @@ def test_a_bare_model_gets_its_prefix(tmp_path: Path):
     assert [t.inputs[1].entry.name for t in plan.tensors()] == [t.name.removeprefix("model.") for t in plan.tensors()]
 
 
+def test_a_base_as_the_hub_has_gpt2_takes_agents_as_transformers_saves_them(tmp_path: Path):
+    """Without `transformer.`, and with masks that no version saves any more; both load as one class."""
+    attention = "h.0.attn.c_attn"
+    weights = {"wte.weight": (8, 4), "h.0.ln_1.weight": (4,), f"{attention}.weight": (4, 12), "ln_f.weight": (4,)}
+    own = random_base(0, "F32", weights)
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 8}
+    base = write_model(tmp_path / "base", {**own, "h.0.attn.bias": tensor(np.ones((1, 1, 4, 4)))}, config=config)
+    agent = write_model(tmp_path / "a", renamed(sparse_agent(own, 0.2, 1), "", "transformer."), config=config)
+    trained = adapter(tmp_path / "b", factors(f"transformer.{attention}", rows=12, columns=4), fan_in_fan_out=True)
+    [problem] = refused(base, agent, trained)
+    assert 'put this line into the recipe: ignore: ["h.0.attn.bias"]' in problem
+    plan = plan_of(base, agent, trained, ignore=["h.0.attn.bias"])
+    assert sum("the prefix 'transformer.' is taken off" in w for w in plan.warnings) == 2
+    assert [t.name for t in plan.tensors() if type(t.inputs[2]).__name__ == "AdaptedTensor"] == [f"{attention}.weight"]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_names_that_older_versions_gave_are_the_base_s_and_the_other_way_round(tmp_path: Path, turned: bool):
     """As transformers takes them; bert-base-uncased stores gamma and beta."""
@@ -442,7 +458,7 @@ def test_a_head_beside_a_prefixed_body_keeps_its_name(tmp_path: Path):
     assert "lm_head.weight" in [t.inputs[1].entry.name for t in plan.tensors()]
 
 
-@pytest.mark.parametrize("prefix", ["transformer.", "model.model.", "module.module."])
+@pytest.mark.parametrize("prefix", ["backbone.", "model.model.", "module.module."])
 def test_other_prefixes_are_refused_with_the_names(tmp_path: Path, base: Path, other: Path, prefix: str):
     agent = write_model(tmp_path / "a", renamed(sparse_agent(BASE, 0.2, 1), "", prefix), config=llama_config(BASE))
     listed = refused(base, agent, other)
