@@ -14,15 +14,24 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.errors import FormatError, HeaderError, HubmergeError, IndexFileError, Problem, SourceNotFoundError
+from hubmerge.errors import (
+    FormatError,
+    GatedError,
+    HeaderError,
+    HubmergeError,
+    IndexFileError,
+    Problem,
+    SourceNotFoundError,
+)
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import stated_license
+from hubmerge.hub.names import is_hub_id, stated_license
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import parse_adapter_config
@@ -107,11 +116,22 @@ def open_models(
         # what a retry cannot mend decides the kind of the whole
         leading = next((e for e in errors if not e.retryable), errors[0])
         raise type(leading)(leading.what, problems=problems)
+    models = [_on_renamed(models[0], model, hub) for model in models]
     if rows_differ(models[0], models[1:]):
         models = [_with_tokens(model, hub) for model in models]
     elif keeper := recipe.tokenizer_of:  # whose tokens must be the base's
         models = [_with_tokens(model, hub) if k in (0, keeper) else model for k, model in enumerate(models)]
     return models[0], tuple(models[1:])
+
+
+def _on_renamed(base: Model, agent: Model, hub: Hub) -> Model:
+    """An adapter that names the base by another name, under which the Hub leads to it, by its name of today."""
+    stated = (agent.adapter and agent.adapter.base_name) or ""
+    if agent.adapter and base.ref.kind == "hub" and stated != base.ref.id and "/" in stated and is_hub_id(stated):
+        with suppress(SourceNotFoundError, GatedError, FormatError):  # then the names alone are compared
+            if hub.repo_state(stated).id == base.ref.id:
+                return replace(agent, adapter=replace(agent.adapter, base_name=base.ref.id))
+    return agent
 
 
 def _with_tokens(model: Model, hub: Hub) -> Model:

@@ -9,14 +9,17 @@ import pytest
 from builders import random_base, read_model, sparse_agent, write_model
 from hub_helpers import bytes_of, on_hub
 from huggingface_hub import HfApi
+from plan_helpers import plan_of
 from scripted_hub import ScriptedHub, error
 from served_models import Clock
+from source_helpers import lora, pair, write_adapter
 
 from hubmerge.errors import (
     FormatError,
     GatedError,
     HubmergeError,
     HubUnavailableError,
+    IncompatibleError,
     SourceChangedError,
     SourceNotFoundError,
 )
@@ -88,6 +91,23 @@ def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: P
         with pytest.raises(FormatError, match=r"pytorch_model\.bin"):
             on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
         assert [path.rpartition("/")[2] for path in server.paths("resolve")] == ["config.json"]  # names the class
+
+
+@pytest.mark.parametrize("written", ["now", "before"])
+def test_an_adapter_that_names_its_base_as_before_it_was_renamed_is_one_of_it(
+    bob: Hub, ada: HfApi, repo: str, tmp_path: Path, written: str
+):
+    """As Llama 3.1 was: the Hub leads from the old name to the new one, and answers with the new one alone."""
+    ada.move_repo(repo, now := f"{repo}-now")
+    agents = []
+    for k, stated in enumerate((repo, repo, "ada/src-nowhere")):
+        factors = pair("model.layers.0.self_attn.q_proj", *lora((16, 16), seed=k))
+        agents.append(str(write_adapter(tmp_path / str(k), factors, base_model_name_or_path=stated)))
+    base = now if written == "now" else repo
+    plan = plan_of(base, *agents[:2], hub=bob)
+    assert [m.adapter and m.adapter.base_name for m in plan.models] == [None, now, now]
+    with pytest.raises(IncompatibleError, match="an adapter of another model"):
+        plan_of(base, *agents[1:], hub=bob)
 
 
 def test_a_repo_made_anew_in_mid_job_is_noticed(bob: Hub, ada: HfApi, repo: str, folder: Path, tmp_path: Path):
