@@ -39,8 +39,12 @@ _BEHAVIOUR_KEYS = (
     "rms_norm_eps",
     "hidden_act",
     "sliding_window",
-    "tie_word_embeddings",
     "max_position_embeddings",
+)
+# a config that does not state one of these has its class's, which may be the other's
+_DEFAULTED_KEYS = (
+    *("tie_word_embeddings", "partial_rotary_factor", "layer_norm_eps", "layer_norm_epsilon", "num_experts_per_tok"),
+    *("norm_topk_prob", "routed_scaling_factor", "attn_logit_softcapping", "final_logit_softcapping"),
 )
 
 
@@ -234,23 +238,26 @@ def other_settings(base: Model, agent: Model) -> list[str]:
     ours, theirs = _behaviour(base.config), _behaviour(agent.config)
     return [
         f"{agent.ref.id}: {key} in config.json differs from the base ({shown(ours[key])} → {shown(theirs[key])})"
-        for key in _BEHAVIOUR_KEYS
-        if ours[key] != theirs[key]
+        for key in (*_BEHAVIOUR_KEYS, *_DEFAULTED_KEYS)
+        if ours[key] != theirs[key] and (key in _BEHAVIOUR_KEYS or None not in (ours[key], theirs[key]))
     ]
 
 
 def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `_BEHAVIOUR_KEYS` say of a model or of the language model inside, whichever transformers wrote them."""
+    """What these keys say of a model or of the language model inside, whichever transformers wrote them."""
     text = config.get("text_config")
     stated = {k: v for k, v in config.items() if v is not None}
     config = {**text, **stated} if isinstance(text, dict) else stated
-    found = {key: config.get(key) for key in _BEHAVIOUR_KEYS}
+    found = {key: config.get(key) for key in (*_BEHAVIOUR_KEYS, *_DEFAULTED_KEYS)}
     if config.get("use_sliding_window") is False:
         found["sliding_window"] = None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(rope, dict):  # transformers 5 has one table for both keys, in which `type` is `rope_type`
+        if isinstance(full := rope.get("full_attention"), dict):  # of Gemma 3's kinds of layers, that which had the keys
+            rope = full
         scaling = {"rope_type": rope.get("type"), **rope}
-        found["rope_theta"] = scaling.pop("rope_theta", found["rope_theta"])
+        for key in ("rope_theta", "partial_rotary_factor"):
+            found[key] = scaling.pop(key, found[key])
         scaling.pop("type", None)
         if scaling["rope_type"] == "mrope":  # older versions' name for the default with sections
             scaling["rope_type"] = "default"

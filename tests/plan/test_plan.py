@@ -211,6 +211,27 @@ def test_settings_that_versions_of_transformers_write_differently_are_the_same()
         assert "org/a: rope_scaling in config.json differs from the base" in warning
 
 
+def test_what_a_class_has_by_default_is_no_difference_where_one_config_does_not_state_it():
+    """As transformers 4 and 5 save Gemma 3 and GLM."""
+    layers = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    partial = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    old = {key: value for key, value in CONFIG.items() if key != "tie_word_embeddings"} | {"rope_theta": 1e6}
+    for more, rope in (({"rope_local_base_freq": 1e4}, layers), ({"partial_rotary_factor": 0.5}, partial), ({}, partial)):
+        base = model("org/base", config={**old, **more})
+        new = {**old, "rope_theta": None, "tie_word_embeddings": False, "rope_parameters": rope}
+        assert plan(base, model("org/a", config=new), model("org/b", config=base.config)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "theirs"),
+    [("num_experts_per_tok", 8, 4), ("layer_norm_eps", 1e-5, 1e-6), ("partial_rotary_factor", 0.5, 0.25)],
+)
+def test_an_agent_that_computes_otherwise_with_the_same_weights_is_told(key: str, ours: object, theirs: object):
+    base, agent = (model(f"org/{value}", config={**CONFIG, key: value}) for value in (ours, theirs))
+    [warning] = plan(base, agent, model("org/b", config=base.config)).warnings
+    assert f"{key} in config.json differs from the base ({ours} → {theirs}); the merge keeps" in warning
+
+
 def test_settings_of_the_language_model_inside_are_compared_wherever_they_stand():
     """As Qwen2.5-VL lies on the Hub, and as transformers 5 saves it."""
     sections = {"mrope_section": [2, 1, 1]}
