@@ -120,6 +120,7 @@ class Method(ABC):
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
     matrix_products: ClassVar[bool] = False  # whose last bits differ between processors and devices; the card says so
     of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
+    of_tensor: ClassVar[tuple[str, ...]] = ()  # those that a tensor can, where that depends on no other
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
         """Validated parameters; ValueError names each wrong one."""
@@ -194,8 +195,8 @@ class Method(ABC):
         )
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        """The kernel's scalars for each of the K agents; its weight alone, where a method does not say more."""
-        return tuple((w,) for w in scope.weights)
+        """The kernel's scalars for each of the K agents: its weight, and the threshold that a method asks for."""
+        return tuple(zip(*filter(None, (scope.weights, scope.thresholds)), strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         """The kernel's scalars that all agents share."""
@@ -235,7 +236,7 @@ class Method(ABC):
 
     def varying(self, parameters: Any) -> tuple[str, ...]:
         """The parameters that may differ from tensor to tensor (varying.py), given all the others."""
-        return ()
+        return self.of_tensor
 
     def threshold(self, parameters: Any, own: Sequence[Any] = ()) -> Threshold | None:
         """The order statistic that this method needs, if any. `own`: as in `Scope`."""

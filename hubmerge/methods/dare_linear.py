@@ -7,14 +7,13 @@ element), not of a stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
-from hubmerge.methods.base import Method, Paper, Parameters, Scope
+from hubmerge.methods.base import Paper, Parameters, Scope
 from hubmerge.methods.ops import where
-from hubmerge.methods.task_arithmetic import Normalize, factor
+from hubmerge.methods.task_arithmetic import Normalize, TaskArithmetic, factor
 
 DARE_PAPER = Paper("Language Models are Super Mario", "2311.03099", "Eq. 2-4")
 
@@ -27,7 +26,7 @@ class DareParameters(Parameters):
     normalize: Normalize = None
 
 
-class DareLinear(Method):
+class DareLinear(TaskArithmetic):
     name = "dare_linear"
     title = "DARE + task arithmetic"
     summary = "Drops elements of each update at random, rescales the rest, adds up."
@@ -37,12 +36,7 @@ class DareLinear(Method):
     extras = ("uniform",)
     permutation_invariant = False  # the draws belong to the agent's place in the recipe
     of_agent = ("p",)
-
-    def varying(self, parameters: DareParameters) -> tuple[str, ...]:
-        return ("p", "lambda")
-
-    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
-        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
+    of_tensor = ("p", "lambda")
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w, a.p, 1.0 / (1.0 - a.p)) for w, a in zip(scope.weights, scope.of_agents, strict=True))

@@ -27,9 +27,7 @@ class Fisher(Method):
     papers = (Paper("Merging Models with Fisher-Weighted Averaging", "2111.09832", "Eq. 3-5"),)
     parameters = FisherParameters
     extras = ("sensitivity",)
-
-    def varying(self, parameters: FisherParameters) -> tuple[str, ...]:
-        return ("lambda",)
+    of_tensor = ("lambda",)
 
     def check(self, parameters: FisherParameters, weights: Sequence[float]) -> str | None:
         return "weights must be above 0 for Fisher merging" if min(weights) <= 0 else None

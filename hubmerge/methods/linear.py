@@ -29,11 +29,8 @@ class Linear(Method):
     summary = "The weighted mean of the agents; what only one agent changed keeps that agent's share of the weights."
     formula = "δ* = Σₖ wₖ·δₖ / (w₀ + Σₖ wₖ), w₀ = base_weight, or 0"
     papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
-
     parameters = LinearParameters
-
-    def varying(self, parameters: LinearParameters) -> tuple[str, ...]:
-        return ("base_weight",)
+    of_tensor = ("base_weight",)
 
     def check(self, parameters: LinearParameters, weights: Sequence[float]) -> str | None:
         if (total := sum(weights) + (parameters.base_weight or 0.0)) >= NO_WEIGHT:

@@ -47,9 +47,7 @@ class RamPlus(Ram):
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 2, 6, 7"),)
     parameters = RamPlusParameters
     rescales = True
-
-    def varying(self, parameters: RamPlusParameters) -> tuple[str, ...]:
-        return ("r", "alpha")
+    of_tensor = ("r", "alpha")
 
     def overlap_scope(self, parameters: RamPlusParameters) -> Literal["tensor", "model"]:
         return parameters.scope

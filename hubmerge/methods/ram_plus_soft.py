@@ -26,9 +26,7 @@ class RamPlusSoft(Ram):
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 7, 8, 9"),)
     parameters = RamPlusSoftParameters
     rescales = True
-
-    def varying(self, parameters: RamPlusSoftParameters) -> tuple[str, ...]:
-        return ("r",)
+    of_tensor = ("r",)
 
     def overlap_scope(self, parameters: RamPlusSoftParameters) -> Literal["model"]:
         return "model"

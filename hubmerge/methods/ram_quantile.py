@@ -40,15 +40,10 @@ class RamQuantile(Method):
     )
     parameters = RamQuantileParameters
     rescales = True
-
-    def varying(self, parameters: RamQuantileParameters) -> tuple[str, ...]:
-        return ("q", "lambda")
+    of_tensor = ("q", "lambda")
 
     def threshold(self, parameters: RamQuantileParameters, own: Sequence[Any] = ()) -> Threshold:
         return Threshold("delta", "tensor", lambda n: n - ceil(parameters.q * (n - 1)) if n else 1)
-
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, scope.thresholds, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         # an element is active above or at its threshold and above `least`; −1 lets zeros through

@@ -36,15 +36,10 @@ class Sar(Method):
     parameters = SarParameters
     extras = ("uniform", "sensitivity")
     permutation_invariant = False  # ties go to the later agent, and draws to its place
-
-    def varying(self, parameters: SarParameters) -> tuple[str, ...]:
-        return ("p", "lambda")
+    of_tensor = ("p", "lambda")
 
     def threshold(self, parameters: SarParameters, own: Sequence[Any] = ()) -> Threshold:
         return Threshold("private", "tensor", lambda n: n - (n - 1) // 2 if n else 1)
-
-    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, scope.thresholds, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         p = scope.parameters.p

@@ -6,7 +6,7 @@ Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
@@ -41,11 +41,9 @@ class TaskArithmetic(Method):
     title = "Task arithmetic"
     summary = "The sum of the agents' updates times one factor."
     formula = "δ* = λ·Σₖ wₖ·δₖ, with normalize over Σₖ wₖ; λ = 1/K where none is given"
-    papers = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
-    parameters = TaskArithmeticParameters
-
-    def varying(self, parameters: TaskArithmeticParameters) -> tuple[str, ...]:
-        return ("lambda",)
+    papers: ClassVar[tuple[Paper, ...]] = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
+    parameters: ClassVar[type[Parameters]] = TaskArithmeticParameters
+    of_tensor: ClassVar[tuple[str, ...]] = ("lambda",)
 
     def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
         return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
