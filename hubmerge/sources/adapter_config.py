@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any, NoReturn, TypeVar
 
 from hubmerge.errors import FormatError
@@ -100,54 +100,44 @@ def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfi
             got=named(refused),
             next_step=WITH_PEFT,
         )
-    parser = _Fields(content, where)
-    return AdapterConfig(
-        rank=parser.rank("r", content.get("r", 8)),
-        alpha=parser.number("lora_alpha", content.get("lora_alpha", 8)),
-        rslora=bool(parser.given("use_rslora", bool, "true or false")),
-        fan_in_fan_out=bool(parser.given("fan_in_fan_out", bool, "true or false")),
-        rank_pattern=parser.patterns("rank_pattern", parser.rank),
-        alpha_pattern=parser.patterns("alpha_pattern", parser.number),
-        base_name=parser.given("base_model_name_or_path", str, "text") or None,
-        base_revision=parser.given("revision", str, "text") or None,
-    )
 
+    def refuse(key: str, expected: str, got: Any, step: str = "") -> NoReturn:
+        raise FormatError(f"a wrong {key}", where=where, expected=expected, got=shown(got), next_step=step)
 
-class _Fields:
-    """Typed reading of single fields."""
+    def rank(key: str, value: Any) -> int:
+        if type(value) is not int or not 1 <= value <= _MAX_RANK:
+            refuse(key, f"an integer from 1 to {_MAX_RANK}", value)
+        return int(value)
 
-    def __init__(self, content: Mapping[str, Any], where: str) -> None:
-        self._content = content
-        self._where = where
-
-    def _refuse(self, key: str, expected: str, got: Any, next_step: str = "") -> NoReturn:
-        raise FormatError(f"a wrong {key}", where=self._where, expected=expected, got=shown(got), next_step=next_step)
-
-    def rank(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
-            self._refuse(key, f"an integer from 1 to {_MAX_RANK}", value)
-        return value
-
-    def number(self, key: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e9 or not isfinite(value):
-            self._refuse(key, "a number", value)
+    def number(key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e9:
+            refuse(key, "a number", value)
         return float(value)
 
-    def given(self, key: str, kind: type, expected: str) -> Any:
-        """A value of this kind, or None."""
-        value = self._content.get(key)
+    def given(key: str, kind: type, expected: str) -> Any:
+        value = content.get(key)
         if value is not None and not isinstance(value, kind):
-            self._refuse(key, expected, value)
+            refuse(key, expected, value)
         return value
 
-    def patterns(self, key: str, read: Callable[[str, Any], Number]) -> dict[str, tuple[int, Number]]:
-        table = self._content.get(key) or {}
+    def patterns(key: str, read: Callable[[str, Any], Number]) -> dict[str, tuple[int, Number]]:
+        table = content.get(key) or {}
         if not isinstance(table, dict) or len(table) > _MAX_PATTERNS:
-            self._refuse(key, f"a table of at most {_MAX_PATTERNS} entries", table)
-        for pattern in table:
-            if len(pattern) > 256 or not _PATTERN.fullmatch(pattern):
-                self._refuse(key, "names of modules or ends of names", pattern, WITH_PEFT)
+            refuse(key, f"a table of at most {_MAX_PATTERNS} entries", table)
+        if unfit := [pattern for pattern in table if len(pattern) > 256 or not _PATTERN.fullmatch(pattern)]:
+            refuse(key, "names of modules or ends of names", unfit[0], WITH_PEFT)
         found: dict[str, tuple[int, Number]] = {}
         for place, (pattern, value) in enumerate(table.items()):
             found.setdefault(pattern.replace("\\.", "."), (place, read(key, value)))
         return found
+
+    return AdapterConfig(
+        rank=rank("r", content.get("r", 8)),
+        alpha=number("lora_alpha", content.get("lora_alpha", 8)),
+        rslora=bool(given("use_rslora", bool, "true or false")),
+        fan_in_fan_out=bool(given("fan_in_fan_out", bool, "true or false")),
+        rank_pattern=patterns("rank_pattern", rank),
+        alpha_pattern=patterns("alpha_pattern", number),
+        base_name=given("base_model_name_or_path", str, "text") or None,
+        base_revision=given("revision", str, "text") or None,
+    )
