@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import MagicMock
 
 import safetensors
 import tokenizers
@@ -355,22 +356,10 @@ def report_facts(data: bytes) -> None:
     assert parse_result(found.to_json().encode(), where=WHERE) == found
 
 
-class _Folder:
-    """One whose files all hold `data`."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __truediv__(self, _: str) -> _Folder:
-        return self
-
-    def read_text(self, encoding: str) -> str:
-        return self.data.decode(encoding)
-
-
 def report_folder(data: bytes) -> None:
     """hubmerge.json in a folder that is merged into, or published."""
-    folder: Any = _Folder(data)
+    folder = MagicMock(read_text=data.decode)
+    folder.__truediv__.return_value = folder
     for pin in pins_in(folder) or ():
         assert all(isinstance(text, str) for text in pin.values())
     found = _read(load_report, folder)

@@ -66,14 +66,6 @@ def gradients_and_filters(name: str, base: Array, agents: Array) -> Array:
     return base + reference.consensus(trimmed, weights, 1.0, True)
 
 
-def without_base(name: str, base: Array, agents: Array) -> Array:
-    return reference.linear(agents, (1.0, 0.3, 0.5))
-
-
-def of_two(name: str, base: Array, agents: Array) -> Array:
-    return reference.linear(agents[:2], (0.5, 0.5))
-
-
 def of_slices(name: str, base: Array, agents: Array) -> Array:
     """The embedding belongs to the first slice, what comes after the layers to the second."""
     in_first = "embed" in name or (".layers." in name and int(name.split(".")[2]) < 2)
@@ -86,17 +78,15 @@ def of_slices(name: str, base: Array, agents: Array) -> Array:
     return base + reference.task_arithmetic(agents[:2] - base, weights, lam, False)
 
 
-def of_union(name: str, base: Array, agents: Array) -> Array:
-    return base + reference.task_arithmetic(agents[:2] - base, (0.6, 0.4), 1.0, False)
-
-
 DEFINITIONS: Mapping[str, Callable[[str, Array, Array], Array]] = {
     "ties_summed": summed,
     "ties_gradients_and_filters": gradients_and_filters,
-    "linear_without_base": without_base,
-    "linear_of_two": of_two,
+    "linear_without_base": lambda name, base, agents: reference.linear(agents, (1.0, 0.3, 0.5)),
+    "linear_of_two": lambda name, base, agents: reference.linear(agents[:2], (0.5, 0.5)),
     "slices_and_precedence": of_slices,
-    "union_tokenizer": of_union,
+    "union_tokenizer": lambda name, base, agents: (
+        base + reference.task_arithmetic(agents[:2] - base, (0.6, 0.4), 1.0, False)
+    ),
 }
 
 

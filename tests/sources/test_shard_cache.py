@@ -273,11 +273,6 @@ def content(cache: ShardCache, model: Model, name: str) -> bytes:
     return bytes(out)
 
 
-def running(cache: Any) -> bool:
-    with cache._changed:
-        return bool(cache._running)
-
-
 class Reader(threading.Thread):
     """Reads a whole shard in a thread of its own."""
 
@@ -446,7 +441,7 @@ def test_what_the_cache_counts_is_what_lies_on_the_disk_and_nobody_waits_in_the_
         with cache.held([(model, "0.safetensors")]):
             pass
         shards = cache._shards.values()
-        while running(cache):
+        while cache._running:
             pass
         assert cache._used == used_bytes([tmp_path])
         assert (cache._waiting, [s.waiting for s in shards], [s.leases for s in shards]) == (0, [0] * 3, [0] * 3)
