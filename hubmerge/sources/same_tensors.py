@@ -235,7 +235,7 @@ def _only(tensors: Iterable[str], ends: tuple[str, ...]) -> str | None:
 def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
     """The agent under the base's names; unchanged where no single prefix explains the difference, or most of it.
 
-    Names in `ignored` may be there or not. What is left of a difference is refused later, by the base's names.
+    Names in `ignored` may be there or not.
     """
 
     def bodies(names: Collection[str]) -> set[str]:
@@ -243,9 +243,14 @@ def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
         return {name for name in names if not is_head(name) and not ignored(name)}
 
     wanted = bodies(base.tensors)
-    found = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted) or renaming(
-        agent.tensors, base.tensors, lambda names: 2 * len(bodies(names) ^ wanted) < len(wanted)
-    )
+
+    def nearly(names: Collection[str]) -> bool:
+        """Some are missing or too many, which is refused later, by the base's names."""
+        found = bodies(names)
+        return (found <= wanted or found >= wanted) and 2 * len(found ^ wanted) < len(wanted)
+
+    exact = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
+    found = exact or renaming(agent.tensors, base.tensors, nearly)
     if found is None:
         return View(agent)
     words, names = found
