@@ -152,7 +152,10 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
     while left:
         if len(found) == 4:
             return None
-        candidates = [p for p in _patterns_for(left[0]) if not any(map(ignored_by([p]), common))]
+        parts = left[0].split(".")  # the name itself, then patterns that match it, the narrowest first
+        ends = [f"*.{'.'.join(parts[-n:])}" for n in (2, 1) if len(parts) > n]
+        patterns_of = [left[0], *ends, *([f"{parts[0]}.*"] if len(parts) > 1 else [])]
+        candidates = [p for p in patterns_of if not any(map(ignored_by([p]), common))]
         if not candidates:  # even the name stands for another tensor too, which has PEFT's wrapper in front
             return None
         covering = {p: sum(map(ignored_by([p]), left)) for p in candidates}
@@ -163,10 +166,3 @@ def ignoring_line(patterns: Sequence[str], base: Model, agents: Sequence[Model])
         left = [n for n in left if not covered(n)]
     wanted = list(dict.fromkeys((*patterns, *found)))
     return f"ignore: {json.dumps(wanted)}" if len(wanted) <= MAX_PATTERNS else None
-
-
-def _patterns_for(name: str) -> list[str]:
-    """The name itself, then patterns that match it, the narrowest first."""
-    parts = name.split(".")
-    ends = [f"*.{'.'.join(parts[-n:])}" for n in (2, 1) if len(parts) > n]
-    return [name, *ends, *([f"{parts[0]}.*"] if len(parts) > 1 else [])]

@@ -155,12 +155,10 @@ class _Family:
             if lacking <= 0 or (agent.tokens is not None and self.moved(agent)):
                 continue
             filled = {n: ExtendedTensor.of(t, BorrowedTensor.of(self.tables[n], BASE)) for n, t in own.items()}
-            config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
-            tensors = MappingProxyType({**agent.tensors, **filled})
-            tokens = agent.tokens
-            if tokens is not None:  # those that have a row
+            if (tokens := agent.tokens) is not None:  # those that have a row
                 tokens = replace(tokens, ids={t: i for t, i in tokens.ids.items() if i < self.rows - lacking})
-            agents[k] = replace(agent, tensors=tensors, config=config, tokens=tokens)
+            config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
+            agents[k] = replace(_with_tables(agent, filled, config), tokens=tokens)
             warnings.append(
                 f"{agent.ref.id}: it lacks the last {lacking} of the base's {self.rows} rows of the vocabulary, which "
                 "no token has; it is merged as if it had the base's there"
@@ -189,14 +187,12 @@ class _Family:
         """The agent with the base's rows."""
         borrowed = {n: BorrowedTensor.of(self.tables[n], BASE) for n in self.own_tables(agent)}
         config = {**agent.config, **{k: v for k, v in self.base.config.items() if k in ("vocab_size", "text_config")}}
-        tensors = MappingProxyType({**agent.tensors, **borrowed})
-        return replace(agent, tensors=tensors, config=MappingProxyType(config))
+        return _with_tables(agent, borrowed, MappingProxyType(config))
 
     def cut(self, agent: Model) -> Model:
         """The agent without the rows that it adds."""
         cut = {n: first_rows(t, self.rows) for n, t in self.own_tables(agent).items()}
-        config = with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows))
-        return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
+        return _with_tables(agent, cut, with_vocab_size(agent.config, self.base.config.get("vocab_size", self.rows)))
 
     def problem(self, agent: Model) -> Problem | None:
         """The problem of an agent whose added rows cannot be assigned to tokens."""
@@ -295,10 +291,9 @@ class _Family:
 
         def extended(model: Model) -> Model:
             own = {n: t for n, t in self.own_tables(model).items() if t.entry.shape[0] == self.rows}
-            tensors = {**model.tensors, **{n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}}
             fits = model.config.get("vocab_size", self.rows) == self.rows
             config = with_vocab_size(model.config, count) if fits else model.config
-            return replace(model, tensors=MappingProxyType(tensors), config=config)
+            return _with_tables(model, {n: ExtendedTensor.of(t, stored[n]) for n, t in own.items()}, config)
 
         base, *agents = map(extended, (self.base, *self.agents))
         vocabulary = Vocabulary(k + 1, count, tuple(added))
@@ -373,16 +368,18 @@ class _Family:
         """The model with `rows` rows. `holders`: for each row from `first` on, the agents that have it, and where."""
         among = sorted({k for held in holders for k, _ in held})
         means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
-        tensors = dict(model.tensors)
-        tables = self.own_tables(model)
+        tables, united = self.own_tables(model), {}
         for name, own in tables.items():
             if own.entry.shape[0] >= self.rows:
                 borrowed = tuple(BorrowedTensor.of(self.agents[k].tensors[name], k + 1) for k in among)
-                tensors[name] = UnitedTensor.of(own, borrowed, first, means, rows)
+                united[name] = UnitedTensor.of(own, borrowed, first, means, rows)
         sizes = (self.rows, *(t.entry.shape[0] for t in tables.values()))  # no set: a config may state anything
         fits = model.config.get("vocab_size", self.rows) in sizes
-        config = with_vocab_size(model.config, rows) if fits else model.config
-        return replace(model, tensors=MappingProxyType(tensors), config=config)
+        return _with_tables(model, united, with_vocab_size(model.config, rows) if fits else model.config)
+
+
+def _with_tables(model: Model, tables: Mapping[str, StoredTensor], config: Mapping[str, Any]) -> Model:
+    return replace(model, tensors=MappingProxyType({**model.tensors, **tables}), config=config)
 
 
 def _shown(tokens: Sequence[str]) -> str:

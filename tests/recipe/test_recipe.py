@@ -175,6 +175,8 @@ def test_the_identity_is_the_sha256_of_this_very_text():
 
 def test_the_identity_changes_with_every_field():
     other = ModelRef("hub", "org/c", "c" * 40, "main")
+    changes = {"method": ["linear"], "parameters": [{"epsilon": 2e-5}], "dtype": ["float32", "bfloat16"], "seed": [1]}
+    changes |= {"rounding": ["nearest", "stochastic"]}
     every = [
         identity(),
         identity(base=ModelRef("hub", "org/base", "1" * 40, "main")),
@@ -184,13 +186,7 @@ def test_the_identity_changes_with_every_field():
         identity(recipe(agents=["org/a", "org/b", "org/c"]), agents=(*AGENTS, other)),
         identity(recipe(agents=[{"model": "org/a", "weight": 0.5}, "org/b"])),
         identity(recipe(agents=["org/a", {"model": "org/b", "weight": 0.5}])),
-        identity(recipe(method="linear")),
-        identity(recipe(parameters={"epsilon": 2e-5})),
-        identity(recipe(dtype="float32")),
-        identity(recipe(dtype="bfloat16")),
-        identity(recipe(rounding="nearest")),
-        identity(recipe(rounding="stochastic")),
-        identity(recipe(seed=1)),
+        *(identity(recipe(**{key: value})) for key, values in changes.items() for value in values),
         identity(target="ada/merge"),
         identity(target="ada/other"),
     ]
@@ -212,11 +208,8 @@ def test_the_identity_does_not_change_with_the_spelling(spelled: str):
     assert identity(from_yaml(spelled)) == identity()
 
 
-def test_the_branch_that_was_asked_for_does_not_change_the_identity():
+def test_a_model_is_what_it_holds_whatever_branch_was_asked_for_and_wherever_its_folder_lies():
     assert identity(base=ModelRef("hub", "org/base", "0" * 40, "v1")) == identity()
-
-
-def test_a_folder_is_what_it_holds_wherever_it_lies():
     here, there = ModelRef("local", "./base", "d" * 40), ModelRef("local", "/else/where", "d" * 40)
     assert identity(base=here) == identity(base=there) != identity()
 

@@ -84,15 +84,16 @@ def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos: R
     assert "2_Dense/model.safetensors" not in repos.read
 
 
-def test_another_file_of_the_same_size_is_told_by_its_id(repos: Repos):
-    first, second = {"chat_template.jinja": b"{{ 1 }}"}, {"chat_template.jinja": b"{{ 2 }}"}
-    repos.upload(first, first, second)
-    said = "chat_template.jinja differs from the base's; the merge keeps the base's"
-    assert repos.prepare().plan.warnings == (f"{repos.names[2]}: {said}",)
-
-
-def test_another_template_in_settings_of_the_same_size_is_told(repos: Repos):
-    one, two = ({"tokenizer_config.json": b'{"chat_template": "%d"}' % n} for n in (1, 2))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("chat_template.jinja", b"{{ %d }}", "chat_template.jinja"),
+        ("tokenizer_config.json", b'{"chat_template": "%d"}', "the chat template in tokenizer_config.json"),
+    ],
+)
+def test_another_template_of_the_same_size_is_told(repos: Repos, name: str, content: bytes, said: str):
+    """A file of its own by its id."""
+    one, two = ({name: content % n} for n in (1, 2))
     repos.upload(one, one, two)
-    [warning] = repos.prepare().plan.warnings
-    assert warning.startswith(f"{repos.names[2]}: the chat template in tokenizer_config.json differs")
+    said = f"{repos.names[2]}: {said} differs from the base's; the merge keeps the base's"
+    assert repos.prepare().plan.warnings == (said,)

@@ -206,11 +206,6 @@ def test_an_index_may_only_name_shards_that_are_there(sharded: Path, shard: Any)
     assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, sharded)
 
 
-def test_safetensors_that_transformers_would_not_load_are_named(sharded: Path):
-    (sharded / INDEX).unlink()
-    assert f"got {FIRST}, {SECOND}. Fetch the whole model, its index too" in refuse_folder(FormatError, sharded)
-
-
 def test_a_hostile_index_sends_no_request(sharded: Path, clock: Clock):
     for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
         write_index(sharded, {**dict.fromkeys(BASE, FIRST), "model.norm.weight": shard})
@@ -227,9 +222,11 @@ def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(sharded: Path):
         assert "does not hold" in refuse_folder(IndexFileError, sharded)
 
 
-def test_a_tensor_in_two_shards_is_refused(sharded: Path):
+def test_a_tensor_in_two_shards_is_refused_and_safetensors_that_transformers_would_not_load_are_named(sharded: Path):
     (sharded / SECOND).write_bytes((sharded / FIRST).read_bytes())
     assert "two shards" in refuse_folder(IndexFileError, sharded)
+    (sharded / INDEX).unlink()
+    assert f"got {FIRST}, {SECOND}. Fetch the whole model, its index too" in refuse_folder(FormatError, sharded)
 
 
 def test_what_the_index_leaves_out_of_a_shard_is_part_of_the_model_as_in_transformers(sharded: Path):
