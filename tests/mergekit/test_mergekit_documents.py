@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hubmerge.errors import RecipeError
-from hubmerge.recipe.file import load_recipe, recipe_from_yaml
-from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.mergekit import is_mergekit
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import Recipe, merge_identity
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
@@ -421,14 +420,6 @@ def test_a_recipe_of_our_own_is_none_of_mergekit_s():
     assert not is_mergekit(["merge_method"])
     assert is_mergekit(load_plain_yaml(TIES))
     assert recipe_from_yaml(dump_plain_yaml(own)).notes == ()
-
-
-def test_a_document_is_read_from_a_file(tmp_path: Path):
-    path = tmp_path / "m.yaml"
-    path.write_text(TIES)
-    recipe, notes = from_mergekit(load_plain_yaml(TIES))
-    assert load_recipe(path).to_dict() == recipe.to_dict()
-    assert load_recipe(path).notes == notes
 
 
 def test_notes_stay_with_the_recipe_and_out_of_what_it_means():

@@ -95,12 +95,6 @@ def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
     assert not WUDI.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
-def test_agents_in_orthogonal_rows_keep_their_sum_which_is_the_optimum() -> None:
-    a, b = np.zeros((4, 4), dtype=F), np.zeros((4, 4), dtype=F)
-    a[:, :2], b[:, 2:] = 0.5, -0.25  # what one responds to, the other does not touch
-    assert np.allclose(WUDI.merge_whole([a, b], scope_of(1.0, 1.0)), a + b, atol=1e-6)
-
-
 def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path) -> None:
     base, agents = write_family(tmp_path, dtype="F32")
     values = values_of(base)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import merge_reference
-import numpy as np
 import pytest
 
 from hubmerge.numerics.counter_rng import Key, draws, make_key
@@ -41,18 +40,3 @@ def test_these_draws_never_change():
 def test_draws_are_the_reference_at_every_index(start: int):
     key = make_key(3, "drop", "agent", "w")
     assert draws(key, start, 5).tolist() == [merge_reference.draw(key.first, key.second, start + i) for i in range(5)]
-
-
-def test_identities_that_join_alike_have_other_keys():
-    keys = {make_key(0, *names) for names in ((), ("",), ("a",), ("a", "b"), ("ab",), ("a', 'b",), ("b", "a"))}
-    assert len(keys | {make_key(1, "a", "b"), make_key(-1, "a", "b"), make_key(10, "a")}) == 10
-
-
-def test_every_bit_is_set_half_of_the_time_and_neighbours_are_independent():
-    count = 200_000
-    values = draws(make_key(0, "w"), 0, count)
-    sigma = 0.5 / count**0.5
-    for bit in range(64):
-        ones = (values >> np.uint64(bit)) & np.uint64(1)
-        assert abs(ones.mean() - 0.5) < 5 * sigma, bit
-        assert abs((ones[1:] ^ ones[:-1]).mean() - 0.5) < 5 * sigma, bit
