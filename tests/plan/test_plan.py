@@ -213,10 +213,11 @@ def test_settings_that_versions_of_transformers_write_differently_are_the_same()
 
 def test_what_a_class_has_by_default_is_no_difference_where_one_config_does_not_state_it():
     """As transformers 4 and 5 save Gemma 3 and GLM."""
+    rotated = {"partial_rotary_factor": 0.5}
     layers = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-    partial = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    partial = {"rope_type": "default", "rope_theta": 1e6, **rotated}
     old = {key: value for key, value in CONFIG.items() if key != "tie_word_embeddings"} | {"rope_theta": 1e6}
-    for more, rope in (({"rope_local_base_freq": 1e4}, layers), ({"partial_rotary_factor": 0.5}, partial), ({}, partial)):
+    for more, rope in (({"rope_local_base_freq": 1e4}, layers), (rotated, partial), ({}, partial)):
         base = model("org/base", config={**old, **more})
         new = {**old, "rope_theta": None, "tie_word_embeddings": False, "rope_parameters": rope}
         assert plan(base, model("org/a", config=new), model("org/b", config=base.config)).warnings == ()
