@@ -406,10 +406,11 @@ def renamed(tensors: Mapping[str, T], old: str, new: str) -> dict[str, T]:
     return {new + n.removeprefix(old): t for n, t in tensors.items()}
 
 
-def test_a_bare_model_gets_its_prefix(tmp_path: Path):
-    base, agent = write_model(tmp_path / "base", TIED), renamed(sparse_agent(TIED, 0.2, 1), "model.", "")
-    other = write_model(tmp_path / "other", sparse_agent(TIED, 0.1, 2))
-    bare = write_model(tmp_path / "bare", agent, config=llama_config(TIED))
+@pytest.mark.parametrize("tensors", [TIED, BASE], ids=["tied", "with a head"])
+def test_a_bare_model_gets_its_prefix(tmp_path: Path, tensors: dict[str, T]):
+    base, agent = write_model(tmp_path / "base", tensors), renamed(sparse_agent(tensors, 0.2, 1), "model.", "")
+    other = write_model(tmp_path / "other", sparse_agent(tensors, 0.1, 2))
+    bare = write_model(tmp_path / "bare", agent, config=llama_config(tensors))
     plan = plan_of(base, bare, other)
     assert any("the prefix 'model.' is put before its tensors' names" in w for w in plan.warnings)
     assert [t.inputs[1].entry.name for t in plan.tensors()] == [t.name.removeprefix("model.") for t in plan.tensors()]
