@@ -27,13 +27,13 @@ def tried(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_and_what_once_broke_a_parser_are_read_or_refused(name: str) -> None:
+def test_seeds_and_what_once_broke_a_parser_are_read_or_refused(name: str):
     for seed in seeds(name):
         tried(name, seed)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_damaged_input_is_read_or_refused(name: str) -> None:
+def test_damaged_input_is_read_or_refused(name: str):
     known = seeds(name)
 
     @settings(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -44,7 +44,7 @@ def test_damaged_input_is_read_or_refused(name: str) -> None:
     run()
 
 
-def test_a_target_notices_a_parser_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_notices_a_parser_that_breaks(monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> None:
         raise KeyError("x")
 
@@ -53,6 +53,6 @@ def test_a_target_notices_a_parser_that_breaks(monkeypatch: pytest.MonkeyPatch) 
         tried("adapter_config", seeds("adapter_config")[0])
 
 
-def test_every_kept_input_belongs_to_a_target() -> None:
+def test_every_kept_input_belongs_to_a_target():
     assert {path.name for path in (HERE / "corpus").iterdir()} <= TARGETS.keys()
     assert any(kept(name) for name in TARGETS)

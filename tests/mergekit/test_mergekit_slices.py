@@ -43,7 +43,7 @@ WITH_BASE = {"org/base": 3, **AGENTS}
 
 @pytest.mark.parametrize("method", ["linear", "ties"])
 @pytest.mark.parametrize(("model", "source"), [("org/a", 2), ("org/b", 3)])
-def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: str, model: str, source: int) -> None:
+def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: str, model: str, source: int):
     found = problem(method, [WITH_BASE, {**WITH_BASE, model: None}])
     assert found.what == f"no `weight` for {model}, which mergekit requires"
     assert found.where.endswith(f"slice 2 → source {source}")
@@ -59,7 +59,7 @@ def test_a_weight_that_one_slice_lacks_is_refused_though_another_has_it(method: 
         ((WITH_BASE, {**AGENTS, "org/base": None}), [3.0, 7.0]),
     ],
 )
-def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices: Sequence[Sources], weight: Any) -> None:
+def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices: Sequence[Sources], weight: Any):
     recipe = read("linear", slices, parameters={"weight": 7})
     expected = None if weight is None else [{"layers": at, "value": w} for at, w in zip(RANGES, weight, strict=True)]
     assert recipe.parameters.get("base_weight") == expected
@@ -67,14 +67,14 @@ def test_in_a_mean_the_base_takes_part_where_it_is_a_source(slices: Sequence[Sou
 
 
 @pytest.mark.parametrize("slices", [(AGENTS, AGENTS), (WITH_BASE, AGENTS), (AGENTS, WITH_BASE)])
-def test_slices_without_the_base_that_mergekit_requires_are_counted_from_it_and_say_so(slices: Any) -> None:
+def test_slices_without_the_base_that_mergekit_requires_are_counted_from_it_and_say_so(slices: Any):
     recipe = read("ties", slices)
     assert str(recipe.base) == "org/base"
     assert any(note.startswith("Base: mergekit refuses a slice") for note in recipe.notes)
     assert not any(note.startswith("Base: ") for note in read("ties", (WITH_BASE, WITH_BASE)).notes)
 
 
-def test_more_values_over_all_slices_than_a_recipe_takes_are_refused() -> None:
+def test_more_values_over_all_slices_than_a_recipe_takes_are_refused():
     weight = [{"filter": "attn", "value": 1}, {"filter": "mlp", "value": 2}]
     ranges = [[i, i + 1] for i in range(90)]
     found = problem("ties", [{**WITH_BASE, "org/a": weight}] * 90, ranges=ranges, parameters={"weight": 1})

@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @needs_mergekit
-def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(models: Path, tmp_path: Path) -> None:
+def test_each_token_has_the_row_that_it_has_in_mergekit_s_merge(models: Path, tmp_path: Path):
     documents = {source: document(models, source) for source in ("union", "base", str(models / "agent0"))}
     theirs = [(text, tmp_path / "theirs" / str(i)) for i, text in enumerate(documents.values())]
     run_mergekit(theirs, tmp_path, INSTALLED)

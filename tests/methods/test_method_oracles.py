@@ -60,7 +60,7 @@ def apply(
 )
 def test_an_element_is_what_the_formula_says(
     method: str, parameters: dict[str, float], weights: tuple[float, ...], expected: list[float]
-) -> None:
+):
     assert apply(method, parameters, weights) == pytest.approx(expected, rel=2e-7)
 
 
@@ -82,11 +82,11 @@ A, B = [1.0, 1.0, 1.0, 1.0], [2.0, -2.0, -2.0, -2.0]
 )
 def test_an_element_is_weighed_by_how_sensitive_its_agents_are(
     method: str, parameters: dict[str, float], deltas: Any, sensitivities: Any, expected: list[float]
-) -> None:
+):
     assert apply(method, parameters, deltas=deltas, sensitivities=sensitivities) == expected
 
 
-def test_sar_thins_out_the_weaker_half_of_the_private_updates_and_keeps_their_expectation() -> None:
+def test_sar_thins_out_the_weaker_half_of_the_private_updates_and_keeps_their_expectation():
     n = 100_000
     deltas = [np.where(np.arange(n) % 2 == 0, 1.0, 2.0), np.zeros(n)]
     out = np.array(apply("sar", {"p": 0.2}, deltas=deltas, sensitivities=[np.ones(n), np.ones(n)]))
@@ -111,9 +111,7 @@ EXACT |= {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert}  # of compar
 
 
 @pytest.mark.parametrize("name", list(registry()))
-def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(name: str, monkeypatch: pytest.MonkeyPatch):
     method = registry()[name]
     kernel, ran = method.kernel, []
 
@@ -127,7 +125,7 @@ def test_a_kernel_uses_operations_alone_that_give_the_same_bits_everywhere(
 
 
 @pytest.mark.parametrize("name", list(registry()))
-def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str) -> None:
+def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str):
     method = get_method(name)
     with pytest.raises(ValueError, match="no_such_parameter"):
         method.parse_parameters({"no_such_parameter": 1})
@@ -153,6 +151,6 @@ def test_parameters_out_of_range_or_unknown_are_refused_by_name(name: str) -> No
 )
 def test_a_parameter_that_must_not_differ_is_refused_with_what_may(
     name: str, values: dict[str, Any], of_agent: bool, said: str
-) -> None:
+):
     with pytest.raises(ValueError, match=said):
         get_method(name).parse_settings(values, of_agent=of_agent)

@@ -28,7 +28,7 @@ def scope_of(*weights: float, **parameters: float) -> Scope:
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
-def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
+def test_the_descent_follows_the_reference(shape: tuple[int, int]):
     rng = np.random.default_rng(0)
     deltas = [(rng.normal(size=shape) * (rng.random(shape) < 0.5) * 0.01).astype(F) for _ in range(3)]
     expected = merge_reference.wudi(deltas, 50, 1e-4)
@@ -38,13 +38,13 @@ def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
-def test_an_update_whose_squares_are_too_small_for_float32_is_merged_beside_another(shape: tuple[int, int]) -> None:
+def test_an_update_whose_squares_are_too_small_for_float32_is_merged_beside_another(shape: tuple[int, int]):
     tiny, usual = np.full(shape, 1e-26, dtype=F), np.full(shape, 1e-3, dtype=F)
     np.testing.assert_allclose(WUDI.merge_whole([tiny, usual], scope_of(1, 1, steps=3)), usual, rtol=1e-2)
 
 
 @pytest.mark.parametrize("shape", [(600, 40), (600, 700), (1, 8)])
-def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None:
+def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]):
     rng = np.random.default_rng(1)
     deltas = [(rng.normal(size=shape) * 0.01).astype(F) for _ in range(3)]
     scope = scope_of(1.0, 0.5, 2.0, steps=2, lr=1e-3)
@@ -56,9 +56,7 @@ def test_no_bit_depends_on_the_number_of_threads(shape: tuple[int, int]) -> None
     assert np.abs(alone - merge_reference.wudi(weighted, 2, 1e-3)).mean() < 1e-5, "of 2e-3 that it may move"
 
 
-def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each is large in memory; and the order of a product's sums depends on the number of its threads."""
     names = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(6)]
     write_family(tmp_path, sizes=dict.fromkeys(names, (30, 20)))
@@ -84,7 +82,7 @@ def test_one_tensor_is_worked_on_at_a_time_with_one_thread_per_product(
     assert (most[0], threads) == (1, {1})
 
 
-def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
+def test_tensors_of_torch_are_merged_as_those_of_numpy_are():
     rng = np.random.default_rng(2)
     scope = scope_of(1.0, 1.5, steps=20, lr=1e-3)
     for shape in ((300, 8), (8, 300)):
@@ -95,7 +93,7 @@ def test_tensors_of_torch_are_merged_as_those_of_numpy_are() -> None:
     assert not WUDI.merge_whole([torch.zeros(3, 2)] * 2, scope).any()
 
 
-def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path) -> None:
+def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path):
     base, agents = write_family(tmp_path, dtype="F32")
     values = values_of(base)
     deltas = merge_reference.deltas(values, [values_of(a) for a in agents])

@@ -35,7 +35,7 @@ def summary(decision: LicenseDecision) -> tuple[str, str | None, tuple[str, ...]
         (["gemma", "mit"], "gemma"),
     ],
 )
-def test_the_strictest_input_wins(inputs: list[str], expected: str) -> None:
+def test_the_strictest_input_wins(inputs: list[str], expected: str):
     decision = strictest(inputs)
     assert decision.id == expected
     assert not decision.needs_choice
@@ -54,7 +54,7 @@ def test_the_strictest_input_wins(inputs: list[str], expected: str) -> None:
         (["apache-2.0", "cc-by-4.0"], "apache-2.0-and-cc-by-4.0"),
     ],
 )
-def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs: list[str], name: str) -> None:
+def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs: list[str], name: str):
     decision = strictest(inputs)
     assert (decision.id, decision.name) == ("other", name)
     with pytest.raises(RecipeError, match="do not allow"):
@@ -64,7 +64,7 @@ def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(
 
 
 @pytest.mark.parametrize("stated", [None, "", "license", "qwen", "unknown", "other", "cc", "mit\n---\n<script>"])
-def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None) -> None:
+def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None):
     decision = strictest(["apache-2.0", stated])
     assert decision.needs_choice
     assert decision.id == "unknown"
@@ -76,7 +76,7 @@ def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None
 
 
 @pytest.mark.parametrize("stated", sorted(NO_DERIVATIVES))
-def test_a_license_that_forbids_derivatives_is_refused(stated: str) -> None:
+def test_a_license_that_forbids_derivatives_is_refused(stated: str):
     with pytest.raises(RecipeError, match="forbids derivatives"):
         strictest(["mit", stated])
     with pytest.raises(RecipeError, match="forbids derivatives"):
@@ -91,11 +91,11 @@ def test_a_license_that_forbids_derivatives_is_refused(stated: str) -> None:
     ("listed", "expected"),
     [(["MIT"], "mit"), (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"), (["mit", "license"], "unknown")],
 )
-def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str) -> None:
+def test_every_license_that_a_card_lists_binds(listed: list[str], expected: str):
     assert strictest(["mit", stated_license({"license": listed})]).id == expected
 
 
-def test_a_card_that_lists_thousands_of_names_is_a_short_question() -> None:
+def test_a_card_that_lists_thousands_of_names_is_a_short_question():
     decision = strictest([stated_license({"license": ["mit", *map(str, range(10_000))]})])
     assert decision.needs_choice
     assert decision.binding == ("mit",)
@@ -103,11 +103,11 @@ def test_a_card_that_lists_thousands_of_names_is_a_short_question() -> None:
 
 
 @pytest.mark.parametrize("card", [{}, {"license": []}, {"license": [None]}, {"license": 3}, {"license": ""}])
-def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]) -> None:
+def test_a_card_without_a_license_s_name_states_none(card: dict[str, object]):
     assert stated_license(card) is None
 
 
-def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known_inputs() -> None:
+def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known_inputs():
     decision = strictest(["cc-by-nc-4.0", "license"])
     assert choose(decision, "cc-by-nc-sa-4.0").id == "cc-by-nc-sa-4.0"
     assert choose(decision, "CC-BY-NC-4.0").id == "cc-by-nc-4.0"
@@ -116,19 +116,19 @@ def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known
             choose(decision, too_permissive)
 
 
-def test_a_choice_must_name_a_text() -> None:
+def test_a_choice_must_name_a_text():
     for nothing in ("unknown", "cc", "license", "my own", ""):
         with pytest.raises(RecipeError, match=r"not a license.*such as apache-2\.0"):
             choose(strictest([None]), nothing)
 
 
-def test_choosing_other_keeps_the_known_terms_in_its_name() -> None:
+def test_choosing_other_keeps_the_known_terms_in_its_name():
     assert choose(strictest(["llama3", None]), "other").name == "llama3-and-unstated-terms"
     assert choose(strictest([None]), "other").name == "unstated-terms"
     assert choose(strictest(["mit"]), "other").name == "mit"
 
 
-def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it() -> None:
+def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it():
     """As Qwen2.5-3B's card does, and that of a merge whose parents' licenses do not include each other."""
     stated = stated_license({"license": "other", "license_name": "qwen-research"})
     decision = strictest(["apache-2.0", stated, stated])
@@ -154,7 +154,7 @@ def test_a_text_that_a_card_names_itself_is_asked_about_by_its_name_and_keeps_it
         ("terms-and-conditions", (), "terms-and-conditions"),
     ],
 )
-def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding: tuple[str, ...], terms: str) -> None:
+def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding: tuple[str, ...], terms: str):
     decision = strictest([stated_license({"license": "other", "license_name": name})])
     assert decision.needs_choice
     assert decision.binding == binding
@@ -164,19 +164,19 @@ def test_licenses_within_a_name_of_one_s_own_bind_the_choice(name: str, binding:
     assert choose(decision, "other").name == terms
 
 
-def test_a_choice_keeps_the_reason_for_which_it_was_asked() -> None:
+def test_a_choice_keeps_the_reason_for_which_it_was_asked():
     chosen = choose(strictest(["license", "mit"]), "mit")
     assert "chosen by the user" in chosen.reason
     assert "'license'" in chosen.reason
     assert chosen.as_dict() == {"id": "mit", "reason": chosen.reason}
 
 
-def test_every_license_of_the_hub_is_known_refused_or_undecided() -> None:
+def test_every_license_of_the_hub_is_known_refused_or_undecided():
     assert set(KNOWN) | NO_DERIVATIVES | UNDECIDED == LICENSES
     assert not set(KNOWN) & (NO_DERIVATIVES | UNDECIDED)
 
 
-def test_covering_is_a_partial_order() -> None:
+def test_covering_is_a_partial_order():
     covered = {a: {b for b in KNOWN if covers(a, b)} for a in KNOWN}
     for a in KNOWN:
         assert a in covered[a]
@@ -189,26 +189,26 @@ def test_covering_is_a_partial_order() -> None:
     ("free", "gnu"),
     [("apache-2.0", "gpl-2.0"), ("apache-2.0", "lgpl-2.1"), ("afl-3.0", "agpl-3.0"), ("bsd", "gpl-3.0")],
 )
-def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str) -> None:
+def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str):
     assert not covers(gnu, free)
     assert strictest([free, gnu]).id == "other"
 
 
 @given(several, st.randoms(use_true_random=False))
-def test_the_order_and_number_of_the_inputs_do_not_matter(inputs: list[str], random: object) -> None:
+def test_the_order_and_number_of_the_inputs_do_not_matter(inputs: list[str], random: object):
     shuffled = list(inputs)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert summary(strictest(inputs)) == summary(strictest(shuffled)) == summary(strictest(inputs * 2))
 
 
 @given(several, several)
-def test_licenses_may_be_decided_in_groups(first: list[str], second: list[str]) -> None:
+def test_licenses_may_be_decided_in_groups(first: list[str], second: list[str]):
     grouped = strictest([*strictest(first).binding, *strictest(second).binding])
     assert summary(grouped) == summary(strictest([*first, *second]))
 
 
 @given(several)
-def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]) -> None:
+def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]):
     decision = strictest(inputs)
     for stated in inputs:
         if decision.id == "other":
@@ -219,7 +219,7 @@ def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]) -
 
 
 @given(several, known)
-def test_a_choice_is_never_more_permissive_than_any_input(inputs: list[str], chosen: str) -> None:
+def test_a_choice_is_never_more_permissive_than_any_input(inputs: list[str], chosen: str):
     try:
         decision = choose(strictest([*inputs, None]), chosen)
     except RecipeError:

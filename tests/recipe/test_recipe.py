@@ -336,7 +336,7 @@ def test_a_recipe_file_in_another_encoding_is_refused(tmp_path: Path):
     assert load_recipe(good) == from_yaml(FULL).in_folder(tmp_path)
 
 
-def test_the_paths_of_a_recipe_from_a_pipe_begin_at_the_working_folder() -> None:
+def test_the_paths_of_a_recipe_from_a_pipe_begin_at_the_working_folder():
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe:
         pipe.write(FULL)

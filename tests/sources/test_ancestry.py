@@ -43,7 +43,7 @@ FROM_THE_CARD = (Ancestor("org/base"), Ancestor("org/one"))
 )
 def test_a_model_s_ancestors_are_its_report_s_else_its_card_s(
     card: dict[str, Any], report: str | None, wanted: tuple[Ancestor, ...]
-) -> None:
+):
     content = (report or "").encode()
     files = {} if report is None else {"hubmerge.json": FileInfo("hubmerge.json", len(content))}
     assert stated_ancestors(card, files, lambda path, most: content[:most]) == wanted
@@ -51,7 +51,7 @@ def test_a_model_s_ancestors_are_its_report_s_else_its_card_s(
 
 def test_a_public_model_names_its_ancestors_and_a_private_one_none(
     local_hub: LocalHubProcess, ada: HfApi, folder: Path
-) -> None:
+):
     (folder / "README.md").write_text("---\nbase_model: [org/base, org/one]\nbase_model_relation: merge\n---\n")
     (folder / "hubmerge.json").write_text(json.dumps({"parents": PARENTS}))
     ada.create_repo("ada/made")
@@ -65,19 +65,19 @@ ODD: list[Any] = [None, 7, [], {}, {"id": 3}, {"id": ""}, {"kind": "local", "id"
 
 
 @pytest.mark.parametrize("stated", [None, 7, "org/base", {"id": "x"}, ODD])
-def test_what_is_no_list_of_models_names_none(stated: Any) -> None:
+def test_what_is_no_list_of_models_names_none(stated: Any):
     assert ancestors_in(stated) == ()
 
 
 @pytest.mark.parametrize(
     "weight", [float("inf"), float("nan"), 10**400, -(10**400), "1", None], ids=lambda w: str(w)[:4]
 )
-def test_values_that_are_none_are_left_out(weight: Any) -> None:
+def test_values_that_are_none_are_left_out(weight: Any):
     odd = {"id": "org/x", "role": "king", "sha": 3, "license": [], "weight": weight, "made_from": 1}
     assert ancestors_in([odd]) == (Ancestor("org/x"),)
 
 
-def test_generations_and_models_are_bounded() -> None:
+def test_generations_and_models_are_bounded():
     deep: Any = []
     for _ in range(500):
         deep = [{"id": "org/deep", "made_from": deep}]

@@ -32,7 +32,7 @@ def address(array: NDArray[Any]) -> int:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 @pytest.mark.parametrize("size", [0, 1, buffers.SMALLEST // 8, MB, MB + 3])
-def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]) -> None:
+def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]):
     array = buffers.empty((2, size), dtype)
     assert array.shape == (2, size)
     assert array.dtype == dtype
@@ -42,7 +42,7 @@ def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]) -> None:
     assert array.sum() == 2 * size
 
 
-def test_memory_is_used_again_once_nobody_looks_at_it() -> None:
+def test_memory_is_used_again_once_nobody_looks_at_it():
     first = buffers.empty(MB, np.uint16)
     where, view = address(first), first[10:20].data
     del first
@@ -52,7 +52,7 @@ def test_memory_is_used_again_once_nobody_looks_at_it() -> None:
     assert address(buffers.empty(MB, np.uint16)) == where
 
 
-def test_living_arrays_never_share_memory() -> None:
+def test_living_arrays_never_share_memory():
     generator = np.random.default_rng(0)
     alive: dict[int, NDArray[Any]] = {}
     for number in range(60):
@@ -63,7 +63,7 @@ def test_living_arrays_never_share_memory() -> None:
 
 @pytest.mark.parametrize("position", [0, 8, 4096, 12_346, 4095])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: type[np.generic]) -> None:
+def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: type[np.generic]):
     for _ in range(3):
         with buffers.placed(position):
             array = buffers.empty(MB, dtype)
@@ -74,7 +74,7 @@ def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: ty
     assert address(buffers.empty(MB, dtype)) % buffers.PAGE == 0
 
 
-def test_no_more_than_a_few_pieces_wait() -> None:
+def test_no_more_than_a_few_pieces_wait():
     alive = [buffers.empty(MB, np.uint8) for _ in range(3 * buffers.KEPT)]
     alive.clear()
     assert len(buffers._free) == buffers.KEPT
@@ -82,7 +82,7 @@ def test_no_more_than_a_few_pieces_wait() -> None:
     assert not buffers._free
 
 
-def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPatch):
     """An OSError would be taken for the disk's, or for a mistake of ours."""
 
     def refuse(*_: int, **__: int) -> None:
@@ -95,7 +95,7 @@ def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what memory a process holds")
-def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_pages() -> None:
+def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_pages():
     """Else what a merge takes would depend on the machine, and not only on its recipe."""
     held = psutil.Process().memory_info().rss
     memory = np.frombuffer(buffers.pages(64 * MB), np.uint8)
@@ -103,7 +103,7 @@ def test_memory_takes_what_is_written_and_no_more_however_the_kernel_sees_huge_p
     assert psutil.Process().memory_info().rss - held < 8 * MB
 
 
-def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch):
     class Plain(mmap.mmap):
         def madvise(self, *_: int) -> None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

@@ -33,7 +33,7 @@ def tail(files: ShardFiles, model: Model) -> bytes:
 
 def test_a_file_that_is_read_in_parts_is_read_to_its_end_and_not_kept_open(
     model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, offset, *_: preadv(file, [buffers[0][:7]], offset))
     before = os.listdir("/proc/self/fd")
@@ -41,7 +41,7 @@ def test_a_file_that_is_read_in_parts_is_read_to_its_end_and_not_kept_open(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model) -> None:
+def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model):
     files, path = ShardFiles(), Path(model.ref.id) / model.shards[0]
     tail(files, model)
     other = path.read_bytes().replace(b".q_proj.", b".x_proj.")
@@ -61,7 +61,7 @@ def test_a_file_is_checked_again_when_another_one_lies_in_its_place(model: Model
 @pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
 def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
     model: Model, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[HubmergeError], call: str
-) -> None:
+):
     def refuse(*arguments: object, **more: object) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
@@ -76,7 +76,7 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
 
 
 @pytest.mark.slow
-def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path):
     folders = write_parents(tmp_path, shards=20)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(str(recipe_dict(folders[0], folders[1:])))
@@ -134,9 +134,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, offset: 
     assert bytes(out) == path.read_bytes()[offset : offset + count]
 
 
-def test_the_next_chunk_is_asked_for_in_parts_that_no_system_cuts_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_chunk_is_asked_for_in_parts_that_no_system_cuts_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernel = Kernel(errno.EAGAIN)
     read(tmp_path, monkeypatch, kernel, 1000, COUNT)
     begin = 1000 + COUNT
@@ -151,13 +149,13 @@ def test_the_next_chunk_is_asked_for_in_parts_that_no_system_cuts_off(
 )
 def test_what_is_there_small_or_cannot_be_known_is_not_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, count: int, asks: int
-) -> None:
+):
     kernel = Kernel(error)
     read(tmp_path, monkeypatch, kernel, 0, count)
     assert (len(kernel.probed), kernel.asked) == (asks, [])
 
 
-def test_a_system_that_cannot_be_asked_reads_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_cannot_be_asked_reads_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kernel = Kernel(errno.EAGAIN)
     monkeypatch.setattr(files_module, "_NO_WAIT", 0)
     read(tmp_path, monkeypatch, kernel, 0, COUNT)

@@ -357,7 +357,7 @@ def growing(tmp_path: Path) -> tuple[Path, Path, Path]:
     return base, first, agent(tmp_path / "second", 2, 1, {"<c>": 40})
 
 
-def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
+def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Path, Path]):
     plan = plan_of(*growing, tokenizer="base")
     assert rows_of(plan) == {EMBED: 40, HEAD: 40}
     assert plan.config["vocab_size"] == 40
@@ -373,7 +373,7 @@ def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Pa
     assert not np.array_equal(second, base)
 
 
-def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]) -> None:
+def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]):
     plan = plan_of(*growing, tokenizer=str(growing[1]))
     assert rows_of(plan) == {EMBED: 42, HEAD: 42}
     assert plan.vocabulary.added == ("<a>", "<b>")
@@ -382,9 +382,7 @@ def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, P
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(
-    growing: tuple[Path, Path, Path], plain: Path, grows: bool
-) -> None:
+def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing: tuple[Path, Path, Path], plain: Path, grows: bool):
     base, first, _ = growing
     own = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w7"}).encode()
     other = agent(base.parent / "other", 3, files={"tokenizer_config.json": own})
@@ -394,7 +392,7 @@ def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(
     assert small_files(plan)["chat_template.jinja"] == b"base"  # the template is the base's in any case
 
 
-def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing: tuple[Path, Path, Path]) -> None:
+def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing: tuple[Path, Path, Path]):
     base, first, _ = growing
     moved = agent(base.parent / "moved", 3, files={"tokenizer.json": tokenizer(w3=4, w4=3)})
     with pytest.raises(IncompatibleError, match="tokens of the base that have another id"):
@@ -403,7 +401,7 @@ def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing: tuple[
 
 def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
     growing: tuple[Path, Path, Path],
-) -> None:
+):
     plain = plan_of(*growing).identity
     assert plan_of(*growing, tokenizer="union").identity == plain
     named = {plan_of(*growing, tokenizer=name).identity for name in ("base", str(growing[1]), str(growing[2]))}
@@ -425,7 +423,7 @@ def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, b
 @pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
 def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
     growing: tuple[Path, Path, Path], content: bytes
-) -> None:
+):
     (growing[0] / "added_tokens.json").write_bytes(content)
     (growing[0] / "tokenizer_config.json").write_bytes(b"[]")
     files = small_files(plan_of(*growing))
@@ -434,7 +432,7 @@ def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
     assert token_table(json.loads(files["tokenizer.json"])).ids["<c>"] == 42
 
 
-def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
+def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]):
     (growing[0] / "added_tokens.json").write_bytes(b"{}")
     (growing[0] / "tokenizer_config.json").write_bytes(b'{"added_tokens_decoder": {}}')
     files = small_files(plan_of(*growing))
