@@ -21,6 +21,7 @@ from hubmerge.text.wording import named, shown
 Number = TypeVar("Number", int, float)
 
 WITH_PEFT = "Merge the adapter into its base with PEFT and use the result as an agent."
+FOUR_BITS = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
 _MAX_RANK = 65_536
 _MAX_PATTERNS = 10_000
 # a name, or the end of one, written as a regular expression; a stranger's other expressions are not run
@@ -58,6 +59,7 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     base_name: str | None = None  # as the author's machine called the base: a Hub id or a path
     base_revision: str | None = None
+    of_base: bool = False  # the Hub says that this is the recipe's base under another name, or a copy of it
 
     def rank_of(self, module: str) -> int:
         return _own(self.rank_pattern, module, self.rank)

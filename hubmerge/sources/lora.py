@@ -25,7 +25,7 @@ from types import MappingProxyType
 from hubmerge.errors import Problem
 from hubmerge.hub.names import is_hub_id
 from hubmerge.numerics.dtypes import FLOAT_DTYPES
-from hubmerge.sources.adapter_config import WITH_PEFT, AdapterConfig
+from hubmerge.sources.adapter_config import FOUR_BITS, WITH_PEFT, AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor, View
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.same_tensors import renaming, tied_to_head
@@ -36,7 +36,6 @@ _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
 _TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)", re.ASCII)
-_QUANTIZED = re.compile(r"(?:-unsloth)?-bnb-4bit$", re.ASCII)  # at the end of a copy's name
 _PART = re.compile(r"\.(?:base_layer|lora_[AB]|lora_embedding_[AB])(?:\.|$)", re.ASCII)
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
@@ -166,8 +165,8 @@ def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[P
     note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
     if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
         return [], [note]
-    own, other = (_QUANTIZED.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name))
-    if own == other:
+    own, other = (FOUR_BITS.sub("", repo.lower()).rpartition("/")[2] for repo in (base.ref.id, name))
+    if own == other or config.of_base:
         return [], [note]  # a copy of the same model under another owner, perhaps in the 4 bits that QLoRA trains on
     problem = incompatible(
         "an adapter of another model",

@@ -31,10 +31,10 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub.client import Hub
-from hubmerge.hub.names import is_hub_id, stated_license
+from hubmerge.hub.names import is_hub_id, stated_bases, stated_license
 from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
-from hubmerge.sources.adapter_config import parse_adapter_config
+from hubmerge.sources.adapter_config import FOUR_BITS, parse_adapter_config
 from hubmerge.sources.ancestry import stated_ancestors
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
@@ -116,7 +116,7 @@ def open_models(
         # what a retry cannot mend decides the kind of the whole
         leading = next((e for e in errors if not e.retryable), errors[0])
         raise type(leading)(leading.what, problems=problems)
-    models = [_on_renamed(models[0], model, hub) for model in models]
+    models = [_of_base(models[0], model, hub) for model in models]
     if rows_differ(models[0], models[1:]):
         models = [_with_tokens(model, hub) for model in models]
     elif keeper := recipe.tokenizer_of:  # whose tokens must be the base's
@@ -124,13 +124,16 @@ def open_models(
     return models[0], tuple(models[1:])
 
 
-def _on_renamed(base: Model, agent: Model, hub: Hub) -> Model:
-    """An adapter that names the base by another name, under which the Hub leads to it, by its name of today."""
+def _of_base(base: Model, agent: Model, hub: Hub) -> Model:
+    """An adapter that knows whether the name that it has for its base is one by which the Hub leads to this base, as
+    before it was renamed, or a copy in 4 bits whose card says so."""
     stated = (agent.adapter and agent.adapter.base_name) or ""
     if agent.adapter and base.ref.kind == "hub" and stated != base.ref.id and "/" in stated and is_hub_id(stated):
         with suppress(SourceNotFoundError, GatedError, FormatError):  # then the names alone are compared
-            if hub.repo_state(stated).id == base.ref.id:
-                return replace(agent, adapter=replace(agent.adapter, base_name=base.ref.id))
+            state = hub.repo_state(stated)
+            origins = stated_bases(state.card)[:1] if FOUR_BITS.search(stated) else ()
+            if base.ref.id in (state.id, *(hub.repo_state(origin).id for origin in origins)):
+                return replace(agent, adapter=replace(agent.adapter, of_base=True))
     return agent
 
 

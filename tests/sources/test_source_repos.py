@@ -94,18 +94,23 @@ def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: P
 
 
 @pytest.mark.parametrize("written", ["now", "before"])
-def test_an_adapter_that_names_its_base_as_before_it_was_renamed_is_one_of_it(
+def test_an_adapter_that_names_its_base_as_before_it_was_renamed_or_a_copy_is_one_of_it(
     bob: Hub, ada: HfApi, repo: str, tmp_path: Path, written: str
 ):
-    """As Llama 3.1 was: the Hub leads from the old name to the new one, and answers with the new one alone."""
+    """As Llama 3.1 was: the Hub leads from the old name to the new one, and answers with the new one alone. Adapters
+    that were trained on unsloth's copies in 4 bits name these, whose cards name the model."""
     ada.move_repo(repo, now := f"{repo}-now")
+    ada.create_repo(copy := f"ada/copy-{written}-bnb-4bit")
+    ada.upload_file(repo_id=copy, path_in_repo="README.md", path_or_fileobj=f"---\nbase_model: {repo}\n---\n".encode())
     agents = []
-    for k, stated in enumerate((repo, repo, "ada/src-nowhere")):
+    for k, stated in enumerate((repo, copy, "ada/src-nowhere")):
         factors = pair("model.layers.0.self_attn.q_proj", *lora((16, 16), seed=k))
         agents.append(str(write_adapter(tmp_path / str(k), factors, base_model_name_or_path=stated)))
     base = now if written == "now" else repo
     plan = plan_of(base, *agents[:2], hub=bob)
-    assert [m.adapter and m.adapter.base_name for m in plan.models] == [None, now, now]
+    assert [w.partition(": ")[2] for w in plan.warnings] == [
+        f"its adapter_config.json names {stated}; it is applied to {now}" for stated in (repo, copy)
+    ]
     with pytest.raises(IncompatibleError, match="an adapter of another model"):
         plan_of(base, *agents[1:], hub=bob)
 
