@@ -48,7 +48,8 @@ def _name(text: str, endpoint: str) -> str:
         parts = urlsplit(given)
     except ValueError:
         return text
-    if parts.scheme not in ("http", "https") or parts.netloc.lower() not in hosts:
+    # without the name and token that an address to clone by may have in front
+    if parts.scheme not in ("http", "https") or parts.netloc.rpartition("@")[2].lower() not in hosts:
         return text
     pieces = [piece for piece in parts.path.split("/") if piece]
     if len(pieces) > 2 and pieces[1] in _AT:  # of a model without an owner, such as gpt2
@@ -60,6 +61,9 @@ def _name(text: str, endpoint: str) -> str:
         rest = unquote("/".join(pieces[3:]))
         found = _REF.match(rest)
         revision = found.group() if found else unquote(pieces[3])
+        inside = rest[len(revision) + 1 :]
+        if inside if pieces[2] == "tree" else "/" in inside:
+            return text  # of a folder, whose model is not the repo's
         return name if revision == "main" else f"{name}@{revision}"
     return name
 
