@@ -1,6 +1,7 @@
 """An ASGI layer around gradio for what a site needs besides its pages.
 
-- Addresses of earlier versions lead to the pages that took their place.
+- Addresses of earlier versions lead to the pages that took their place, and those with a slash at the end to the same
+  without. gradio leads there, too, and loses what the address asks for.
 - Each page has its own title, description, picture and icon where search engines and shared links look for them:
   gradio writes its own name there, and the same title on every page.
 - Whoever opens an address that is none gets a page that says so; a program that asks for JSON gets JSON.
@@ -49,6 +50,22 @@ _STAY_OPEN = """{
   }).observe(document, {subtree: true, attributes: true, attributeFilter: ["open"]});
 }"""
 
+# The pages are English. gradio would say a few words of its own, and that the whole page is, in the browser's language,
+# in which readers of the screen would then pronounce it.
+_ENGLISH = """Object.defineProperty(navigator, "language", {value: "en"});"""
+
+# The Hub's frame tells its theme to the first page alone.
+_SAME_THEME = """{
+  let theme = new URLSearchParams(location.search).get("__theme");
+  try {
+    theme ??= sessionStorage.getItem("hubmerge-theme");
+    if (theme) sessionStorage.setItem("hubmerge-theme", theme);
+  } catch { }
+  const dark = theme === "dark", asked = matchMedia.bind(window);
+  if (dark || theme === "light") window.matchMedia = (query) => query === "(prefers-color-scheme: dark)"
+    ? {matches: dark, addEventListener() { }} : asked(query);
+}"""
+
 
 class Site:
     """Wraps an ASGI app with the pages `pages`. `host`: the name under which a Space is known, else the request's."""
@@ -62,12 +79,14 @@ class Site:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        path, query = scope["path"], scope["query_string"].decode("latin-1")
-        moved = "/merge" if path == "/" and _ASKS_TO_MERGE & parse_qs(query).keys() else _MOVED.get(path)
-        if moved is not None:
-            await RedirectResponse(f"{moved}?{query}" if query else moved, 308)(scope, receive, send)
+        path, query = scope["path"].rstrip("/") or "/", scope["query_string"].decode("latin-1")
+        now = "/merge" if path == "/" and _ASKS_TO_MERGE & parse_qs(query).keys() else _MOVED.get(path, path)
+        if now != scope["path"] and now in self._pages:
+            await RedirectResponse(f"{now}?{query}" if query else now, 308)(scope, receive, send)
             return
         page = self._pages.get(path)
+        if page is not None:
+            scope = {**scope, "method": "GET"}  # gradio knows HEAD for the first page alone; the server sends no body
         begun: Message | None = None
         body: list[bytes] = []
 
@@ -136,7 +155,7 @@ class Site:
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
             el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
-            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN)),  # noqa: S704  (a constant)
+            el("script", Markup(_LEAVE_BY_TAB + _STAY_OPEN + _ENGLISH + _SAME_THEME)),  # noqa: S704  (a constant)
             early,
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")

@@ -83,11 +83,11 @@ def client(pages: Pages) -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[Any]:
-    """open_page(url, user=None, width=1280): a page in a profile of its own, signed in as `user`."""
+    """open_page(url, user=None, width=1280, **how): a page in a profile of its own, signed in as `user`."""
     contexts = []
 
-    def opened(url: str, user: str | None = None, width: int = 1280) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 900})
+    def opened(url: str, user: str | None = None, width: int = 1280, **how: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **how)
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)
         if user:

@@ -375,6 +375,20 @@ def test_what_is_chosen_ends_before_the_arrow_of_its_field(pages: Pages, open_pa
     assert text <= arrow
 
 
+def test_a_page_says_that_it_is_english_whatever_the_browser_speaks(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={BASE}", locale="de-DE")
+    page.get_by_role("button", name="Copy as link").wait_for()
+    assert page.evaluate("document.documentElement.lang") == "en"
+
+
+def test_the_theme_of_the_hub_s_frame_holds_for_the_pages_that_follow(pages: Pages, open_page: Any) -> None:
+    for theme, other in (("dark", "light"), ("light", "dark")):
+        page = open_page(f"{pages.url}/?__theme={theme}", color_scheme=other)
+        page.get_by_role("link", name="Choose models").click()
+        page.wait_for_function("window.hm?.opened")
+        assert page.evaluate("document.body.classList.contains('dark')") is (theme == "dark")
+
+
 def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
     problem = {"code": "E_X", "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
     recipe = {"base": HOSTILE, "agents": [HOSTILE, f"{HOSTILE}2"], "method": "ram"}

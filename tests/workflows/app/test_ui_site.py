@@ -32,9 +32,13 @@ def site() -> TestClient:
         ("/?job=abc", "/merge?job=abc"),
         ("/?base=a/b&agent=c/d&agent=e/f&method=ram", "/merge?base=a/b&agent=c/d&agent=e/f&method=ram"),
         ("/?base=//evil.example", "/merge?base=//evil.example"),
+        ("/merge/?base=a/b", "/merge?base=a/b"),
+        ("/jobs/?show=all", "/activity?show=all"),
     ],
 )
-def test_an_address_of_an_earlier_version_leads_to_the_page_of_today(site: TestClient, old: str, new: str) -> None:
+def test_an_address_of_an_earlier_version_or_with_a_slash_at_its_end_leads_to_the_page_of_today(
+    site: TestClient, old: str, new: str
+) -> None:
     answer = site.get(old)
     assert (answer.status_code, answer.headers["location"]) == (308, new)
 
@@ -42,7 +46,7 @@ def test_an_address_of_an_earlier_version_leads_to_the_page_of_today(site: TestC
 @pytest.mark.parametrize("page", BOARDLESS, ids=lambda page: page.path or "home")
 def test_every_page_says_what_it_is_to_search_engines_and_in_shared_links(site: TestClient, page: object) -> None:
     answer = site.get(f"/{page.path}")  # type: ignore[attr-defined]
-    assert answer.status_code == 200
+    assert answer.status_code == site.head(f"/{page.path}").status_code == 200  # type: ignore[attr-defined]
     head, _, rest = answer.text.partition("<script>window.gradio_config = ")
     assert head.count("<title>") == 1
     for name, value in (("title", page.title), ("description", page.description)):  # type: ignore[attr-defined]
