@@ -13,7 +13,7 @@ import gradio.oauth
 import pytest
 from gradio_client import Client
 from pages_fake import FakeService
-from pages_session import CLIENT, Pages, browser_cookie, session_cookie
+from pages_session import CLIENT, Pages, Site, browser_cookie, session_cookie
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
@@ -100,3 +100,8 @@ def open_page(chromium: Any) -> Iterator[Any]:
     for context in contexts:
         print("left at", [page.url for page in context.pages])  # told where the test failed
         context.close()
+
+
+@pytest.fixture
+def site(pages: Pages, open_page: Any) -> Site:
+    return Site(pages.service, pages.url, open_page)

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import itsdangerous
@@ -50,6 +52,18 @@ class Pages:
     @property
     def url(self) -> str:
         return self.running.url
+
+
+@dataclass(frozen=True)
+class Site:
+    """The app in a browser: `open(path, …)` opens a page of it as the fixture open_page does."""
+
+    service: FakeService
+    url: str
+    open_page: Callable[..., Any]
+
+    def open(self, path: str, *who: Any, **how: Any) -> Any:
+        return self.open_page(urljoin(self.url, path), *who, **how)
 
 
 def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:

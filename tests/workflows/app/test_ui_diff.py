@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 from pages_fake import CATALOGUE, HOSTILE
-from pages_session import Pages, shown, untouched
+from pages_session import Site, shown, untouched
 
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
@@ -39,9 +39,9 @@ def zoo_diff(tmp_path_factory: pytest.TempPathFactory) -> Diff:
     return measure(plan, nowhere, StreamOptions(), Unobserved(), cache=tmp_path_factory.mktemp("cache"))
 
 
-def job_of(pages: Pages, **changes: Any) -> str:
+def job_of(site: Site, **changes: Any) -> str:
     """Put the job of the comparison into the store, of ada unless it is said otherwise."""
-    service = pages.service
+    service = site.service
     found = service.compare(BASE, AGENT, service.visitor("ada", "token-of-ada")).job
     assert found is not None
     service.put([replace(found, **changes)])
@@ -49,23 +49,23 @@ def job_of(pages: Pages, **changes: Any) -> str:
 
 
 @pytest.mark.browser
-def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
-    page = open_page(f"{pages.url}{ADDRESS}", "ada", width=1440)
+def test_from_an_address_to_the_result(site: Site, zoo_diff: Diff) -> None:
+    page = site.open(f"{ADDRESS}", "ada", width=1440)
     shown(page, "#diff-models", BASE)
     shown(page, "#diff", "were not compared yet")
     assert page.locator("#diff-base input").input_value() == BASE
     page.locator("#compare").click()
     shown(page, "#diff", "Queued")
-    job_of(pages, **RUNNING)
+    job_of(site, **RUNNING)
     shown(page, "#diff .hm-amount", "25.0%")
     shown(page, "#diff .hm-current", "Measure")
-    job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
+    job_of(site, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
     shown(page, "#diff strong", "9.97% of the parameters changed; most of all attention in layer 0, with 41.9%.")
     assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
     assert not page.locator("#cancel").is_visible()
-    anybody = open_page(f"{pages.url}{ADDRESS}")  # what is public was compared for everybody
+    anybody = site.open(f"{ADDRESS}")  # what is public was compared for everybody
     shown(anybody, "#diff strong", "9.97% of the parameters changed")
     for fold in anybody.locator("#diff summary").all():
         fold.click()
@@ -74,25 +74,25 @@ def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: D
 
 
 @pytest.mark.browser
-def test_nobody_who_is_not_signed_in_starts_anything(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{ADDRESS}")
+def test_nobody_who_is_not_signed_in_starts_anything(site: Site) -> None:
+    page = site.open(f"{ADDRESS}")
     shown(page, "#diff", "Sign in to have them compared")
     page.locator("#compare").click()
     page.wait_for_timeout(700)
     shown(page, "#diff", "Sign in to have them compared")
-    assert pages.service.store == {}
+    assert site.service.store == {}
 
 
 @pytest.mark.browser
-def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
-    job = job_of(pages, **RUNNING)
-    other = open_page(f"{pages.url}{ADDRESS}", "bob")
+def test_its_owner_alone_cancels(site: Site) -> None:
+    job = job_of(site, **RUNNING)
+    other = site.open(f"{ADDRESS}", "bob")
     shown(other, "#diff .hm-amount", "25.0%")
     assert not other.locator("#cancel").is_visible()
-    own = open_page(f"{pages.url}{ADDRESS}", "ada")
+    own = site.open(f"{ADDRESS}", "ada")
     own.locator("#cancel").click()
     shown(own, "#diff", "It was cancelled")
-    assert pages.service.store[job].state == "cancelled"
+    assert site.service.store[job].state == "cancelled"
 
 
 @pytest.mark.browser
@@ -106,11 +106,9 @@ def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
         (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
     ],
 )
-def test_an_address_that_names_nothing_to_compare_is_said(
-    pages: Pages, open_page: Any, address: str, words: str
-) -> None:
-    page = open_page("about:blank")
-    page.goto(pages.url + address.replace("#", "%23"), wait_until="domcontentloaded")
+def test_an_address_that_names_nothing_to_compare_is_said(site: Site, address: str, words: str) -> None:
+    page = site.open("about:blank")
+    page.goto(site.url + address.replace("#", "%23"), wait_until="domcontentloaded")
     shown(page, "#diff", words)
     untouched(page)
 
@@ -123,11 +121,9 @@ def test_text_of_strangers_stays_text(zoo_diff: Diff) -> None:
 
 
 @pytest.mark.browser
-def test_a_phone_shows_the_figure_and_every_number_without_scrolling_sideways(
-    pages: Pages, open_page: Any, zoo_diff: Diff
-) -> None:
-    job_of(pages, state="done", result=zoo_diff.to_json(), warnings=("x" * 90,))
-    page = open_page(f"{pages.url}{ADDRESS}", "ada", width=360)
+def test_a_phone_shows_the_figure_and_every_number_without_scrolling_sideways(site: Site, zoo_diff: Diff) -> None:
+    job_of(site, state="done", result=zoo_diff.to_json(), warnings=("x" * 90,))
+    page = site.open(f"{ADDRESS}", "ada", width=360)
     page.locator("#diff figure img").wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
     page.locator("#diff summary").last.click()
@@ -136,11 +132,11 @@ def test_a_phone_shows_the_figure_and_every_number_without_scrolling_sideways(
 
 
 @pytest.mark.browser
-def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
-    job = job_of(pages, state="done", queue_position=None, result=zoo_diff.to_json())
-    page = open_page(f"{pages.url}/activity", "ada")
+def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(site: Site, zoo_diff: Diff) -> None:
+    job = job_of(site, state="done", queue_position=None, result=zoo_diff.to_json())
+    page = site.open("/activity", "ada")
     shown(page, "#jobs tbody tr", "Comparison")
-    page.goto(f"{pages.url}/job?id={job}", wait_until="domcontentloaded")
+    page.goto(f"{site.url}/job?id={job}", wait_until="domcontentloaded")
     shown(page, "#job a", "What the training changed").click()
     page.wait_for_url(re.compile(r"/diff\?base=zoo/base@a{40}&agent="))
     shown(page, "#diff-models", BASE)

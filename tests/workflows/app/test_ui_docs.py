@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pages_session import Pages, calls_of_docs
+from pages_session import Site, calls_of_docs
 
 from hubmerge.methods import registry
 from workflows.app.docs_page import _methods, _page, _words, rendered
@@ -37,12 +36,12 @@ def test_html_in_a_page_of_docs_stays_text() -> None:
 
 
 @pytest.mark.browser
-def test_every_call_names_the_address_that_the_page_was_opened_with(pages: Pages, open_page: Any) -> None:
+def test_every_call_names_the_address_that_the_page_was_opened_with(site: Site) -> None:
     assert sum("http://127.0.0.1:7860" in call for call in calls_of_docs()) == 2
-    page = open_page(f"{pages.url}/docs#programs")
+    page = site.open("/docs#programs")
     boxes = page.locator("#programs textarea")
     boxes.first.wait_for()
     page.wait_for_function("!document.querySelector('#programs textarea').value.includes(':7860')")
     shown = [box.input_value() for box in boxes.all()]
-    assert shown == [call.replace("http://127.0.0.1:7860", pages.url) for call in calls_of_docs()]
-    assert sum(pages.url in call for call in shown) == 2
+    assert shown == [call.replace("http://127.0.0.1:7860", site.url) for call in calls_of_docs()]
+    assert sum(site.url in call for call in shown) == 2

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pages_fake import BASE, MATH, MEM, TOOL, FakeService, job_view
-from pages_session import FILLED, TARGET_NAME, Pages, errors_of, holds, shown
+from pages_session import FILLED, TARGET_NAME, Site, errors_of, holds, shown
 
 from hubmerge.errors import QuotaError
 from workflows.app import merge_page
@@ -27,8 +27,8 @@ def tokens(page: Any) -> list[str]:
     return [text.strip() for text in page.locator("#agents .token").all_inner_texts()]
 
 
-def test_a_filled_form_is_checked_by_itself_and_its_address_follows(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=ties&density=0.4&name=mine", "ada")
+def test_a_filled_form_is_checked_by_itself_and_its_address_follows(site: Site) -> None:
+    page = site.open(f"{FILLED}&method=ties&density=0.4&name=mine", "ada")
     shown(page, "#verdict", "These models fit")
     page.wait_for_function("location.search.includes('density=0.4')")
     page.get_by_label("RAM+ (recommended)").check()
@@ -41,16 +41,16 @@ def test_a_filled_form_is_checked_by_itself_and_its_address_follows(pages: Pages
 
 
 def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change(
-    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inspected: list[Any] = []
-    before = pages.service.inspect
-    monkeypatch.setattr(pages.service, "inspect", lambda *given: inspected.append(given) or before(*given))
-    page = open_page(f"{pages.url}/merge")
+    before = site.service.inspect
+    monkeypatch.setattr(site.service, "inspect", lambda *given: inspected.append(given) or before(*given))
+    page = site.open("/merge")
     page.wait_for_function("window.hm?.opened")
     page.wait_for_timeout(1500)
     assert inspected == []
-    page.goto(f"{pages.url}{FILLED}", wait_until="domcontentloaded")
+    page.goto(f"{site.url}{FILLED}", wait_until="domcontentloaded")
     shown(page, "#verdict", "These models fit")
     page.get_by_label("RAM", exact=False).nth(1).check()
     page.get_by_label("SAR", exact=False).first.check()
@@ -59,14 +59,12 @@ def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change
     assert 1 <= len(inspected) <= 4  # at most one for the form and for each change
 
 
-def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
-    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada")
+def test_a_start_that_takes_long_says_so_and_takes_no_second_click(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = site.open(f"{FILLED}", "ada")
     shown(page, "#verdict", "These models fit")
     page.locator("#start:not([disabled])").wait_for()
-    go_on, submit = Event(), pages.service.submit
-    monkeypatch.setattr(pages.service, "submit", lambda *given: go_on.wait(30) and submit(*given))
+    go_on, submit = Event(), site.service.submit
+    monkeypatch.setattr(site.service, "submit", lambda *given: go_on.wait(30) and submit(*given))
     page.locator("#start").click()
     shown(page, "#said", "Starting …")
     assert page.locator("#start").is_disabled()
@@ -74,9 +72,9 @@ def test_a_start_that_takes_long_says_so_and_takes_no_second_click(
     page.wait_for_url("**/job?id=*")
 
 
-def test_a_start_of_a_merge_that_exists_says_once_that_nothing_new_was_started(pages: Pages, open_page: Any) -> None:
+def test_a_start_of_a_merge_that_exists_says_once_that_nothing_new_was_started(site: Site) -> None:
     for again in (False, True):
-        page = open_page(f"{pages.url}{FILLED}&name=twice", "ada")
+        page = site.open(f"{FILLED}&name=twice", "ada")
         page.locator("#start:not([disabled])").wait_for()
         shown(page, "#verdict", "These models fit")
         page.locator("#start").click()
@@ -89,12 +87,12 @@ def test_a_start_of_a_merge_that_exists_says_once_that_nothing_new_was_started(p
             page.reload(wait_until="domcontentloaded")
             shown(page, "#job", "ada/twice")
         assert "exists already" not in page.locator("body").inner_text()
-    assert len(pages.service.store) == 1
+    assert len(site.service.store) == 1
 
 
-def test_what_a_screen_reader_is_told_at_the_end_of_an_event_is_in_words(pages: Pages, open_page: Any) -> None:
-    pages.service.put([job_view(JOB)])
-    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+def test_what_a_screen_reader_is_told_at_the_end_of_an_event_is_in_words(site: Site) -> None:
+    site.service.put([job_view(JOB)])
+    page = site.open(f"/job?id={JOB}", "ada")
     page.locator("#cancel").wait_for()
     page.evaluate(
         """() => { window.told = ""; new MutationObserver(() => { window.told += document.body.innerText;
@@ -107,20 +105,16 @@ def test_what_a_screen_reader_is_told_at_the_end_of_an_event_is_in_words(pages: 
     assert "common." not in page.evaluate("window.told")
 
 
-def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_there(
-    pages: Pages, open_page: Any
-) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada")
+def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_there(site: Site) -> None:
+    page = site.open(f"{FILLED}", "ada")
     holds(page, TARGET_NAME, "base-ram-plus")
     page.get_by_label("SAR", exact=False).first.check()
     shown(page, "#verdict", "This cannot be merged yet")
     holds(page, TARGET_NAME, "base-sar")
 
 
-def test_a_proposed_name_follows_a_method_that_was_not_inspected_before_a_reload_or_the_start(
-    pages: Pages, open_page: Any
-) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=ties", "ada")
+def test_a_proposed_name_follows_a_method_that_was_not_inspected_before_a_reload_or_the_start(site: Site) -> None:
+    page = site.open(f"{FILLED}&method=ties", "ada")
     holds(page, TARGET_NAME, "base-ties")
 
     def unseen(label: str, method: str) -> None:
@@ -135,7 +129,7 @@ def test_a_proposed_name_follows_a_method_that_was_not_inspected_before_a_reload
     unseen("RAM+ (recommended)", "ram_plus")
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
-    assert [request.target for request, _ in pages.service.requests] == ["ada/base-ram-plus"]
+    assert [request.target for request, _ in site.service.requests] == ["ada/base-ram-plus"]
 
 
 # an outline, or the border of a field of gradio's
@@ -155,8 +149,8 @@ def tab_to(page: Any, selector: str) -> None:
 
 
 @pytest.mark.quick
-def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge", "ada")
+def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(site: Site) -> None:
+    page = site.open("/merge", "ada")
     page.wait_for_function("window.hm?.opened")
     assert page.locator("#start").is_disabled()  # there is nothing to start yet
     # the form is hidden for its first 0.9 s, in which a fast machine tabs round and round
@@ -182,16 +176,14 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(pages: P
     page.keyboard.press("Enter")
     page.wait_for_url("**/job?id=*")
     shown(page, "#job", "ada/by-keys")
-    [(request, visitor)] = pages.service.requests
+    [(request, visitor)] = site.service.requests
     assert [request.recipe["base"], *request.recipe["agents"]] == [BASE, MATH, TOOL]
     assert (request.target, request.private) == ("ada/by-keys", False)  # no parent is closed
     assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
 
 
-def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(
-    pages: Pages, open_page: Any
-) -> None:
-    page = open_page(f"{pages.url}{FILLED}")
+def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(site: Site) -> None:
+    page = site.open(f"{FILLED}")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown(page, "#verdict", "These models fit")
     page.evaluate("navigator.clipboard.writeText('as before')")
@@ -214,17 +206,17 @@ def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboa
 
 
 def test_a_start_is_shut_with_the_reason_beside_it_and_no_late_answer_about_another_form_opens_it(
-    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, before = Event(), pages.service.inspect
+    answered, before = Event(), site.service.inspect
 
     def late(recipe: Any, *given: Any) -> Any:
         if "other/wide-agent" not in recipe["agents"]:
             answered.wait(60)
         return before(recipe, *given)
 
-    monkeypatch.setattr(pages.service, "inspect", late)
-    page = open_page(f"{pages.url}{FILLED}&agent=other/wide-agent", "ada")
+    monkeypatch.setattr(site.service, "inspect", late)
+    page = site.open(f"{FILLED}&agent=other/wide-agent", "ada")
     shown(page, "#verdict", "This cannot be merged yet")
     shown(page, "#verdict", "Another vocabulary size, and 1 more")
     page.locator("#start[disabled]").wait_for()
@@ -242,19 +234,17 @@ def test_a_start_is_shut_with_the_reason_beside_it_and_no_late_answer_about_anot
     assert page.evaluate("window.opened") is False
 
 
-def test_a_check_that_is_asked_for_during_another_comes_after_it(
-    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answered, asked, before = Event(), Event(), pages.service.inspect
+def test_a_check_that_is_asked_for_during_another_comes_after_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, asked, before = Event(), Event(), site.service.inspect
 
     def late(recipe: Any, *given: Any) -> Any:
         asked.set()
         answered.wait(60)
         return before(recipe, *given)
 
-    page = open_page(f"{pages.url}{FILLED}", "ada")
+    page = site.open(f"{FILLED}", "ada")
     shown(page, "#verdict", "These models fit")
-    monkeypatch.setattr(pages.service, "inspect", late)
+    monkeypatch.setattr(site.service, "inspect", late)
     page.get_by_label("RAM", exact=False).nth(1).check()
     assert asked.wait(30)
     page.get_by_label("SAR", exact=False).first.check()
@@ -265,8 +255,8 @@ def test_a_check_that_is_asked_for_during_another_comes_after_it(
     assert "SAR needs" in page.locator("#verdict").inner_text()
 
 
-def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge")
+def test_typing_into_a_search_raises_no_script_error(site: Site) -> None:
+    page = site.open("/merge")
     errors = errors_of(page)
     page.wait_for_function("window.hm?.opened")
     page.locator("#base input").click()
@@ -284,10 +274,8 @@ def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: An
     assert errors == []
 
 
-def test_a_swap_is_offered_and_done_with_one_click_and_the_proposed_name_follows_the_models(
-    pages: Pages, open_page: Any
-) -> None:
-    page = open_page(f"{pages.url}/merge?base={MATH}&agent={BASE}&agent={TOOL}", "ada")
+def test_a_swap_is_offered_and_done_with_one_click_and_the_proposed_name_follows_the_models(site: Site) -> None:
+    page = site.open(f"/merge?base={MATH}&agent={BASE}&agent={TOOL}", "ada")
     shown(page, "#why", "look swapped")
     shown(page, "#accept", "Swap them").click()
     holds(page, "#base input", BASE)
@@ -299,8 +287,8 @@ def test_a_swap_is_offered_and_done_with_one_click_and_the_proposed_name_follows
     assert "name=" not in page.url
 
 
-def test_agents_of_the_base_are_offered_to_tick(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={BASE}")
+def test_agents_of_the_base_are_offered_to_tick(site: Site) -> None:
+    page = site.open(f"/merge?base={BASE}")
     page.get_by_label(MATH).check()
     page.get_by_label(TOOL).check()
     shown(page, "#verdict", "These models fit")
@@ -310,8 +298,8 @@ def test_agents_of_the_base_are_offered_to_tick(pages: Pages, open_page: Any) ->
     assert tokens(page) == [TOOL]
 
 
-def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
+def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(site: Site) -> None:
+    page = site.open(f"{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     shown(page, "#verdict", "These models fit")
     page.locator("#visibility").get_by_label("private").check()
@@ -327,25 +315,23 @@ def test_what_is_copied_is_in_the_clipboard_and_a_link_opens_the_same_form(pages
     link = urlsplit(copies["link"])
     assert link.path == "/merge"
     assert {"weight=0.5", "r=0.25", "seed=3", "name=mine"} <= set(link.query.split("&"))
-    again = open_page(copies["link"])
+    again = site.open(copies["link"])
     shown(again, "#verdict", "These models fit")
     again.locator("#copy-YAML").click()
     again.wait_for_function(filled, arg="r: 0.25")
     assert again.locator("#copied textarea").input_value() == copies["YAML"]
 
 
-def test_what_is_wrong_in_a_link_stays_in_sight_after_the_check(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=ties&densty=0.4")
+def test_what_is_wrong_in_a_link_stays_in_sight_after_the_check(site: Site) -> None:
+    page = site.open(f"{FILLED}&method=ties&densty=0.4")
     shown(page, "#verdict", "These models fit")
     shown(page, "#said", "Did you mean density?")
 
 
-def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_license_for_its_owner(
-    pages: Pages, open_page: Any
-) -> None:
+def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_license_for_its_owner(site: Site) -> None:
     done = {"state": "done", "queue_position": None, "result": {"repo": "zoo/kept"}}
-    pages.service.put([job_view(JOB, target="zoo/kept", private=False, license="mit", **done)])
-    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    site.service.put([job_view(JOB, target="zoo/kept", private=False, license="mit", **done)])
+    page = site.open(f"/job?id={JOB}", "ada")
     page.locator(".hm-next-steps").get_by_text("Use this recipe again").click()
     shown(page, "#agents", MEM)
     page.wait_for_function(f"location.search.startsWith('?base={BASE}&agent=')")  # which a visitor may change
@@ -355,24 +341,24 @@ def test_a_job_s_recipe_can_be_used_again_and_keeps_owner_name_visibility_and_li
     assert page.get_by_label("public", exact=True).is_checked()
     page.locator("#license input").wait_for()
     assert page.locator("#license input").input_value() == "mit"
-    stranger = open_page(f"{pages.url}/merge?job={JOB}", "bob")
+    stranger = site.open(f"/merge?job={JOB}", "bob")
     shown(stranger, "#agents", MEM)
     holds(stranger, "#namespace input", "bob")
 
 
 def test_the_address_of_a_job_s_recipe_stays_one_where_its_check_finds_no_room(
-    pages: Pages, open_page: Any, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages.service.put([job_view(JOB)])
+    site.service.put([job_view(JOB)])
     monkeypatch.setattr(merge_page, "inspect_form", Mock(side_effect=QuotaError("too many questions of yours")))
-    page = open_page(f"{pages.url}/merge?job={JOB}", "ada")
+    page = site.open(f"/merge?job={JOB}", "ada")
     shown(page, "#verdict", "Not checked")
     page.wait_for_timeout(500)  # what follows the check writes the address, too
-    assert page.url.startswith(f"{pages.url}/merge?base={BASE}&agent=")
+    assert page.url.startswith(f"{site.url}/merge?base={BASE}&agent=")
 
 
-def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada", width=390)
+def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(site: Site) -> None:
+    page = site.open(f"{FILLED}", "ada", width=390)
     shown(page, "#verdict", "These models fit")
     for to in (0, 600, 1400):
         page.evaluate(f"window.scrollTo(0, {to})")
@@ -380,8 +366,8 @@ def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, o
         assert 700 < box["y"] < 900
 
 
-def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}", "ada", width=1024)
+def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(site: Site) -> None:
+    page = site.open(f"{FILLED}", "ada", width=1024)
     shown(page, "#verdict", "These models fit")
     assert page.locator(".hm-side").evaluate("side => side.scrollHeight <= side.clientHeight")  # all goes with the page
     page.get_by_role("button", name="How it works").click()
@@ -393,7 +379,7 @@ def test_beside_a_long_form_the_verdict_and_the_start_stay_in_sight(pages: Pages
 
 
 def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_models_that_it_was_about(
-    pages: Pages, open_page: Any
+    site: Site,
 ) -> None:
     # beside it gradio keeps, in a place that nobody sees, that the look was cancelled
     nothing_told = "document.querySelector('#preview .prose').innerText.trim() === ''"
@@ -402,19 +388,19 @@ def test_a_look_into_a_few_layers_recommends_a_method_and_is_forgotten_with_the_
         page.locator("#agents .token-remove").first.click()
         page.wait_for_function(nothing_told)
 
-    page = open_page(f"{pages.url}{FILLED}&agent={MEM}&method=linear")
+    page = site.open(f"{FILLED}&agent={MEM}&method=linear")
     errors = errors_of(page)
     page.locator("#look:not([disabled])").wait_for()
-    pages.service.go_on.clear()
-    pages.service.end.clear()
+    site.service.go_on.clear()
+    site.service.end.clear()
     page.locator("#look").click()
     shown(page, "#preview", "Read 2.00 MB of about 8.26 MB of the models")
     change_the_models()
-    pages.service.go_on.set()
+    site.service.go_on.set()
     shown(page, "#verdict", "These models fit")
     page.wait_for_timeout(1500)  # it would have told that it is further
     assert page.evaluate(nothing_told)
-    pages.service.end.set()
+    site.service.end.set()
     page.wait_for_timeout(1500)  # the answer would have come, and is gone when it has ended
     assert page.evaluate(nothing_told)
     page.locator("#look:not([disabled])").click()
@@ -478,9 +464,9 @@ def with_a_text_that_is_no_name(page: Any) -> None:
     ids=["search", "pasted", "address", "variants", "calibration", "no name"],
 )
 def test_a_merge_page_at_rest_asks_the_server_for_nothing(
-    pages: Pages, open_page: Any, query: str, fill: Callable[[Any], None], told: str
+    site: Site, query: str, fill: Callable[[Any], None], told: str
 ) -> None:
-    page = open_page(f"{pages.url}{query}", "ada")
+    page = site.open(f"{query}", "ada")
     errors, asked = errors_of(page), list[str]()
     page.on("request", lambda request: asked.append(request.url) if "/gradio_api/" in request.url else None)
     page.wait_for_function("window.hm?.opened")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from board_helpers import HOSTILE, family, rows, sha
 from pages_fake import FakeService, job_view
-from pages_session import Pages
+from pages_session import Site
 from report_helpers import report_data
 from test_ui_board import ENDPOINT, FakeBoard, full_board
 
@@ -233,9 +233,9 @@ def test_a_task_has_a_plain_name_on_pages(name: str, title: str) -> None:
 
 
 @pytest.mark.browser
-def test_the_tabs_are_addresses(pages: Pages, open_page: Any) -> None:
-    pages.service.shelf["ada/new"] = published(report=json.loads(json.dumps(report_data())))
-    page = open_page(f"{pages.url}/model?model=ada/new")
+def test_the_tabs_are_addresses(site: Site) -> None:
+    site.service.shelf["ada/new"] = published(report=json.loads(json.dumps(report_data())))
+    page = site.open("/model?model=ada/new")
     page.locator("#model-tab").get_by_text("Not scored yet").wait_for()
     for title, sign in (("What changed", "layer by layer"), ("Reproduce", "recipe.yaml"), ("Card", "A card")):
         page.get_by_role("link", name=title, exact=True).click()

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 import pytest
 from pages_fake import BASE, MATH, TOOL, job_view
-from pages_session import FILLED, Pages, errors_of
+from pages_session import FILLED, Site, errors_of
 from starlette.datastructures import QueryParams
 
 from hubmerge.errors import RecipeError
@@ -127,8 +127,8 @@ def test_every_setting_of_a_method_can_be_varied() -> None:
 
 
 @pytest.mark.browser
-def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}{FILLED}&method=ties&name=mine", "ada")
+def test_variants_are_counted_kept_in_the_address_and_started(site: Site) -> None:
+    page = site.open(f"{FILLED}&method=ties&name=mine", "ada")
     errors = errors_of(page)
     page.locator("#start:not([disabled])").wait_for()
     page.get_by_role("button", name="Compare variants").click()
@@ -154,7 +154,7 @@ def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open
     assert single.is_enabled()
     page.get_by_role("button", name="Start 2 merges").click()
     page.locator("#sweep-started").filter(has_text="2 merges started").wait_for()
-    assert [request.target for request, _ in pages.service.requests] == [
+    assert [request.target for request, _ in site.service.requests] == [
         f"ada/mine-{name}" for name, _ in variants([], [("density", "0.2, 0.5")], agents=[MATH, TOOL])
     ]
     values.fill("0.1, 0.2, 0.3, 0.4, 0.6, 0.7")
