@@ -184,20 +184,14 @@ def matching(suite: SuiteBoard, query: BoardQuery) -> list[Row]:
 
 def _tests(query: BoardQuery) -> list[Callable[[Row], bool]]:
     words = query.q.lower().split()
-    found: list[Callable[[Row], bool]] = []
-    if words:
-        found.append(lambda r: all(word in r.model.lower() for word in words))
-    if query.kind:
-        found.append(lambda r: r.facts.is_merge == (query.kind == "merges"))
-    if query.base:
-        found.append(lambda r: any(p.role == "base" and p.id == query.base for p in r.facts.parents))
-    if query.method:
-        found.append(lambda r: r.facts.method == query.method)
-    if query.license:
-        found.append(lambda r: r.facts.license == query.license)
-    if query.size:
-        _, low, high = SIZES[query.size]
-        found.append(lambda r: r.facts.parameters is not None and low < r.facts.parameters <= high)
-    if query.skills:
-        found.append(lambda r: r.skills is not None and r.skills.kept >= int(query.skills))
-    return found
+    _, low, high = SIZES.get(query.size, ("", 0, 0))
+    tests: Mapping[str, Callable[[Row], bool]] = {
+        "q": lambda r: all(word in r.model.lower() for word in words),
+        "kind": lambda r: r.facts.is_merge == (query.kind == "merges"),
+        "base": lambda r: any(p.role == "base" and p.id == query.base for p in r.facts.parents),
+        "method": lambda r: r.facts.method == query.method,
+        "license": lambda r: r.facts.license == query.license,
+        "size": lambda r: r.facts.parameters is not None and low < r.facts.parameters <= high,
+        "skills": lambda r: r.skills is not None and r.skills.kept >= int(query.skills),
+    }
+    return [test for name, test in tests.items() if getattr(query, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -87,12 +88,10 @@ def _standing(service: Service, board: DatasetBoard | None) -> Markup:
 
 
 def _latest(source: DatasetBoard | None) -> Markup | None:
-    if source is None:
-        return None
-    try:
-        rows = latest_merges(source.board())
-    except HubmergeError:  # the page is of use without
-        return None
+    rows: list[Row] = []
+    if source is not None:
+        with suppress(HubmergeError):  # the page is of use without
+            rows = latest_merges(source.board())
     if not rows:
         return None
     told = [el("span", f"keeps {row.skills.text}" if row.skills else "", cls="hm-dim") for row in rows]

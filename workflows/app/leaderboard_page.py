@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -108,15 +107,9 @@ def board_routes(source: DatasetBoard) -> list[BaseRoute]:
     return [
         Route("/board.json", of_board(lambda board, _: StreamingResponse(json_parts(board), media_type=_JSON))),
         Route("/board/page", page),
-        Route("/board/{suite}.csv", of_board(partial(_of_suite, _as_csv))),
-        Route("/board/{suite}.json", of_board(partial(_of_suite, _as_json))),
+        Route("/board/{suite}.csv", of_board(_of_suite)),
+        Route("/board/{suite}.json", of_board(_of_suite)),
     ]
-
-
-def _as_csv(suite: SuiteBoard, rows: list[Row], request: Request) -> Response:
-    # a suite's name holds letters, digits and . + - _ only
-    headers = {"content-disposition": f'attachment; filename="{suite.suite}.csv"'}
-    return StreamingResponse(suite_csv_parts(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _as_json(suite: SuiteBoard, rows: list[Row], request: Request) -> Response:
@@ -131,9 +124,8 @@ def _as_json(suite: SuiteBoard, rows: list[Row], request: Request) -> Response:
     return Response(json.dumps(data, ensure_ascii=False, allow_nan=False), media_type=_JSON)
 
 
-def _of_suite(answer: Callable[..., Response], board: Board, request: Request) -> Response:
-    """`answer(suite, rows, request)`, of the suite in the path and the rows that the query leaves of it; what is wrong
-    in them is refused."""
+def _of_suite(board: Board, request: Request) -> Response:
+    """The rows of the suite in the path that the query leaves; what is wrong in them is refused."""
     name = request.path_params["suite"]
     if (suite := board.suite(name)) is None:
         return PlainTextResponse("no such suite", status_code=404)
@@ -141,4 +133,9 @@ def _of_suite(answer: Callable[..., Response], board: Board, request: Request) -
     found = asked(board, urlencode([*given, ("suite", name)]))
     if found.wrong:
         return PlainTextResponse("\n".join(found.wrong), status_code=400)
-    return answer(suite, matching(suite, found.query), request)
+    rows = matching(suite, found.query)
+    if request.url.path.endswith(".json"):
+        return _as_json(suite, rows, request)
+    # a suite's name holds letters, digits and . + - _ only
+    headers = {"content-disposition": f'attachment; filename="{suite.suite}.csv"'}
+    return StreamingResponse(suite_csv_parts(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)

@@ -184,10 +184,7 @@ def plain_page(title: str, *children: object, pages: Sequence[Page] = PAGES[:2])
 def site_routes() -> list[BaseRoute]:
     """The icon, and the picture that goes with a shared link."""
 
-    def served(name: str, kind: str) -> Route:
-        def file(request: Request) -> Response:
-            return FileResponse(_STATIC / name, media_type=kind, headers={"cache-control": "public, max-age=86400"})
+    def file(request: Request) -> Response:
+        return FileResponse(f"{_STATIC}{request.url.path}", headers={"cache-control": "public, max-age=86400"})
 
-        return Route(f"/{name}", file)
-
-    return [served("favicon.svg", "image/svg+xml"), served("social.png", "image/png")]
+    return [Route("/favicon.svg", file), Route("/social.png", file)]

@@ -116,8 +116,6 @@ class FakeService:
         return [RepoSummary(name, 10, 1, (), "2026-01-01") for name in found[:limit]]
 
     def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
-        if self.failure is not None:
-            raise self.failure
         model = self._open(ModelName.parse(name))
         bases = tuple(filter(None, [model.card.get("base_model")]))
         return ModelFacts(model.ref.id, model.weight_bytes, model.license, bases, model.gated or model.private)
@@ -131,8 +129,6 @@ class FakeService:
         return found
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
-        if self.failure is not None:
-            raise self.failure
         parsed = recipe_from_dict(recipe)
         return make_plan(parsed, self._open(parsed.base), [self._open(a.model) for a in parsed.agents])
 
@@ -150,6 +146,8 @@ class FakeService:
         )
 
     def _open(self, name: ModelName) -> Model:
+        if self.failure is not None:
+            raise self.failure
         if name.id not in self.models:
             raise SourceNotFoundError(
                 "no such repo, or one that you may not read",
@@ -159,8 +157,6 @@ class FakeService:
         return self.models[name.id]
 
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
-        if self.failure is not None:
-            raise self.failure
         recipe = comparison_recipe(base, agent)
         plan = make_comparison(recipe, self._open(recipe.base), self._open(recipe.agents[0].model))
         return Comparison(plan, self.store.get(comparison_id(plan)))
@@ -208,8 +204,6 @@ class FakeService:
         return running.count("merge"), running.count("evaluate"), sum(view.state == "queued" for view in jobs)
 
     def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
-        if self.failure is not None:
-            raise self.failure
         found, suite = self._open(ModelName.parse(model)).ref, suite or next(iter(self.suites))
         known = [e for e in self.evaluations if (e.model, e.suite) == (found.id, suite)]
         if not known:
