@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gradio.oauth
@@ -367,6 +368,18 @@ def test_a_page_says_that_it_is_english_whatever_the_browser_speaks(site: Site) 
     page = site.open(f"/merge?base={BASE}", locale="de-DE")
     page.get_by_role("button", name="Copy as link").wait_for()
     assert page.evaluate("document.documentElement.lang") == "en"
+
+
+def test_a_link_leads_where_it_says_also_while_the_page_connects_anew(site: Site) -> None:
+    page = site.open(FILLED)
+    shown(page, "#verdict", "These models fit")
+    page.context.set_offline(True)
+    page.get_by_label("SAR", exact=False).first.check()
+    shown(page, ".toast-body", "Attempting reconnection")
+    page.context.set_offline(False)
+    page.route(f"{site.url}/", lambda route: (time.sleep(4), route.continue_()))  # gradio looks every two seconds
+    page.get_by_role("link", name="Home").click()
+    page.get_by_role("link", name="Choose models").wait_for()
 
 
 def test_the_theme_of_the_hub_s_frame_holds_for_the_pages_that_follow(site: Site) -> None:
