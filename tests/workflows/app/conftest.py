@@ -6,17 +6,14 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gradio
 import gradio.oauth
 import pytest
 from gradio_client import Client
-from pages_fake import FakeService
-from pages_session import CLIENT, Pages, Site, browser_cookie, session_cookie
-
-from hubmerge.settings import Settings
-from workflows.app.app import launch_app
+from pages_session import Site, browser_cookie, serving, session_cookie
 
 # seconds that every answer may take longer, each another time: late answers must not undo what came after the question
 LATENCY_S = float(os.environ.get("HUBMERGE_TEST_LATENCY_S", "0"))
@@ -52,21 +49,20 @@ def gradio_oauth() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def served(gradio_oauth: None) -> Iterator[Pages]:
-    service = FakeService()
-    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT) as running:
-        yield Pages(service, running)
+def served(gradio_oauth: None) -> Iterator[Site]:
+    with serving() as site:
+        yield site
 
 
 @pytest.fixture
-def pages(served: Pages) -> Pages:
+def pages(served: Site) -> Site:
     """The running app with an empty job store."""
     served.service.__init__(served.service.endpoint)
     return served
 
 
 @pytest.fixture
-def client(pages: Pages) -> Iterator[Callable[..., Client]]:
+def client(pages: Site) -> Iterator[Callable[..., Client]]:
     """client(user=None, cookie="", **headers): gradio's own client, with that user's session."""
     made = []
 
@@ -103,5 +99,5 @@ def open_page(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def site(pages: Pages, open_page: Any) -> Site:
-    return Site(pages.service, pages.url, open_page)
+def site(pages: Site, open_page: Any) -> Site:
+    return replace(pages, open_page=open_page)

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin
@@ -15,7 +16,8 @@ import httpx
 import itsdangerous
 from pages_fake import BASE, MATH, TOOL, FakeService
 
-from workflows.app.app import RunningApp
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
 from workflows.app.docs_page import _page, _with_calls
 from workflows.app.signin import OAuthClient
 
@@ -45,25 +47,23 @@ def browser_cookie(user: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Pages:
-    service: FakeService
-    running: RunningApp
-
-    @property
-    def url(self) -> str:
-        return self.running.url
-
-
-@dataclass(frozen=True)
 class Site:
-    """The app in a browser: `open(path, …)` opens a page of it as the fixture open_page does."""
+    """The app on a service in memory. `open(path, …)` opens a page of it in a browser, as open_page does."""
 
     service: FakeService
     url: str
-    open_page: Callable[..., Any]
+    open_page: Callable[..., Any] = print
 
     def open(self, path: str, *who: Any, **how: Any) -> Any:
         return self.open_page(urljoin(self.url, path), *who, **how)
+
+
+@contextmanager
+def serving(**how: Any) -> Iterator[Site]:
+    """`how`: a board, and watchers, where the app has them."""
+    service = FakeService()
+    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT, **how) as running:
+        yield Site(service, running.url)
 
 
 def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:

@@ -8,14 +8,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pages_fake import STATISTICS, FakeService, job_view
-from pages_session import CLIENT
+from pages_fake import STATISTICS, job_view
+from pages_session import serving
 from report_helpers import DATA, report_data
 from test_ui_board import FakeBoard, full_board
 from test_watch_pages import Source
 
-from hubmerge.settings import Settings
-from workflows.app.app import launch_app
 from workflows.app.service import JobView, LogLine, Published, Scoring
 
 RUNS, WAITS, DONE, FAILED, SCORED = ("1" * 64, "2" * 64, "3" * 64, "4" * 64, "5" * 64)
@@ -140,11 +138,10 @@ def jobs() -> list[JobView]:
 @contextmanager
 def whole_site() -> Iterator[str]:
     """The site's address."""
-    service, card = FakeService(), (DATA / "card.md").read_text("utf-8")
-    service.put(jobs())
-    for name in ("org/merge", "ada/pair-ram-plus"):  # scored, and not
-        is_open = name != "org/merge"
-        service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=is_open)
-    settings, board = Settings(endpoint=service.endpoint), FakeBoard(full_board())
-    with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
-        yield app.url
+    card = (DATA / "card.md").read_text("utf-8")
+    with serving(board=FakeBoard(full_board()), watchers=Source()) as site:
+        site.service.put(jobs())
+        for name in ("org/merge", "ada/pair-ram-plus"):  # scored, and not
+            is_open = name != "org/merge"
+            site.service.shelf[name] = Published(name, "e" * 40, "mit", card, report_data(), is_open=is_open)
+        yield site.url

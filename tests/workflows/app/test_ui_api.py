@@ -15,7 +15,7 @@ from gradio.utils import get_upload_folder
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, job_view
-from pages_session import CLIENT, Pages, session_cookie
+from pages_session import CLIENT, Site, session_cookie
 from scripted_hub import ScriptedHub
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError
@@ -35,14 +35,14 @@ def start(client: Client, **changes: Any) -> Any:
     return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
 
 
-def test_anyone_may_search_and_inspect(client: Callable[..., Client], pages: Pages) -> None:
+def test_anyone_may_search_and_inspect(client: Callable[..., Client], pages: Site) -> None:
     found = client().predict("zoo", api_name="/search_models")
     assert [m["id"] for m in found] == list(CATALOGUE)
     summary = client().predict(RECIPE, api_name="/inspect_merge")
     assert summary == json.loads(json.dumps(plan_summary(pages.service.inspect(RECIPE, None))))
 
 
-def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..., Client], pages: Pages) -> None:
+def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..., Client], pages: Site) -> None:
     recipe = {**RECIPE, "agents": [CATALOGUE[1], "other/wide-agent"]}
     with pytest.raises(IncompatibleError) as expected:
         pages.service.inspect(recipe, None)
@@ -67,18 +67,26 @@ def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..
     ids=str,
 )
 def test_a_folder_or_a_malformed_recipe_is_refused_before_the_service_sees_it(
-    client: Callable[..., Client], pages: Pages, recipe: dict[str, Any]
+    client: Callable[..., Client], pages: Site, recipe: dict[str, Any]
 ) -> None:
     pages.service.failure = HubUnavailableError("the service was asked")
     assert "E_RECIPE" in refusal(client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
 
 
-@pytest.mark.parametrize("wrong", [{"expires_in_s": -1}, {"secret": "another secret"}], ids=["expired", "forged"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        {"cookie": session_cookie("ada", expires_in_s=-1)},
+        {"cookie": session_cookie("ada", secret="another secret")},
+        {"user": "ada", "Origin": "https://evil.example"},
+    ],
+    ids=["expired", "forged", "from a page of another site"],
+)
 def test_nobody_starts_cancels_or_lists_without_a_valid_session(
-    client: Callable[..., Client], pages: Pages, wrong: dict[str, Any]
+    client: Callable[..., Client], pages: Site, who: dict[str, Any]
 ) -> None:
     pages.service.put([job_view(JOB)])
-    anonymous = client(cookie=session_cookie("ada", **wrong))
+    anonymous = client(**who)
     assert "E_LOGIN" in refusal(start, anonymous)
     assert "E_LOGIN" in refusal(anonymous.predict, JOB, api_name="/cancel_job")
     assert "E_LOGIN" in refusal(anonymous.predict, api_name="/my_jobs")
@@ -86,12 +94,7 @@ def test_nobody_starts_cancels_or_lists_without_a_valid_session(
     assert pages.service.store[JOB].state == "queued"
 
 
-def test_a_page_of_another_site_acts_as_nobody(client: Callable[..., Client], pages: Pages) -> None:
-    assert "E_LOGIN" in refusal(start, client("ada", Origin="https://evil.example"))
-    assert pages.service.requests == []
-
-
-def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Client], pages: Pages) -> None:
+def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Client], pages: Site) -> None:
     job = start(client("ada"))
     [(request, visitor)] = pages.service.requests
     assert (visitor.name, request.target, request.private, request.license) == ("ada", "ada/merged", True, None)
@@ -102,7 +105,7 @@ def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Clie
 
 @pytest.mark.parametrize(("action", "old", "new"), [("cancel", "queued", "cancelled"), ("retry", "failed", "queued")])
 def test_only_the_owner_cancels_a_job_or_tries_it_again(
-    client: Callable[..., Client], pages: Pages, action: str, old: str, new: str
+    client: Callable[..., Client], pages: Site, action: str, old: str, new: str
 ) -> None:
     pages.service.put([job_view(JOB, state=old)])
     assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name=f"/{action}_job")
@@ -110,7 +113,7 @@ def test_only_the_owner_cancels_a_job_or_tries_it_again(
     assert client("ada").predict(JOB, api_name=f"/{action}_job")["state"] == new
 
 
-def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable[..., Client], pages: Pages) -> None:
+def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable[..., Client], pages: Site) -> None:
     pages.service.put([job_view(JOB, private=True, target="ada/secret")])
     for stranger in (client(), client("bob")):
         assert "ada/secret" not in refusal(stranger.predict, JOB, api_name="/job_status")
@@ -118,7 +121,7 @@ def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable
 
 
 @pytest.mark.slow
-def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Pages) -> None:
+def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Site) -> None:
     """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
     pages.service.put([job_view(JOB, private=True, target="ada/secret")])
     config = httpx.get(f"{pages.url}/config").json()
@@ -149,14 +152,14 @@ def _call(url: str, number: int, data: list[Any], headers: dict[str, str]) -> st
         return "\n".join(lines)
 
 
-def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Pages) -> None:
+def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Site) -> None:
     pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
     text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
     assert text.startswith("E_HUB: ")
     assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
 
 
-def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Pages) -> None:
+def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Site) -> None:
     assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
     for path in ("/etc/passwd", "pyproject.toml"):
         assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
@@ -165,7 +168,7 @@ def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Pages) -> None:
 @pytest.mark.parametrize("endpoint", ["model_facts", "preview_merge"])
 @pytest.mark.parametrize("around", [lambda file: file, lambda file: [{"a": file}], lambda file: {**file, "in": file}])
 def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
-    pages: Pages, tmp_path: Path, endpoint: str, around: Callable[[Any], Any]
+    pages: Site, tmp_path: Path, endpoint: str, around: Callable[[Any], Any]
 ) -> None:
     secret = tmp_path / f"{uuid4()}.svg"
     secret.write_text(f"a secret of {secret}")
@@ -181,7 +184,7 @@ def test_a_file_that_a_request_names_is_not_put_where_anybody_may_fetch_it(
     assert httpx.get(f"{pages.url}/gradio_api/file={secret}").status_code == 403
 
 
-def test_no_token_and_no_secret_reaches_a_page(pages: Pages) -> None:
+def test_no_token_and_no_secret_reaches_a_page(pages: Site) -> None:
     for path in ("/", "/merge", "/activity", "/job", "/config", "/gradio_api/info"):
         text = httpx.get(f"{pages.url}{path}", headers={"Cookie": f"session={session_cookie('ada')}"}).text
         assert "token-of-ada" not in text

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from pages_fake import FakeService
-from pages_session import Pages
+from pages_session import Site
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -75,7 +75,7 @@ def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> Non
         assert "Sign-in is not set up here." in page.text  # no provider was given
 
 
-def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Pages) -> None:
+def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Site) -> None:
     """gradio repeats the whole event for each that waited, so that two of them make each other wait for ever."""
     waiting = Counter(
         tuple(target)
@@ -87,7 +87,7 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Pages) -
     assert max(waiting.values()) == 1
 
 
-def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
+def test_a_taken_port_is_an_error_and_not_another_port(pages: Site) -> None:
     port = urlsplit(pages.url).port
     assert port is not None
     with pytest.raises(InternalError, match="did not start"):

@@ -12,16 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pages_fake import FakeService
-from pages_session import CLIENT
+from pages_session import serving
 from test_ui_board import FakeBoard
 from test_watch_pages import Source
 
 from benchmarks.board import synthetic
 from hubmerge.board.files import parse_files
 from hubmerge.board.leaderboard import build_board
-from hubmerge.settings import Settings
-from workflows.app.app import launch_app
 
 MOST_BYTES = 400_000
 FIRST_ROWS_S = 1.5  # beyond the home page's heading
@@ -50,10 +47,8 @@ _GRADIO = ("/assets/", "/_app/", "/static/", "/theme.css", "/svelte/")
 @pytest.fixture(scope="module")
 def long_site(gradio_oauth: None) -> Iterator[str]:
     board = build_board(parse_files(synthetic(ROWS)).results, [])
-    service = FakeService()
-    settings = Settings(endpoint=service.endpoint)
-    with launch_app(service, settings, port=0, oauth=CLIENT, board=FakeBoard(board), watchers=Source()) as running:
-        yield running.url
+    with serving(board=FakeBoard(board), watchers=Source()) as site:
+        yield site.url
 
 
 def opened(chromium: Any, url: str, selector: str) -> tuple[int, int, float]:

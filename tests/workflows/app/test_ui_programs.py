@@ -15,8 +15,8 @@ import pytest
 from board_helpers import family
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from pages_fake import CATALOGUE, FakeService, job_view
-from pages_session import CLIENT, mcp_result
+from pages_fake import CATALOGUE, job_view
+from pages_session import mcp_result, serving
 from test_ui_board import FakeBoard
 from test_watch_pages import Source
 
@@ -24,9 +24,7 @@ from hubmerge.board.leaderboard import build_board
 from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
-from hubmerge.settings import Settings
 from workflows.app import lanes
-from workflows.app.app import launch_app
 from workflows.app.service import Published, Service, WatcherView
 from workflows.app.watchers_source import WatcherSource
 
@@ -75,18 +73,17 @@ OPEN, OWN = WatcherView("open"), WatcherView("own", "ada", private=True)
 @pytest.fixture(scope="module")
 def served(gradio_oauth: None) -> Iterator[SimpleNamespace]:
     """The app, and `client(…)`: a client of it that sends a token, headers or nothing."""
-    service = FakeService()
-    settings, board = Settings(endpoint=service.endpoint), FakeBoard(build_board(family()))
+    board = FakeBoard(build_board(family()))
     clients: dict[str, Client] = {}
-    with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source([OPEN, OWN])) as running:
+    with serving(board=board, watchers=Source([OPEN, OWN])) as site:
 
         def client(**how: Any) -> Client:
             if repr(how) not in clients:
-                clients[repr(how)] = Client(running.url, verbose=False, analytics_enabled=False, **how)
+                clients[repr(how)] = Client(site.url, verbose=False, analytics_enabled=False, **how)
             return clients[repr(how)]
 
-        info = httpx.get(f"{running.url}/gradio_api/info").json()
-        yield SimpleNamespace(service=service, board=board, url=running.url, client=client, info=info)
+        info = httpx.get(f"{site.url}/gradio_api/info").json()
+        yield SimpleNamespace(service=site.service, board=board, url=site.url, client=client, info=info)
         for each in clients.values():
             each.close()
 

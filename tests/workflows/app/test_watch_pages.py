@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages_fake import HOSTILE, FakeService
-from pages_session import CLIENT, untouched
+from pages_fake import HOSTILE
+from pages_session import serving, untouched
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
 from hubmerge.settings import Settings
-from workflows.app.app import launch_app
 from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.watchers_page import trial_panel, watchers_panel
 
@@ -203,9 +202,9 @@ def test_strangers_text_stays_text() -> None:
 
 @pytest.fixture(scope="module")
 def served(gradio_oauth: None) -> Iterator[tuple[str, Source]]:
-    service, source = FakeService(), Source()
-    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT, watchers=source) as running:
-        yield f"{running.url}/watchers", source
+    source = Source()
+    with serving(watchers=source) as app:
+        yield f"{app.url}/watchers", source
 
 
 @pytest.fixture
