@@ -182,6 +182,24 @@ def test_from_an_empty_page_to_a_started_merge_by_tab_letters_and_enter(site: Si
     assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
 
 
+_COVERED = """() => { const on = document.activeElement, bar = document.querySelector(".hm-bar-start");
+  const [one, other] = [on, bar].map((e) => e.getBoundingClientRect());
+  return on !== document.body && !bar.contains(on) && one.top > other.top - 1 && one.bottom < other.bottom + 1; }"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (800, 600), (320, 256)])
+def test_what_has_the_keyboard_does_not_stand_behind_the_bar_with_the_start(
+    site: Site, width: int, height: int
+) -> None:
+    page = site.open(FILLED, "ada", width)
+    page.set_viewport_size({"width": width, "height": height})
+    shown(page, "#verdict", "These models fit")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(40)
+        assert not page.evaluate(_COVERED), page.evaluate("document.activeElement.outerHTML")
+
+
 def test_a_form_that_cannot_be_copied_says_what_to_change_and_leaves_the_clipboard_alone(site: Site) -> None:
     page = site.open(f"{FILLED}")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
