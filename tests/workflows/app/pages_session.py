@@ -52,6 +52,7 @@ class Site:
 
     service: FakeService
     url: str
+    watchers: Any = None
     open_page: Callable[..., Any] = print
 
     def open(self, path: str, *who: Any, **how: Any) -> Any:
@@ -63,7 +64,7 @@ def serving(**how: Any) -> Iterator[Site]:
     """`how`: a board, and watchers, where the app has them."""
     service = FakeService()
     with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT, **how) as running:
-        yield Site(service, running.url)
+        yield Site(service, running.url, how.get("watchers"))
 
 
 def mcp_result(url: str, method: str, headers: dict[str, str], **parameters: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pages_fake import HOSTILE
-from pages_session import serving, untouched
+from pages_session import Site, serving, untouched
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
 from hubmerge.settings import Settings
@@ -201,22 +201,20 @@ def test_strangers_text_stays_text() -> None:
 
 
 @pytest.fixture(scope="module")
-def served(gradio_oauth: None) -> Iterator[tuple[str, Source]]:
-    source = Source()
-    with serving(watchers=source) as app:
-        yield f"{app.url}/watchers", source
+def served(gradio_oauth: None) -> Iterator[Site]:
+    with serving(watchers=Source()) as site:
+        yield site
 
 
 @pytest.fixture
-def site(served: tuple[str, Source]) -> tuple[str, Source]:
-    served[1].__init__()
-    return served
+def site(served: Site, open_page: Any) -> Site:
+    served.watchers.__init__()
+    return replace(served, open_page=open_page)
 
 
 @pytest.mark.browser
-def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any) -> None:
-    url, _ = site
-    page = open_page(url)
+def test_the_page_in_a_browser(site: Site) -> None:
+    page = site.open("/watchers")
     page.locator("#watchers article[data-rule='zoo-watch']").wait_for()
     page.locator("#wizard #try").wait_for()
     shown = page.locator("#watchers").inner_text()
@@ -233,19 +231,15 @@ def test_the_page_in_a_browser(site: tuple[str, Source], open_page: Any) -> None
 
 
 @pytest.mark.browser
-def test_a_failure_of_the_source_is_told(site: tuple[str, Source], open_page: Any) -> None:
-    url, source = site
-    source.error = HubUnavailableError("the job database is locked")
-    open_page(url).locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
+def test_a_failure_of_the_source_is_told(site: Site) -> None:
+    site.watchers.error = HubUnavailableError("the job database is locked")
+    site.open("/watchers").locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(
-    site: tuple[str, Source], open_page: Any, width: int
-) -> None:
-    url, source = site
-    page = open_page(url, "ada", width)
+def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: Site, width: int) -> None:
+    page = site.open("/watchers", "ada", width)
     rule = page.locator("article[data-rule='zoo-watch']")
     rule.get_by_role("button", name="Look now").wait_for()
     heights = rule.locator(".hm-acts button").evaluate_all("all => all.map((one) => one.offsetHeight)")
@@ -262,15 +256,12 @@ def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(
     rule.locator(".hm-badge").get_by_text("Watching").wait_for()
     rule.get_by_role("button", name="Look now").click()
     page.locator("#said").get_by_text("It looks within seconds").wait_for()
-    assert source.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")]
+    assert site.watchers.acted == [(action, "zoo-watch", "ada") for action in ("pause", "resume", "run")]
 
 
 @pytest.mark.browser
-def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
-    site: tuple[str, Source], open_page: Any
-) -> None:
-    url, source = site
-    page = open_page(f"{url}?base=zoo/base", "bob")
+def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(site: Site) -> None:
+    page = site.open("/watchers?base=zoo/base", "bob")
     page.locator("#trial").get_by_text("the rule matches everything").wait_for()
     assert page.locator("#try").is_disabled()
     page.locator("#watch-authors textarea, #watch-authors input").fill("zoo, ada")
@@ -279,23 +270,21 @@ def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
     assert "owner: bob" in page.locator("#rule textarea").input_value()
     page.locator("#try").click()
     page.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
-    [(rule, who)] = source.tried
+    [(rule, who)] = site.watchers.tried
     assert (rule["agents"], rule["owner"], who) == ({"authors": ["zoo", "ada"]}, "bob", "bob")
-    again = open_page(page.url)
+    again = site.open(page.url)
     again.locator("#trial").get_by_text("by zoo or ada").wait_for()
     again.locator("#try").click()
     again.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
-    assert source.tried[-1][1] is None  # nobody is signed in
+    assert site.watchers.tried[-1][1] is None  # nobody is signed in
     page.get_by_label("These, by name").check()
     page.locator("#watch-named").wait_for()
     page.locator("#trial").get_by_text("Not a rule so far").wait_for()
 
 
 @pytest.mark.browser
-def test_a_number_out_of_range_is_told_beside_the_form_and_leaves_no_rule_to_copy(
-    site: tuple[str, Source], open_page: Any
-) -> None:
-    page = open_page(f"{site[0]}?base=zoo/base&author=zoo")
+def test_a_number_out_of_range_is_told_beside_the_form_and_leaves_no_rule_to_copy(site: Site) -> None:
+    page = site.open("/watchers?base=zoo/base&author=zoo")
     page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
     failed: list[str] = []
     page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 500 else None)
@@ -315,19 +304,17 @@ def test_a_number_out_of_range_is_told_beside_the_form_and_leaves_no_rule_to_cop
 
 
 @pytest.mark.browser
-def test_a_rule_that_runs_opens_in_the_form(site: tuple[str, Source], open_page: Any) -> None:
-    url, source = site
-    source.views[0] = replace(ZOO, rule=ZOO.rule + "agents: {authors: [zoo]}\nrecipe: {method: ties}\n")
-    page = open_page(f"{url}?watcher=zoo-watch")
+def test_a_rule_that_runs_opens_in_the_form(site: Site) -> None:
+    site.watchers.views[0] = replace(ZOO, rule=ZOO.rule + "agents: {authors: [zoo]}\nrecipe: {method: ties}\n")
+    page = site.open("/watchers?watcher=zoo-watch")
     page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo, with TIES").wait_for()
 
 
 @pytest.mark.browser
-def test_a_trial_that_is_not_possible_says_why(site: tuple[str, Source], open_page: Any) -> None:
-    url, source = site
-    page = open_page(f"{url}?base=zoo/base&author=zoo")
+def test_a_trial_that_is_not_possible_says_why(site: Site) -> None:
+    page = site.open("/watchers?base=zoo/base&author=zoo")
     page.locator("#watchers article").first.wait_for()
     page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
-    source.error = HubUnavailableError("the Hub cannot be reached")
+    site.watchers.error = HubUnavailableError("the Hub cannot be reached")
     page.locator("#try").click()
     page.locator("#trial .hm-code").filter(has_text="E_HUB").wait_for()
