@@ -160,6 +160,7 @@ def test_a_killed_worker_takes_its_child_along_and_another_goes_on(tmp_path: Pat
             until(lambda: not is_alive(steps.pid()))
             job = until(lambda: (job := live.get(steps.id)).attempt == 2 and job)
             late = live.clock.steady() - lease_end
+            steps.until_attempt(2)
             assert len(list((tmp_path / "tmp").iterdir())) == 1  # of the attempt that was killed none is left
             assert steps.finish().fence == 2
     assert job.lease_until >= lease_end + live.lease_s  # never before the lease has ended
