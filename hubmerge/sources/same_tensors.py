@@ -232,8 +232,9 @@ def _only(tensors: Iterable[str], ends: tuple[str, ...]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
-    """The agent under the base's names; unchanged where no single prefix explains the difference, or most of it.
+def aligned(base: Model, agent: Model, ignored: Ignored, *, whole: bool) -> View:
+    """The agent under the base's names; unchanged where no single prefix explains the difference, or, for an agent
+    that is `whole`, most of it: what was left out of another would be looked for in its copies.
 
     Names in `ignored` may be there or not.
     """
@@ -250,7 +251,7 @@ def aligned(base: Model, agent: Model, ignored: Ignored) -> View:
         return (found <= wanted or found >= wanted) and 2 * len(found ^ wanted) < len(wanted)
 
     exact = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
-    found = exact or renaming(agent.tensors, base.tensors, nearly)
+    found = exact or (renaming(agent.tensors, base.tensors, nearly) if whole else None)
     if found is None:
         return View(agent)
     words, names = found

@@ -77,7 +77,7 @@ def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[View, tuple[str,
     own and the base's."""
     scaled = View(agent) if agent.adapter is not None else with_scales(agent)
     left, dropped = without(scaled.model, ignored)
-    named = attached(base, left) if agent.adapter is not None else aligned(base, left, ignored)
+    named = attached(base, left) if agent.adapter is not None else aligned(base, left, ignored, whole=not dropped)
     notes = []
     if "fp8" in agent.kind:
         notes.append(

@@ -25,6 +25,7 @@ IMPATIENT = "import sys, hubmerge.cli.main as c; c._END_AFTER_S = 0.1; sys.exit(
 
 PRESSED_TWICE = """
 import signal, sys, hubmerge.cli.inspect, hubmerge.cli.main as c
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where the tests run under nohup
 first, second = (signal.Signals[name] for name in sys.argv[1:])
 def command(arguments, settings, terminal):
     try:
@@ -48,6 +49,7 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 
 HANDLED = """
 import os, signal, sys, hubmerge.cli.main as c, hubmerge.cli.merge, hubmerge.cli.methods
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background
 signal.signal(signal.SIGHUP, signal.Handlers[os.environ["HANGUP"]])
 def command(arguments, settings, terminal):
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -83,6 +83,14 @@ def test_an_ignored_embedding_is_not_read_as_a_head_either():
     assert [t.name for t in made.tensors() if t.action == "copy"] == [EMBEDDING, HEAD]
 
 
+def test_no_head_is_read_for_an_embedding_that_was_left_out_by_the_agents_own_name():
+    wrapped = {f"model.{name}": shape for name, shape in WITH_HEAD.items()}
+    given = models((wrapped, TIED), (wrapped, TIED), STORED)
+    assert plan(*given).warnings
+    said = problems(*given, ignore=[EMBEDDING])
+    assert f"missing tensors in org/b@6f72672f6200: expected model.{EMBEDDING}" in said[0]
+
+
 def test_a_tied_head_is_not_said_to_be_kept():
     made = plan(*models(STORED, PLAIN, STORED), ignore=[HEAD])
     assert names_of(made) == list(SHAPES)

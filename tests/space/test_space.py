@@ -312,7 +312,7 @@ def test_the_image_holds_what_runs_and_no_tests() -> None:
 def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
     instructions = _instructions()
     assert dict(instructions)["FROM"].startswith("python:3.12-")
-    users = [number for number, (word, rest) in enumerate(instructions) if (word, rest) == ("USER", "user")]
+    users = [number for number, (word, rest) in enumerate(instructions) if (word, rest) == ("USER", "1000")]
     assert any("--uid 1000 user" in rest for word, rest in instructions[: users[0]] if word == "RUN")
     assert ("CMD", '["python", "app.py"]') in instructions[users[0] :]
 
@@ -348,7 +348,7 @@ def test_the_merge_in_the_image_builds_the_fast_pass_where_nothing_was_installed
 
     asked = "import hubmerge, hubmerge.engine.compiled as compiled; print(hubmerge.__file__, compiled.is_built())"
     instructions = _instructions()
-    [step] = [rest for word, rest in instructions[instructions.index(("USER", "user")) :] if word == "RUN"]
+    [step] = [rest for word, rest in instructions[instructions.index(("USER", "1000")) :] if word == "RUN"]
     merge, clear = [shlex.split(each) for each in step.split("&&")]
     assert (merge[:2], merge[3], clear) == (["hubmerge", "merge"], "--out", ["rm", "-r", merge[4]])
 
