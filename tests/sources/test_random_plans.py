@@ -52,7 +52,10 @@ class Numbered(TensorReader):
 def rows_of(plan: Plan, m: int, name: str) -> NDArray[np.float32]:
     """The numbers of the rows that model `m` has itself of a planned tensor, or those of the base where it has none."""
     ignored, found = ignored_by(plan.recipe.ignore), plan.models[m].tensors
-    tied = bare(EMBED) if bare(name) == bare(HEAD) and plan.models[m].adapter is None else None
+    tied = {bare(HEAD): bare(EMBED), bare(EMBED): bare(HEAD)}.get(bare(name))
+    stored = bare(name) == bare(EMBED) and bare(EMBED) in map(bare, found)  # then no head stands for it
+    if plan.models[m].adapter is not None or stored:
+        tied = None
     own = [n for n in sorted(found, key=lambda n: (n != name, bare(n) == tied)) if bare(n) in (bare(name), tied)]
     m, name = next(((m, n) for n in own if not ignored(n) and not ignored(name)), (0, name))
     entry = plan.models[m].tensors[name].entry
