@@ -59,7 +59,14 @@ from workflows.app.service import (
     Visitor,
 )
 from workflows.jobs.comparisons import comparison_id, comparison_job
-from workflows.jobs.evaluations import ASKED, EvaluationRequests, ScoreKey, evaluation_id, is_the_bot_s, refuse_foreign
+from workflows.jobs.evaluations import (
+    ASKED,
+    EvaluationRequests,
+    ScoreKey,
+    evaluation_id,
+    is_the_bot_s,
+    refuse_on_no_branch,
+)
 from workflows.jobs.jobs import ACTIVE, EVALUATION, Job, JobNotFoundError, NewJob, State
 from workflows.jobs.pipeline import merge_payload
 from workflows.jobs.store import Store
@@ -261,7 +268,7 @@ class MergeService:
                 next_step="Only its owner can open it to everybody; then it can be measured.",
             )
         if name.revision is not None:
-            refuse_foreign(hub, state.id, state.sha)
+            refuse_on_no_branch(hub, state.id, state.sha)
         model = open_model(ModelName(id=state.id, revision=state.sha), hub, allow_local=False)
         whole = check_evaluable(model, hub)
         if whole is not None and hub.repo_state(whole.base.ref.id, whole.base.ref.sha).gated:

@@ -245,7 +245,7 @@ class Hub(HubWriting):
 
         return self._ask(repo_id, ask)
 
-    def is_the_owner_s(self, repo_id: str, sha: str) -> bool:
+    def is_on_branch_or_tag(self, repo_id: str, sha: str) -> bool:
         """Whether a branch or a tag holds a commit. One that none holds may be of a pull request, which anybody opens.
 
         Looks through the histories of MAX_REFS of them.

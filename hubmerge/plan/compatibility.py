@@ -253,10 +253,8 @@ def _behaviour(config: Mapping[str, Any]) -> dict[str, Any]:
         found["sliding_window"] = None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if isinstance(rope, dict):  # transformers 5 has one table for both keys, in which `type` is `rope_type`
-        if isinstance(
-            full := rope.get("full_attention"), dict
-        ):  # of Gemma 3's kinds of layers, that which had the keys
-            rope = full
+        full = rope.get("full_attention")  # of Gemma 3's kinds of layers, that which had the keys
+        rope = full if isinstance(full, dict) else rope
         scaling = {"rope_type": rope.get("type"), **rope}
         for key in ("rope_theta", "partial_rotary_factor"):
             found[key] = scaling.pop(key, found[key])

@@ -196,6 +196,7 @@ def site_routes() -> list[BaseRoute]:
     """The icon, and the picture that goes with a shared link."""
 
     def file(request: Request) -> Response:
-        return FileResponse(f"{_STATIC}{request.url.path}", headers={"cache-control": "public, max-age=86400"})
+        name = request.url.path.rpartition("/")[2]  # behind the path that the app may be served below
+        return FileResponse(_STATIC / name, headers={"cache-control": "public, max-age=86400"})
 
     return [Route("/favicon.svg", file), Route("/social.png", file)]

@@ -22,7 +22,7 @@ from hubmerge.evaluation.signing import signed
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
-from workflows.jobs.evaluations import refuse_foreign
+from workflows.jobs.evaluations import refuse_on_no_branch
 from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Emit, JobSpec, Result
 
@@ -58,7 +58,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     if asked != suite.version:  # the Hub lagged when this was asked for, or the data have changed since
         observer.warning(f"the suite {suite.suite.name} has other data than when this was asked for: they are used")
     dataset.refuse_to_expose(model, hub.repo_state(model, sha).private)
-    refuse_foreign(hub, model, sha)
+    refuse_on_no_branch(hub, model, sha)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":
         name, workdir = ModelName(id=model, revision=sha), spec.workdir / "evaluation"

@@ -114,9 +114,9 @@ class RecordedScores:
             return LoadedResults(results=(), sha="")  # nothing was ever recorded
 
 
-def refuse_foreign(hub: Hub, model: str, sha: str) -> None:
+def refuse_on_no_branch(hub: Hub, model: str, sha: str) -> None:
     """EvaluationError for a commit that may be of a pull request: as the model's newest it would take its place."""
-    if not hub.is_the_owner_s(model, sha):
+    if not hub.is_on_branch_or_tag(model, sha):
         raise EvaluationError(
             "a commit on no branch, which may be of a pull request",
             where=f"{model}@{sha[:12]}",

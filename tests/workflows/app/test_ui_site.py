@@ -7,13 +7,14 @@ import re
 
 import pytest
 from pages_fake import FakeService
+from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
 from hubmerge.settings import Settings
 from workflows.app.app import build_web_app
 from workflows.app.frame import PAGES
-from workflows.app.site import Site
+from workflows.app.site import Site, site_routes
 
 BOARDLESS = [p for p in PAGES if p.path != "leaderboard"]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -72,6 +73,8 @@ def test_a_model_s_page_has_the_model_s_name_as_its_title(site: TestClient, mode
 def test_icon_and_picture_are_served_from_here(site: TestClient) -> None:
     assert site.get("/favicon.svg").headers["content-type"].startswith("image/svg+xml")
     assert site.get("/social.png").content.startswith(b"\x89PNG")
+    below = TestClient(Starlette(routes=site_routes()), root_path="/below")
+    assert below.get("/below/favicon.svg").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/nope", "/leaderboard", "/merge/x"])
