@@ -30,6 +30,14 @@ def blob_id(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
+def stated_digest(file: FileInfo) -> tuple[str | None, Any]:
+    """What is stated of a file's content, and a digest of that kind to feed with it: the sha256, or git's id of what is
+    not in LFS."""
+    if file.sha256 or not file.blob:
+        return file.sha256, hashlib.sha256()
+    return file.blob, hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
 def stated_bases(card: Mapping[str, Any]) -> tuple[str, ...]:
     """The models that a card names as those that its own was made from."""
     named = card.get("base_model")

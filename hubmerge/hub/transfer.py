@@ -32,7 +32,7 @@ from urllib.request import getproxies, proxy_bypass
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub.cache import ClientCache
 from hubmerge.hub.errors import Patience, TransientHubError, translated
-from hubmerge.hub.names import FileInfo, blob_id
+from hubmerge.hub.names import FileInfo, blob_id, stated_digest
 from hubmerge.machine.disk_errors import written
 from hubmerge.settings import Settings
 
@@ -157,7 +157,7 @@ class HubReading:
                 os.replace(target, partial)
             with open(partial, "a+b") as out:
                 from_before = out.tell()
-                stated, _ = _stated_digest(file)
+                stated, _ = stated_digest(file)
                 digest = self._fill(at, file, out, progress)
                 if from_before and stated and digest != stated:  # what lay there may be to blame
                     out.truncate(0)
@@ -173,7 +173,7 @@ class HubReading:
 
     def _fill(self, at: _At, file: FileInfo, out: BinaryIO, progress: Callable[[int], None]) -> str:
         """Complete the partial file `out`; returns the digest of all of it, of the kind that is stated."""
-        _, digest = _stated_digest(file)
+        _, digest = stated_digest(file)
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
             self.patience.check()  # gigabytes may lie there
@@ -181,7 +181,7 @@ class HubReading:
         offset, size = out.tell(), file.size
         if offset > size:
             out.truncate(0)
-            offset, (_, digest) = 0, _stated_digest(file)
+            offset, (_, digest) = 0, stated_digest(file)
         progress(offset)
         failures, failed_at = 0, offset
         while offset < size:
@@ -306,17 +306,9 @@ def _digests(content: bytes, stated: str) -> tuple[str, str]:
     return match[1], hashlib.sha256(content).hexdigest() if len(match[1]) == 64 else blob_id(content)
 
 
-def _stated_digest(file: FileInfo) -> tuple[str | None, Any]:
-    """What is stated of a file's content, and a digest of that kind to feed with it: the sha256, or git's id of what is
-    not in LFS."""
-    if file.sha256 or not file.blob:
-        return file.sha256, hashlib.sha256()
-    return file.blob, hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
-
-
 def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
     """Whether `path` holds the bytes of `file` by size and, where one is stated, digest; `check` may break it off."""
-    (stated, digest), size = _stated_digest(file), 0
+    (stated, digest), size = stated_digest(file), 0
     try:
         with path.open("rb") as opened:
             while chunk := opened.read(COPY_BYTES):

@@ -1,10 +1,10 @@
 """Reads a shard that is too large for the disk from the Hub range by range, and verifies every byte of it.
 
-The Hub states the sha256 of the whole file, which cannot verify a range. So the file is read once from front to back
-before its first use, through memory alone. This pass compares its sha256, compares its header with the planned one, and
-notes a sha256 of every block of BLOCK_BYTES. Afterwards whole blocks are read in any order, and each must have its
-noted digest. The price is one more reading of such a shard in each run of a merge. A block lies in pages of its own,
-which go back to the system with it; the allocator's heap would keep twice as much.
+The Hub states a digest of the whole file (of one outside LFS git's id), which cannot verify a range. So the file is
+read once from front to back before its first use, through memory alone. This pass compares its digest, compares its
+header with the planned one, and notes a sha256 of every block of BLOCK_BYTES. Afterwards whole blocks are read in any
+order, and each must have its noted digest. The price is one more reading of such a shard in each run of a merge. A
+block lies in pages of its own, which go back to the system with it; the allocator's heap would keep twice as much.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from hubmerge.errors import CorruptError
 from hubmerge.hub.client import Hub
+from hubmerge.hub.names import stated_digest
 from hubmerge.sources import buffers
 from hubmerge.sources.base import Model
 from hubmerge.sources.folder import other_header
@@ -72,9 +73,9 @@ class BlockReader:
         self._digests: tuple[bytes, ...] = ()
 
     def verify(self) -> None:
-        """Know the digest of every block of a file with the stated sha256; CorruptError when it has another."""
+        """Know the digest of every block of a file with the stated digest; CorruptError when it has another."""
         count = -(-self._file.size // self._size)
-        whole, front, digests = hashlib.sha256(), hashlib.sha256(), []
+        (stated, whole), front, digests = stated_digest(self._file), hashlib.sha256(), []
         for number in range(count):
             with self._buffer.fetching:
                 block = self._range(number)
@@ -83,11 +84,11 @@ class BlockReader:
                     front.update(block[: max(0, self._header.bytes - number * self._size)])
                 digests.append(hashlib.sha256(block).digest())
                 del block
-        if self._file.sha256 and whole.hexdigest() != self._file.sha256:
+        if stated and whole.hexdigest() != stated:
             raise CorruptError(
                 "a shard does not match its checksum",
                 where=self._where,
-                expected=f"sha256 {self._file.sha256[:16]}…",
+                expected=f"{stated[:16]}…",
                 got=f"{whole.hexdigest()[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
             )

@@ -17,6 +17,7 @@ from cache_helpers import KB, FolderHub, Peak, cache_of, files_below, made_model
 from line import threads_left
 
 from hubmerge.errors import CorruptError, HubUnavailableError
+from hubmerge.hub.names import FileInfo, blob_id
 from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import FETCHED_AT_ONCE
@@ -138,9 +139,14 @@ def test_a_shard_that_exceeds_the_budget_is_read_by_ranges_and_nothing_of_it_lie
     assert cache.fetched.range_bytes == 2 * large.weight_bytes
 
 
-def test_a_ranged_shard_with_another_sha256_is_corrupt_before_a_byte_of_it_is_used(hub: FolderHub, tmp_path: Path):
+@pytest.mark.parametrize("in_lfs", [True, False])
+def test_a_ranged_shard_with_another_digest_is_corrupt_before_a_byte_of_it_is_used(
+    hub: FolderHub, tmp_path: Path, in_lfs: bool
+):
     model = made_model(hub, "org/m", [[("a", 9 * KB)]])
     good = hub.contents["org/m", "0.safetensors"]
+    if not in_lfs:
+        model = replace(model, files={"0.safetensors": FileInfo("0.safetensors", len(good), blob=blob_id(good))})
     hub.contents["org/m", "0.safetensors"] = good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]
     cache = cache_of(hub, tmp_path, [model], 0)
     with pytest.raises(CorruptError, match=r"0\.safetensors in org/m"):
