@@ -88,7 +88,7 @@ class RecipeError(HubmergeError):
 
 
 class SettingsError(HubmergeError):
-    code = "E_SETTINGS"  # a variable of the environment has no valid value
+    code = "E_SETTINGS"  # a variable of the environment has no valid value, or the app a port that is taken
 
 
 class MissingExtraError(HubmergeError):

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import re
+import socket
 import threading
 import time
 import warnings
@@ -30,7 +31,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
 
 from hubmerge.board.source import DatasetBoard
-from hubmerge.errors import InternalError
+from hubmerge.errors import InternalError, SettingsError
 from hubmerge.settings import Settings
 from workflows.app.api import add_api, misread
 from workflows.app.diff_page import diff_page
@@ -210,37 +211,28 @@ def _space_hosts(settings: Settings) -> tuple[str, ...]:
 class RunningApp:
     """A server in a thread; `url` is where it answers, `app` the FastAPI app that it serves."""
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         self.app = app
-        self._host = host
-        config = uvicorn.Config(
-            app, host=host, port=port, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S
-        )
+        self._listener = listener
+        config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S)
         self._server = uvicorn.Server(config)
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="pages", daemon=True)
 
     def start(self) -> Self:
-        """Start the server; returns once the port answers. InternalError where the port is not free."""
+        """Start the server; returns once the port answers."""
         self._thread.start()
         end = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > end:
-                raise InternalError("the server did not start", where=self._host, got=repr(self._failure))
+                raise InternalError("the server did not start", where=self.url)
             time.sleep(0.02)
         self.app.state.own_url = self.url
         return self
 
-    def _run(self) -> None:
-        try:
-            self._server.run()
-        except SystemExit as error:  # uvicorn's way to say that the port is taken
-            self._failure = error
-
     @property
     def url(self) -> str:
-        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._host, self._host)  # noqa: S104  (a comparison)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
+        host, port = self._listener.getsockname()[:2]
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (a comparison)
         return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
     def stop(self) -> None:
@@ -259,5 +251,16 @@ class RunningApp:
 def launch_app(
     service: Service, settings: Settings, *, host: str = "127.0.0.1", port: int = 7860, **how: Any
 ) -> RunningApp:
-    """Build the app as `build_web_app` does, and serve it in a thread; port 0 takes a free one."""
-    return RunningApp(build_web_app(service, settings, **how), host, port).start()
+    """Build the app as `build_web_app` does, and serve it in a thread; port 0 takes a free one.
+
+    SettingsError where the port cannot be had."""
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise SettingsError(
+            "the app cannot listen there",
+            where=f"{host}:{port}",
+            got=str(error),
+            next_step="Choose another --port.",
+        ) from error
+    return RunningApp(build_web_app(service, settings, **how), listener).start()

@@ -21,7 +21,7 @@ from pages_session import Site
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import SettingsError
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.app.app import QUEUE_MAX, build_app, in_loop, launch_app
@@ -90,7 +90,9 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Site) ->
 def test_a_taken_port_is_an_error_and_not_another_port(pages: Site) -> None:
     port = urlsplit(pages.url).port
     assert port is not None
-    with pytest.raises(InternalError, match="did not start"):
+    with pytest.raises(
+        SettingsError, match=rf"cannot listen there in 127\.0\.0\.1:{port}: got .*Address already in use"
+    ):
         launch_app(FakeService(), SETTINGS, port=port)
 
 
