@@ -152,13 +152,14 @@ def _update(deltas: Array, chunk: ChunkInputs, rule: Rule) -> Array:
 
 def _checked(delta: Array, like: Array, method: Callable[..., Array]) -> Array:
     """δ* that a method gave, which may be somebody's own: pass.c reads it as so many float32."""
-    if (delta.dtype, delta.shape) != (like.dtype, like.shape):
+    dtype, shape = getattr(delta, "dtype", type(delta).__name__), getattr(delta, "shape", ())
+    if (dtype, shape) != (like.dtype, like.shape):
         raise InternalError(
             "a method gives other arrays than it gets",
             where=f"{method.__module__}.{method.__qualname__}",
             expected=f"{like.dtype} {list(like.shape)}",
-            got=f"{delta.dtype} {list(delta.shape)}",
-            next_step="A number or an array of numpy's float64 makes float64 of what it is combined with.",
+            got=f"{dtype} {list(shape)}",
+            next_step="δ* has as many as δk; a number or an array of numpy's float64 makes float64 of what it meets.",
         )
     return delta
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
+
+from pydantic import ValidationError
 
 from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods.base import Method
@@ -24,21 +27,33 @@ def registry() -> dict[str, Method]:
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
-                _check(value)
+                _check(value, found)
                 found[value.name] = value()
     return dict(sorted(found.items()))
 
 
-def _check(method: type[Method]) -> None:
+def _check(method: type[Method], others: Mapping[str, Method]) -> None:
     needed = ["name", "title", "summary", "formula", "kernel"]
     if method.needs_whole is not Method.needs_whole:
         needed += ["merge_whole", "operations", "floats"]
-    if missing := [name for name in needed if getattr(method, name, None) is getattr(Method, name, None)]:
+    missing = ", ".join(name for name in needed if getattr(method, name, None) is getattr(Method, name, None))
+    wrong = [f"no {missing}"] * bool(missing)
+    if not missing and (other := others.get(method.name)):
+        wrong.append(f"the name {method.name}, which {type(other).__name__} has")
+    known = {field.alias or name for name, field in method.parameters.model_fields.items()}
+    if strangers := ", ".join(sorted({*method.of_agent, *method.of_tensor} - known)):
+        wrong.append(f"of_agent or of_tensor with {strangers}, which is no parameter")
+    try:
+        method.parameters()
+    except ValidationError as error:
+        found = (issue for issue in error.errors() if issue["type"] != "missing")
+        wrong += [f"a default of {issue['loc'][0]} that its own bounds refuse: {issue['input']}" for issue in found]
+    if wrong:
         raise InternalError(
             "a merge method is not complete",
             where=f"{method.__module__}.{method.__qualname__}",
             expected=", ".join(needed),
-            got=f"no {', '.join(missing)}",
+            got="; ".join(wrong),
             next_step="hubmerge/methods/base.py says what each is.",
         )
 

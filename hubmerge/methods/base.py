@@ -10,7 +10,7 @@ on the same element of the inputs only, so chunks, processes and devices cannot 
                "uniform" draws in [0, 1), keyed by (seed, agent, tensor, element); "sensitivity" Fk ≥ 0
     per_agent  K tuples of float32 scalars: what `per_agent` computed for each agent
     constants  float32 scalars: what `constants` computed
-    returns    [n], float32: δ*
+    returns    [n], float32: δ*; the inputs stay as they are
 
 Scalars are computed once per tensor in float64 from the parameters, the agents' weights, the statistics and the
 exact thresholds that the method asks for, and rounded to float32.
@@ -55,12 +55,8 @@ class Paper:
 class Parameters(BaseModel):
     """Base of every method's parameters: frozen, ranges checked, unknown keys refused."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,  # true is no number, "1" neither
-        extra="forbid",
-        allow_inf_nan=False,
-        serialize_by_alias=True,
+    model_config = ConfigDict(  # strict: true is no number, "1" neither
+        frozen=True, strict=True, extra="forbid", validate_default=True, allow_inf_nan=False, serialize_by_alias=True
     )
 
 
@@ -119,8 +115,8 @@ class Method(ABC):
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
     matrix_products: ClassVar[bool] = False  # whose last bits differ between processors and devices; the card says so
-    of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
-    of_tensor: ClassVar[tuple[str, ...]] = ()  # those that a tensor can, where that depends on no other
+    of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of, as recipes name them
+    of_tensor: ClassVar[tuple[str, ...]] = ()  # those that a tensor can, where that depends on no other; floats alone
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
         """Validated parameters; ValueError names each wrong one."""

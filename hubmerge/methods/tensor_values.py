@@ -11,17 +11,7 @@ from typing import Any
 
 from hubmerge.errors import Problem
 from hubmerge.methods.base import Method, Parameters
-from hubmerge.methods.varying import (
-    Place,
-    Setting,
-    at,
-    parse,
-    places_of,
-    points,
-    ranged,
-    rules_of,
-    varies,
-)
+from hubmerge.methods.varying import Place, Setting, at, parse, places_of, points, ranged, rules_of, varies
 from hubmerge.text.wording import incompatible
 
 

@@ -25,14 +25,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hubmerge.errors import (
-    CorruptError,
-    DiskError,
-    FormatError,
-    HeaderError,
-    SourceChangedError,
-    SourceNotFoundError,
-)
+from hubmerge.errors import CorruptError, DiskError, FormatError, HeaderError, SourceChangedError, SourceNotFoundError
 from hubmerge.hub.names import FileInfo
 from hubmerge.machine.disk_errors import remedy
 from hubmerge.sources.base import Model

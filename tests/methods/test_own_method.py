@@ -59,7 +59,7 @@ def test_a_method_in_one_file_is_listed_merges_at_once_and_says_the_same_of_ever
 
 
 @pytest.mark.parametrize("merge", [definition.merge_chunk, fast.merge_chunk, None], ids=["definition", "fast", "whole"])
-@pytest.mark.parametrize("slip", [lambda d: d * np.float64(2), lambda d: d[:1]], ids=["float64", "shorter"])
+@pytest.mark.parametrize("slip", [lambda d: d * np.float64(2), lambda d: d[:1], lambda d: 1.0, lambda d: None])
 def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, slip: Any):
     chunk = definition.ChunkInputs((np.zeros(5000, np.float32), np.ones(5000, np.float32)), ("F32",) * 2, 0)
     rule = definition.Rule(lambda inputs, *_: slip(inputs[0]), (), ((),), (), 1e-5, "nearest", both_roundings=False)
@@ -73,16 +73,23 @@ def test_a_method_that_gives_other_arrays_than_it_gets_is_refused(merge: Any, sl
 
 
 COMPLETE = (EXAMPLES / "magmax.py").read_text("utf-8")
+OWN = COMPLETE.replace("import Method", "import Method, Parameters").replace(
+    "class MagMax(Method):",
+    "class P(Parameters):\n    x: float = __import__('pydantic').Field(default=0, ge=1)\n\n\n"
+    "class MagMax(Method):\n    parameters = P\n    of_agent = ('x', 'y')",
+)
 WHOLE = "    def needs_whole(self, name, shape):\n        return True\n\n    @staticmethod\n    def kernel"
 
 
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        (COMPLETE.replace("    summary = ", "    words = "), "summary"),
-        (COMPLETE.replace("def kernel(", "def kernels("), "kernel"),
-        (COMPLETE.replace("    name = ", "    named = "), "name"),
-        (COMPLETE.replace("    @staticmethod\n    def kernel", WHOLE), "merge_whole, operations, floats"),
+        (COMPLETE.replace("    summary = ", "    words = "), "no summary"),
+        (COMPLETE.replace("def kernel(", "def kernels("), "no kernel"),
+        (COMPLETE.replace("    name = ", "    named = "), "no name"),
+        (COMPLETE.replace("    @staticmethod\n    def kernel", WHOLE), "no merge_whole, operations, floats"),
+        (COMPLETE.replace('name = "magmax"', 'name = "linear"'), "the name linear, which Linear has"),
+        (OWN, "of_agent or of_tensor with y, which is no parameter; a default of x that its own bounds refuse: 0"),
     ],
 )
 def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
@@ -92,7 +99,7 @@ def test_a_method_that_is_not_complete_is_refused_with_what_it_lacks(
     (tmp_path / "own_method.py").write_text(text)
     monkeypatch.delitem(sys.modules, "hubmerge.methods.own_method", raising=False)
     beside(tmp_path)
-    said = f"is not complete in hubmerge.methods.own_method.MagMax: .* got no {missing}\\."
+    said = f"is not complete in hubmerge.methods.own_method.MagMax: .* got {missing}\\."
     with pytest.raises(InternalError, match=said):
         methods.registry()
 
