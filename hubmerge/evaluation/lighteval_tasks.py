@@ -24,9 +24,10 @@ from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
 from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc, SamplingMethod
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import EvaluationError, InternalError
 from hubmerge.evaluation.builtin import prepare_builtin
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
+from hubmerge.isolation.in_child import first_line
 
 ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split
@@ -40,20 +41,20 @@ class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has
 
     def compute(self, doc: Doc, model_response: ModelResponse, **_: Any) -> float:
         assert doc.specific is not None
-        return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
+        try:
+            return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            got = f"{type(error).__name__}: {first_line(error)}"
+            step = "Its `score` gives every text a number from 0 to 1 (hubmerge/evaluation/tasks/base.py)."
+            raise InternalError(f"{self.task.name} does not score an answer", got=got, next_step=step) from error
 
 
 def own_config(task: Task) -> LightevalTaskConfig:
     """Our task in lighteval's terms."""
 
     def prompt(row: dict[str, Any], task_name: str = "") -> Doc:
-        return Doc(
-            task_name=task_name,
-            query=task.prompt(row),
-            choices=[""],  # the reference scores
-            gold_index=0,
-            specific={"reference": task.reference(row)},
-        )
+        specific = {"reference": task.reference(row)}  # which scores, not the choices
+        return Doc(task_name=task_name, query=task.prompt(row), choices=[""], gold_index=0, specific=specific)
 
     return LightevalTaskConfig(
         name=task.name,
@@ -129,7 +130,7 @@ def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     built = rows if task.expand is None else task.expand(rows)
     asked = [dict(row) for row in islice(built, spec["limit"])]
     if not asked or len(examples) < spec["few_shot"]:
-        raise EvaluationError(
+        raise InternalError(
             "a task has too few rows",
             where=task.name,
             expected=f"a question and {spec['few_shot']} examples",

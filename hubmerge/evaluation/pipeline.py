@@ -22,7 +22,7 @@ from lighteval.models.model_output import ModelResponse
 from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
 from lighteval.tasks.requests import Doc, SamplingMethod
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import EvaluationError, InternalError
 from hubmerge.evaluation.journal import AnswerJournal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts, require_room_for
@@ -206,15 +206,9 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         for detail in sorted(details, key=lambda d: int(d.doc.id)):
             score = float(detail.metric[definition.metric])
             if not 0.0 <= score <= 1.0:
-                raise EvaluationError("a score out of its range", where=task["name"], expected="0 … 1", got=str(score))
-            samples.append(
-                Sample(
-                    prompts.prepare_prompt(detail.doc),
-                    detail.model_response.final_text[0],
-                    reference_of(detail.doc),
-                    score,
-                )
-            )
+                raise InternalError(f"a score of {definition.name} out of its range", expected="0 … 1", got=str(score))
+            answer = detail.model_response.final_text[0]
+            samples.append(Sample(prompts.prepare_prompt(detail.doc), answer, reference_of(detail.doc), score))
         return samples
 
 

@@ -242,13 +242,7 @@ class Solution:
 
 # --- between them ------------------------------------------------------------------------------------------
 
-_SEQUENCES: dict[str, type[Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": deque,
-}
+_SEQUENCES: dict[str, type[Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 _PLAIN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "float": (float, float.hex, float.fromhex),
     "complex": (complex, lambda z: [z.real.hex(), z.imag.hex()], lambda p: complex(*map(float.fromhex, p))),

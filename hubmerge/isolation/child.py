@@ -36,6 +36,7 @@ from hubmerge.errors import (
     EvaluationError,
     HubmergeError,
     HubUnavailableError,
+    InternalError,
     LoginError,
     MachineFaultError,
     MemoryLimitError,
@@ -348,8 +349,8 @@ def _last_words(log: Path) -> str:
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
-    kinds = (MemoryLimitError, HubUnavailableError, LoginError, DeviceError, DiskError, MachineFaultError)
-    named = {error.code: error for error in kinds}
+    kept = (MemoryLimitError, HubUnavailableError, LoginError, DeviceError, DiskError, MachineFaultError, InternalError)
+    named = {error.code: error for error in kept}
     kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
         plain(event.get("what")) or "the process failed",

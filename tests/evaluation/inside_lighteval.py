@@ -16,6 +16,7 @@ import shutil
 import types
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from lighteval.tasks.requests import Doc
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hubmerge.errors import DeviceError, EvaluationError, MemoryLimitError
+from hubmerge.errors import DeviceError, EvaluationError, InternalError, MemoryLimitError
 from hubmerge.evaluation import lighteval_tasks, models, pipeline
 from hubmerge.evaluation.tasks import registry
 from hubmerge.evaluation.tasks.base import Rows, Task
@@ -102,6 +103,13 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(installed: 
             assert float(values[registry()[name].metric]) == expected, name
 
 
+def test_a_score_that_is_no_number_is_the_task_s_bug_and_no_failure_of_the_model() -> None:
+    task = replace(registry()["zoo_math"], score=lambda *_: None)
+    asked = Doc(query="", choices=[""], gold_index=0, specific={"reference": "1"})
+    with pytest.raises(InternalError, match="zoo_math does not score an answer: got TypeError"):
+        lighteval_tasks.TaskScorer(task).compute(asked, ModelResponse(text=["1"]))
+
+
 def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(installed: dict[str, Any]) -> None:
     for name, task in installed.items():
         question = next(iter(ROWS[name].values()))
@@ -126,7 +134,7 @@ def test_examples_are_never_among_the_questions(tmp_path: Path) -> None:
         "asked": [f"train {n}?" for n in range(36)],
         "examples": [f"train {n}?" for n in range(36, 100)],
     }
-    with pytest.raises(EvaluationError, match="too few rows"):
+    with pytest.raises(InternalError, match="too few rows"):
         lighteval_tasks.read_rows(task_spec("gsm8k", tmp_path, few_shot=5))
 
 
