@@ -183,8 +183,8 @@ def _check(name: str, rows: Any, where: str) -> None:
         raise EvaluationError(
             "a dataset's rows are not those that the task asks",
             where=f"{where}, {name}",
-            got=f"{type(error).__name__}: {first_line(error)}",
-            next_step="Pin the dataset to the commit that the task was written for (`hubmerge suites --pin`).",
+            got=f"{type(error).__name__}: {first_line(error)}; the columns are {', '.join(next(iter(rows), {}))[:200]}",
+            next_step="Correct the task, or pin the dataset to the commit that it is for (`hubmerge suites --pin`).",
         ) from error
 
 
