@@ -19,7 +19,7 @@ class Rows:
 
     repo: str  # dataset id
     subset: str | None = None
-    split: str = "test"
+    split: str = "test"  # test.jsonl in a repo without subsets, for instance
     dev_split: str | None = None  # rows to choose by, which have no part in `split`; None: there are none
     few_shot_split: str | None = None
 
@@ -50,7 +50,7 @@ class Task(_AnyTask):
     """A task of our own: greedy generation, scored per sample between 0 and 1.
 
     `prompt(row)` is the user's text; it goes through the model's chat template where it has one.
-    `reference(row)` is JSON: all that `score(answer, reference)` needs besides the generated text.
+    `reference(row)` is what JSON can hold: all that `score(answer, reference)` needs besides the generated text.
     `blank` is a row whose values are names in braces, so that its prompt shows how the task asks.
     """
 
