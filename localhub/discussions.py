@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
 
 from localhub import webhooks
 from localhub.access import Repo, can_write
@@ -18,7 +17,7 @@ from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.repos import commit_to
 from localhub.store import new_id, now
 from localhub.tree import MAIN, Changes, File, Message, Tree, folders
-from localhub.users import Identity, object_id
+from localhub.users import Identity
 
 router = Router()
 _PAGE = 50
@@ -65,31 +64,8 @@ def open_discussion(
     num = int(row["num"])
     if base is not None:
         hub.store.change("INSERT INTO refs (repo, name, sha) VALUES (?, ?, ?)", repo.id, f"refs/pr/{num}", head)
-    said = _say(hub, repo, num, description or _DEFAULT_COMMENT, me.user.name)
-    _announce(hub, repo, num, "create", "discussion", said)
+    _say(hub, repo, num, description or _DEFAULT_COMMENT, me.user.name)
     return num
-
-
-def _announce(hub: Hub, repo: Repo, num: int, action: str, scope: str, comment: sqlite3.Row | None = None) -> None:
-    [row] = hub.store.rows("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, num)
-    web = f"{hub.endpoint}/{repo.path}/discussions/{num}"
-    described: Json = {
-        "id": object_id("discussion", repo.id, num),
-        "title": row["title"],
-        "url": {"web": web, "api": f"{hub.endpoint}/api/{repo.type}s/{repo.full_name}/discussions/{num}"},
-        "status": row["status"],
-        "author": {"id": object_id("user", row["author"])},
-        "num": num,
-        "isPullRequest": bool(row["pull_request"]),
-    }
-    if row["base"]:
-        described["changes"] = {"base": row["base"]}
-    more: dict[str, Any] = {"discussion": described}
-    if comment:
-        data, author = json.loads(comment["data"]), {"id": object_id("user", comment["author"])}
-        said = {"id": comment["id"], "author": author, "content": data["latest"]["raw"], "hidden": data["hidden"]}
-        more["comment"] = {**said, "url": {"web": f"{web}#{comment['id']}"}}
-    webhooks.queue(hub, repo, action, scope, **more)
 
 
 def _summary(repo: Repo, row: sqlite3.Row) -> Json:
@@ -180,7 +156,6 @@ def comment(call: Call) -> Json:
     repo, me, text = call.readable(), call.participant(), text_of(call.json(), "comment")
     row = _discussion(call, repo)
     event = _say(call.hub, repo, row["num"], text, me.user.name)
-    _announce(call.hub, repo, row["num"], "create", "discussion.comment", event)
     return {"newMessage": _event(event)}
 
 
@@ -200,7 +175,6 @@ def rename(call: Call) -> Json:
     call.store.change("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", title, repo.id, row["num"])
     data = {"from": row["title"], "to": title}
     event = add_event(call.hub, repo, row["num"], "title-change", me.user.name, data)
-    _announce(call.hub, repo, row["num"], "update", "discussion")
     return {"newTitle": _event(event)}
 
 
@@ -221,9 +195,7 @@ def _set_status(call: Call, repo: Repo, num: int, status: str, me: Identity, bod
     if body.get("comment"):
         _say(call.hub, repo, num, text_of(body, "comment"), me.user.name)
     call.store.change("UPDATE discussions SET status = ? WHERE repo = ? AND num = ?", status, repo.id, num)
-    event = add_event(call.hub, repo, num, "status-change", me.user.name, {"status": status})
-    _announce(call.hub, repo, num, "update", "discussion")
-    return event
+    return add_event(call.hub, repo, num, "status-change", me.user.name, {"status": status})
 
 
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
@@ -291,5 +263,4 @@ def change_comment(call: Call) -> Json:
     data["latest"] = _words(text, me.user.name)
     sql = "UPDATE events SET data = ? WHERE place = ? RETURNING *"
     [event] = call.store.change(sql, json.dumps(data), row["place"])
-    _announce(call.hub, repo, row["num"], "update", "discussion.comment", event)
     return {"updatedComment": _event(event)}

@@ -1,10 +1,9 @@
 """Webhooks: subscriptions, the queue of deliveries, and the worker that sends them.
 
 A change queues one row per subscribed webhook in its own transaction, so a delivery exists exactly if the
-change does. The worker sends pending rows after the commit, one webhook's rows in order, several webhooks
-at a time, and records the outcome. A receiver that does not answer 2xx is tried again after 1, 4 and 16
-seconds; then the row is `failed`. A restart goes on with what is pending, so a receiver may see a delivery
-twice.
+change does. The worker sends pending rows after the commit, one webhook's rows in order, and records the
+outcome. A receiver that does not answer 2xx is tried again after 1, 4 and 16 seconds; then the row is `failed`.
+A restart goes on with what is pending, so a receiver may see a delivery twice.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import http.client
 import json
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,11 +40,10 @@ def queue(hub: Hub, repo: Repo, action: str, scope: str, **more: Any) -> None:
 
     `more` goes into the payload.
     """
-    domain = scope.partition(".")[0]
     hooks = [
         hook
         for hook in hub.store.rows("SELECT * FROM webhooks WHERE disabled = 0")
-        if domain in json.loads(hook["domains"]) and _watches(hub, hook, repo)
+        if "repo" in json.loads(hook["domains"]) and _watches(hub, hook, repo)
     ]
     if not hooks:
         return
@@ -57,7 +56,7 @@ def queue(hub: Hub, repo: Repo, action: str, scope: str, **more: Any) -> None:
         "owner": {"id": owner_id(hub.users, repo.ns)},
         "tags": tags_of(hub.store, repo),
     }
-    if domain == "repo" and (head := hub.trees.head(repo.id)):
+    if head := hub.trees.head(repo.id):
         described["headSha"] = head
     payload = {"event": {"action": action, "scope": scope}, "repo": described, **more}
     for hook in hooks:
@@ -199,74 +198,62 @@ def list_deliveries(call: Call) -> list[Json]:
 # delivery
 
 
+# the oldest delivery that every webhook has to be sent
+_OLDEST = """
+SELECT d.*, w.url, w.secret FROM deliveries d JOIN webhooks w ON w.id = d.webhook WHERE w.disabled = 0
+    AND d.id IN (SELECT min(id) FROM deliveries WHERE state = 'pending' GROUP BY webhook) ORDER BY d.id
+"""
+
+
 class DeliveryWorker:
-    """Sends pending deliveries until it is stopped."""
+    """Sends pending deliveries in a thread until it is stopped."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stopping = threading.Event()
-        self._senders: dict[str, threading.Thread] = {}
-        self._lock = threading.Lock()  # over _senders
-        self._dispatcher = threading.Thread(target=self._dispatch, name="webhooks", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
 
     def start(self) -> None:
-        self._store.deliveries_ready.set()  # what an earlier process left pending
-        self._dispatcher.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the requests under way; what is pending stays pending."""
+        """Stop after the request under way; what is pending stays pending."""
         self._stopping.set()
         self._store.deliveries_ready.set()
-        self._dispatcher.join()
-        with self._lock:
-            senders = list(self._senders.values())
-        for sender in senders:
-            sender.join(TIMEOUT_S)
+        self._thread.join(TIMEOUT_S)
 
-    def _dispatch(self) -> None:
-        """Keep one sender per webhook that has something pending."""
-        while not self._stopping.is_set():
-            self._store.deliveries_ready.wait()
+    def _run(self) -> None:
+        due: dict[str, float] = {}  # by webhook: when it may be tried again, on the monotonic clock
+        while True:
             self._store.deliveries_ready.clear()
-            for row in self._store.rows("SELECT DISTINCT webhook FROM deliveries WHERE state = 'pending'"):
-                with self._lock:
-                    if row["webhook"] not in self._senders:
-                        sender = threading.Thread(target=self._send_all, args=(row["webhook"],), daemon=True)
-                        self._senders[row["webhook"]] = sender
-                        sender.start()
+            if self._stopping.is_set():
+                return
+            oldest = self._store.rows(_OLDEST)
+            for row in oldest:
+                if due.get(row["webhook"], 0.0) <= time.monotonic():
+                    due[row["webhook"]] = time.monotonic() + self._deliver(row)
+            if oldest:
+                soonest = min(due[row["webhook"]] for row in oldest)
+                self._store.deliveries_ready.wait(max(0.0, soonest - time.monotonic()))
+            else:
+                self._store.deliveries_ready.wait()
 
-    def _next(self, webhook: str) -> sqlite3.Row | None:
-        """The oldest pending delivery; without one the sender is taken off the list in the same step, so
-        that a delivery queued just now finds either this sender or none."""
-        with self._lock:
-            row = self._store.row(
-                "SELECT d.*, w.url, w.secret FROM deliveries d JOIN webhooks w ON w.id = d.webhook"
-                " WHERE d.webhook = ? AND d.state = 'pending' AND w.disabled = 0 ORDER BY d.id LIMIT 1",
-                webhook,
-            )
-            if row is None or self._stopping.is_set():
-                del self._senders[webhook]
-                return None
-            return row
-
-    def _send_all(self, webhook: str) -> None:
-        while (row := self._next(webhook)) is not None:
-            status, error = send(row["url"], row["secret"], row["payload"])
-            attempts = row["attempts"] + 1
-            delivered = status is not None and 200 <= status < 300
-            final = delivered or attempts > len(RETRY_AFTER_S)
-            state = "delivered" if delivered else "failed" if final else "pending"
-            columns = "state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
-            values = (state, attempts, status, error, now() if final else None, row["id"])
-            while True:
-                try:
-                    self._store.change(f"UPDATE deliveries SET {columns} WHERE id = ?", *values)  # noqa: S608
-                    break
-                except sqlite3.OperationalError:  # the disk is full
-                    if self._stopping.wait(RETRY_AFTER_S[0]):
-                        return
-            if not final:
-                self._stopping.wait(RETRY_AFTER_S[attempts - 1])
+    def _deliver(self, row: sqlite3.Row) -> float:
+        """Try one delivery once, and write down what came of it; the pause until the next one, in seconds."""
+        status, error = send(row["url"], row["secret"], row["payload"])
+        attempts = row["attempts"] + 1
+        delivered = status is not None and 200 <= status < 300
+        final = delivered or attempts > len(RETRY_AFTER_S)
+        state = "delivered" if delivered else "failed" if final else "pending"
+        columns = "state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
+        values = (state, attempts, status, error, now() if final else None, row["id"])
+        while True:
+            try:
+                self._store.change(f"UPDATE deliveries SET {columns} WHERE id = ?", *values)  # noqa: S608
+                return 0.0 if final else RETRY_AFTER_S[attempts - 1]
+            except sqlite3.OperationalError:  # the disk is full
+                if self._stopping.wait(RETRY_AFTER_S[0]):
+                    return 0.0
 
 
 def send(url: str, secret: str | None, payload: str) -> tuple[int | None, str | None]:
