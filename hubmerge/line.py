@@ -16,7 +16,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -40,7 +40,7 @@ from hubmerge.machine.resources import cores
 from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
 from hubmerge.output.finished import finished_report, publish_folder, write_folder
-from hubmerge.output.publish import Published, Target, check_target, withdrawn_if_refused
+from hubmerge.output.publish import Published, Target, check_target
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
@@ -235,7 +235,6 @@ def merge_to_hub(
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
         # first passes, stream, card, while finished shards are uploaded and deleted
         gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
-        withdrawn = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
             target,
@@ -245,7 +244,7 @@ def merge_to_hub(
             waiting=bridge.uploading,
             deleting=gauge.sample,
         )
-        with withdrawn, uploader:
+        with uploader:
             if merging:
                 for warning in plan.warnings:
                     observer.warning(warning)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from hubmerge.errors import SourceNotFoundError
-from hubmerge.hub.errors import Patience, TooLateError, translated
+from hubmerge.hub.errors import TooLateError, translated
 from hubmerge.hub.transfer import BreakableFile, HubReading
 
 Answer = TypeVar("Answer")
@@ -56,27 +56,6 @@ class HubWriting(HubReading):
             return True
 
         return self._ask(repo_id, ask, writing=True)
-
-    def is_as_created(self, repo_id: str, head: str) -> bool:
-        """Whether nothing has happened to a repo since its initial commit `head`: no commit, no other ref, no word."""
-
-        def ask() -> bool:
-            refs = self._api.list_repo_refs(repo_id, repo_type=self.repo_type, include_pull_requests=True)
-            if [(b.name, b.target_commit) for b in refs.branches] != [("main", head)]:
-                return False
-            if refs.tags or refs.converts or refs.pull_requests:
-                return False
-            if any(True for _ in self._api.get_repo_discussions(repo_id, repo_type=self.repo_type)):
-                return False
-            commits = self._api.list_repo_commits(repo_id, repo_type=self.repo_type)
-            return [c.commit_id for c in commits] == [head]
-
-        return self._ask(repo_id, ask)
-
-    def delete_repo(self, repo_id: str) -> None:
-        """Delete the repo with everything in it; not repeated when the Hub does not answer."""
-        with translated(repo_id, writing=True):
-            self._api.delete_repo(repo_id, repo_type=self.repo_type)
 
     def preupload(
         self,
@@ -212,15 +191,8 @@ class HubWriting(HubReading):
 
     def breakable(self) -> Self:
         """The same Hub for threads whose reads, uploads and pauses another thread can end."""
-        return self._with_patience(replace(self.patience, stopped=threading.Event()))
-
-    def unbreakable(self) -> Self:
-        """The same Hub for a few requests that must be finished together, even after everything else was broken off."""
-        return self._with_patience(replace(self.patience, stopped=None))
-
-    def _with_patience(self, patience: Patience) -> Self:
         twin = copy.copy(self)
-        twin.patience = patience
+        twin.patience = replace(self.patience, stopped=threading.Event())
         return twin
 
     def hang_up(self) -> None:

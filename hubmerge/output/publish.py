@@ -3,9 +3,6 @@
 The target is checked before anything is downloaded and again before anything is uploaded. If this merge has filled the
 repo already, publishing has succeeded before; a repo with any other content is never touched. After a lost answer to
 the commit, the merge's identity is looked up in the repo, so there are never two commits.
-
-Where a parent on the same Hub holds a file already (a tokenizer, a shard that the merge left as it was), the Hub is
-asked to copy it. If a merge creates its repo and is then refused, the repo is removed again while it is untouched.
 """
 
 from __future__ import annotations
@@ -13,47 +10,31 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.sink import MANIFEST, WORK
+from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import (
     CorruptError,
     FormatError,
-    GatedError,
-    HeaderError,
-    HubmergeError,
     HubUnavailableError,
-    IncompatibleError,
-    IndexFileError,
-    NonFiniteError,
     PermissionDeniedError,
     RecipeError,
-    SensitivityError,
-    SourceChangedError,
     SourceNotFoundError,
     TargetExistsError,
 )
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import COMMIT_TRIES, BranchMovedError
 from hubmerge.hub.names import is_hub_id
-from hubmerge.machine.disk_errors import writing
 
 _TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024  # 32 agents of 126 layers take some 25 MB
 _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
-_CREATED = "created.json"  # in the working folder: the target, where this very job made it
-# errors of the inputs that no retry mends, so that nothing will ever be published there
-_REFUSALS = (
-    *(CorruptError, FormatError, GatedError, HeaderError, IncompatibleError, IndexFileError, NonFiniteError),
-    *(SensitivityError, SourceChangedError, SourceNotFoundError),
-)
 
 
 @dataclass(frozen=True)
@@ -118,7 +99,6 @@ class Published:
 class TargetState:
     state: Literal["missing", "empty", "ours"]
     head: str = ""  # of main; "" when missing
-    created: bool = False  # by this very call
 
 
 def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
@@ -164,8 +144,7 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
     state = check_target(hub, target, identity)
     if state.state == "missing":
         created = hub.create_repo(target.repo, private=target.private)
-        # the state of a repo that was just created is kept, so that it can be removed while it is unchanged
-        state = check_target(hub.unbreakable(), target, identity)
+        state = check_target(hub, target, identity)
         if state.state == "missing" and created:
             raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
         if state.state == "missing":  # there, and private to others or to what the sign-in covers
@@ -174,55 +153,7 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
                 "a private one that hubmerge did not make",
             )
             raise target.taken(what, "a new repo", got)
-        return replace(state, created=created)
     return state
-
-
-def note_created(folder: Path, target: Target, state: TargetState) -> None:
-    """Remember in `folder`, where a merge works, that this job has made the target."""
-    path = folder / WORK / _CREATED
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"repo": target.repo, "head": state.head}), encoding="utf-8")
-
-
-@contextmanager
-def withdrawn_if_refused(hub: Hub, target: Target, folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
-    """Around a merge: removes a target that this job created if the inputs are refused for good.
-
-    It stays after an error that a retry may mend, after a cancellation, and where anybody has changed the repo since.
-    """
-    try:
-        yield
-    except _REFUSALS:
-        try:
-            _withdraw(hub, target, folder)
-        except HubmergeError as error:
-            warn(f"{target.repo} was made for this merge and is empty; it could not be removed: {error.what}")
-        raise
-
-
-def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
-    """Delete the target if this job created it and it has not changed since."""
-    path = folder / WORK / _CREATED
-    try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
-        repo, head = noted["repo"], noted["head"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return  # not made by us, or nobody knows
-    if repo != target.repo:
-        return
-    try:
-        state = hub.repo_state(target.repo)
-    except SourceNotFoundError:
-        path.unlink()
-        return
-    made = (target.repo, head, target.private, False)
-    as_it_was = (state.id, state.sha, state.private, state.gated) == made and set(state.files) <= _INITIAL_FILES
-    # the Hub cannot delete on a condition: what happens between this look and the next request is lost
-    if as_it_was and hub.is_as_created(target.repo, state.sha):
-        hub.delete_repo(target.repo)
-        path.unlink()
 
 
 def publish(

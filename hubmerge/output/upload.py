@@ -22,7 +22,7 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import MANIFEST, FinishedShard
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
-from hubmerge.output.publish import Target, ensure_target, note_created
+from hubmerge.output.publish import Target, ensure_target
 from hubmerge.plan.plan import Plan
 
 _TICK_S = 0.2
@@ -96,9 +96,7 @@ class ShardUploader:
 
     def _upload(self, shard: FinishedShard) -> None:
         if not self._target_is_there:
-            state = ensure_target(self.hub, self.target, self.identity)
-            if state.created:
-                note_created(self.folder, self.target, state)
+            ensure_target(self.hub, self.target, self.identity)
             self._target_is_there = True
         path = self.folder / shard.filename
         self._sent, self._size = 0, shard.size

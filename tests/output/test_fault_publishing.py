@@ -1,33 +1,16 @@
-"""What publishing promises when the way to the Hub is bad: one commit in the end, never two, never half of one.
-
-A refused merge takes its empty repo away again, and never one that is anybody's: not even its own after a retry.
-"""
+"""What publishing promises when the way to the Hub is bad: one commit in the end, never two, never half of one."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
-import numpy as np
 import pytest
-from builders import T, read_model, write_model
-from huggingface_hub import HfApi
-from line import SHARDS, Line, Watcher, upload_family
 from publishing import Publication
 
-from hubmerge.errors import (
-    CancelledError,
-    HubmergeError,
-    HubUnavailableError,
-    NonFiniteError,
-    PermissionDeniedError,
-    SourceNotFoundError,
-)
-from hubmerge.hub.client import Hub
+from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError
 from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
 from hubmerge.output.publish import Published
 from localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
@@ -222,162 +205,3 @@ def test_an_upload_in_parts_survives_trouble_at_every_step(
         job.publish()
         assert switch.state(rule).fired == 1
         assert job.is_whole_in_one_commit()
-
-
-DELETE = "/api/repos/delete$"
-GATE = "model.layers.5.mlp.up_proj.weight"  # in the last shard
-
-
-@pytest.fixture(scope="module")
-def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A recipe whose second agent has one NaN near the end of its weights."""
-    api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
-    folder = tmp_path_factory.mktemp("broken")
-    recipe = upload_family(api, folder, f"ada/{folder.name}-")
-    tensors = read_model(folder / "two")
-    raw = tensors[GATE].raw.copy()
-    raw.reshape(-1)[5] = np.uint16(0x7FC0)
-    write_model(folder / "two", {**tensors, GATE: T("BF16", raw.shape, raw)}, shards=len(SHARDS))
-    api.upload_folder(repo_id=recipe["agents"][1], folder_path=folder / "two")
-    return {**recipe, "method": "linear"}
-
-
-class Once(Watcher):
-    """Acts once, as soon as it is time: by default when the merge has made its target."""
-
-    def __init__(self, time: Callable[[], bool]) -> None:
-        super().__init__()
-        self.time, self.seen = time, self._look
-        self.act: Callable[[], object] | None = None
-
-    def _look(self, stage: str) -> None:
-        if self.act is not None and self.time():
-            act, self.act = self.act, None
-            act()
-
-
-class Run(Line):
-    """A merge to the Hub, which can be run again as a worker would."""
-
-    watcher: Once
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.watcher = Once((self.out / ".hubmerge" / "created.json").exists)
-
-    def is_refused(self) -> None:
-        with pytest.raises(NonFiniteError, match=GATE):
-            self.to_hub()
-
-    def as_a_worker(self) -> None:
-        """Tried once more where an upload came while the repo was being made anew."""
-        try:
-            self.to_hub()
-        except HubUnavailableError:
-            self.to_hub()
-
-    def is_there(self) -> bool:
-        return self.api.repo_exists(self.target)
-
-
-@pytest.fixture
-def run(faulty_hub: LocalHubProcess, tmp_path: Path, broken: dict[str, Any], name: str, switch: FaultSwitch) -> Run:
-    return Run(faulty_hub, tmp_path, dict(broken), name)
-
-
-def test_a_merge_that_is_refused_after_its_first_shard_leaves_no_repo_behind(run: Run) -> None:
-    run.is_refused()
-    assert '"uploaded"' in (run.out / ".hubmerge" / "journal.jsonl").read_text()
-    assert not run.is_there()
-    run.is_refused()
-    assert not run.is_there()
-    assert run.watcher.warnings == []
-
-
-def test_a_merge_that_is_refused_before_its_first_shard_makes_none(run: Run, switch: FaultSwitch) -> None:
-    run.recipe["method"] = "ram_plus"  # measures everything first
-    made = switch.add("/api/repos/create$", Observe(), times=None)
-    run.is_refused()
-    assert switch.state(made).seen == 0
-
-
-TOUCHES = {
-    "a file": lambda api, repo: api.upload_file(path_or_fileobj=b"x", path_in_repo="mine.txt", repo_id=repo),
-    "a file that was removed again": lambda api, repo: (
-        api.upload_file(path_or_fileobj=b"x", path_in_repo="mine.txt", repo_id=repo),
-        api.delete_file("mine.txt", repo),
-    ),
-    "a branch": lambda api, repo: api.create_branch(repo, branch="mine"),
-    "a tag": lambda api, repo: api.create_tag(repo, tag="v0"),
-    "a word": lambda api, repo: api.create_discussion(repo, "When will it be there?"),
-    "a pull request": lambda api, repo: api.create_discussion(repo, "Take this", pull_request=True),
-    "made private": lambda api, repo: api.update_repo_settings(repo, private=True),
-    "gated": lambda api, repo: api.update_repo_settings(repo, gated="auto"),
-    "moved": lambda api, repo: api.move_repo(repo, repo + "-moved"),
-    "made anew": lambda api, repo: (api.delete_repo(repo), api.create_repo(repo)),
-}
-
-
-@pytest.mark.parametrize("touch", TOUCHES)
-def test_a_repo_that_anybody_has_touched_since_stays(run: Run, switch: FaultSwitch, touch: str) -> None:
-    deleted = switch.add(DELETE, Observe(), times=None)
-    run.watcher.act = lambda: TOUCHES[touch](run.api, run.target)
-    with pytest.raises((NonFiniteError, SourceNotFoundError)):
-        run.as_a_worker()
-    assert run.watcher.act is None
-    assert run.is_there()
-    assert switch.state(deleted).seen == (touch == "made anew"), "by the one who made it anew"
-
-
-def test_an_empty_repo_that_was_there_before_stays(run: Run, switch: FaultSwitch) -> None:
-    run.api.create_repo(run.target)
-    deleted = switch.add(DELETE, Observe(), times=None)
-    run.is_refused()
-    assert run.is_there()
-    assert switch.state(deleted).seen == 0
-
-
-def test_a_repo_of_which_nobody_knows_who_made_it_stays(run: Run, switch: FaultSwitch) -> None:
-    lost = switch.add("/api/repos/create$", LostAnswer())
-    run.is_refused()
-    assert switch.state(lost).fired == 1
-    assert run.is_there()
-
-
-@pytest.mark.parametrize("error", [HubUnavailableError, CancelledError, KeyboardInterrupt])
-def test_after_a_cancellation_or_an_error_that_passes_the_repo_stays_and_the_next_run_decides(
-    run: Run, switch: FaultSwitch, error: type[BaseException]
-) -> None:
-    deleted = switch.add(DELETE, Observe(), times=None)
-    run.watcher.act = Mock(side_effect=error("now"))
-    with pytest.raises(error):
-        run.to_hub()
-    assert run.is_there()
-    assert switch.state(deleted).seen == 0
-    run.is_refused()
-    assert not run.is_there(), "made by the first try of this very job"
-
-
-def test_a_cancellation_right_after_the_repo_was_made_does_not_forget_who_made_it(run: Run) -> None:
-    create, made = Hub.create_repo, threading.Event()
-
-    def slow(hub: Hub, repo: str, *, private: bool) -> bool:
-        result = create(hub, repo, private=private)
-        made.set()
-        assert hub.patience.stopped.wait(20)
-        return result
-
-    run.watcher.time, run.watcher.act = made.is_set, Mock(side_effect=CancelledError("now"))
-    with patch.object(Hub, "create_repo", slow), pytest.raises(CancelledError):
-        run.to_hub()
-    assert made.is_set()
-    assert run.is_there()
-    run.is_refused()
-    assert not run.is_there()
-
-
-def test_a_hub_that_does_not_let_it_go_is_told_of_and_hides_no_refusal(run: Run, switch: FaultSwitch) -> None:
-    switch.add(DELETE, Status(status=403))
-    run.is_refused()
-    assert run.is_there()
-    assert [w for w in run.watcher.warnings if run.target in w and "could not be removed" in w]
