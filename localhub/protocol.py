@@ -42,36 +42,6 @@ from localhub.users import Identity, Users, default_users
 Json = dict[str, Any]
 MOST_ITEMS = 10_000  # of a list or form in a body; clients send a few hundred at a time
 _KINDS = {"": "model", **TYPES, "datasets/": "dataset", "spaces/": "space"}
-# what the real Hub has at an address and this one does not, so that nobody looks for a mistake of theirs
-_REPO = r"/api/(?:models|datasets|spaces)/[^/]+/[^/]+"
-_UNSERVED = {
-    r"/api/(?:scheduled-)?jobs(?:/.*)?": "Jobs",
-    r"/api/(?:models|datasets|spaces)/[^/]+(?:/[^/]+)?/xet-read-token/.*": "downloads through Xet",
-    r".*\.git/(?:info/refs|git-(?:upload|receive)-pack|HEAD|objects/.*)": "git over HTTP; use `hf upload`",
-    r".*\.git/info/lfs/locks.*": "locks of large files",
-    _REPO + "/(?:lfs-files/)?duplicate": "copies between repos; download and upload the files",
-    r"(?:/api)?/buckets(?:/.*)?": "buckets",
-    r"/api/collections(?:/.*)?": "collections",
-    r"/api/(?:daily_)?papers(?:/.*)?": "papers",
-    r"/api/kernels(?:/.*)?|/kernels/.*": "kernels",
-    r"/api/posts(?:/.*)?": "posts",
-    r"/api/(?:models|datasets|spaces)-tags-by-type": "the list of all tags",
-    r"/api/spaces/semantic-search": "semantic search",
-    r"/api/spaces/(?:hardware|templates)": "the prices of hardware, or templates",
-    r"/api/spaces/[^/]+/[^/]+/(?:logs/.*|events|metrics|volumes|dev-mode|(?:hot-)?reload.*)": "running Spaces",
-    r"/api/spaces/[^/]+/[^/]+/(?:pause|restart|hardware|sleeptime|secrets|variables)": "running Spaces",
-    _REPO + r"/(?:leaderboard|scan|notebook/.*|treesize/.*|resource-group|compare/.*|safetensors-metadata/.*)": (
-        "this view of a repo"
-    ),
-    r"/api/datasets/[^/]+/[^/]+/(?:parquet|croissant|sql)(?:/.*)?": "the dataset viewer",
-    r"/api/(?:users|organizations)/[^/]+/.*": "this list of an account",
-    _REPO + "/likers": "likes",
-    _REPO + "/ask-access": "requests for access; the owner grants it",
-    r"/api/settings/.*": "these settings",
-    r"/api/(?:inference.*|tasks|partners/.*|models/[^/]+/[^/]+/inference.*)": "inference providers",
-    r"/oauth/(?:device|register)": "this kind of sign-in; use /oauth/authorize",
-    r"/api/(?:quicksearch|trending|recent-activity|notifications|mcp)(?:/.*)?": "this part of the Hub's site",
-}
 
 
 @dataclass(frozen=True)
@@ -316,21 +286,17 @@ def parse_json(raw: bytes) -> Any:
 
 
 def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request; what is not served here is 501 with its name, what is nowhere 404, another method 405."""
+    """The route of a request; what is served nowhere here is 404, another method 405."""
     seen = False
     for attribute in ("two_part", "one_part"):
-        if attribute == "one_part" and not seen:
-            for pattern, what in _UNSERVED.items():
-                if re.fullmatch(pattern, path):
-                    raise HubError(501, f"The local Hub does not serve {what}.")
         for route in routes:
             found = getattr(route, attribute).fullmatch(path)
             if found and route.method == method:
                 return route, {name: unquote(value or "") for name, value in found.groupdict().items()}
             seen = seen or found is not None
-    raise (
-        HubError(405, "Method not allowed") if seen else not_found("Sorry, we can't find the page you are looking for.")
-    )
+    if seen:
+        raise HubError(405, "Method not allowed")
+    raise not_found("The local Hub serves nothing at this address; docs/localhub.md says what it does and what not.")
 
 
 def identify(hub: Hub, authorization: str | None) -> Identity | None:
