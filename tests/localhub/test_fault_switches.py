@@ -55,35 +55,14 @@ def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, m
 
 
 GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
-FOREIGN = ({"surprise": 1}, {"path": ""}, {"path": "("}, {"path": "x" * 1001}, {"path": "x" * 2_000_000})
-WRONG = ({"methods": ["get"]}, {"methods": "GET"}, {"skip": -1}, {"times": 0}, {"times": True}, {"times": "1"})
-FAULTS = {
-    "earthquake": ({},),
-    "reset": ({}, {"at": -1}, {"at": 1.5}, {"at": 2**50 + 1}, {"at": 1, "of": "mind"}),
-    "delay": ({"seconds": 601}, {"seconds": float("nan")}),
-    "stall": ({"at": 1, "seconds": 601},),
-    "status": ({"status": 200}, {"status": 429, "retry_after": "1\r\nX: y"}),
-    "wrong_byte": ({"at": 1, "mask": 0},),
-    "stale_head": ({"commits": 0},),
-}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"null", b"[]", b"{", b"\xff", b"[" * 100_000, json.dumps({"path": "/x"})),
-        *(json.dumps({**GOOD, **change}) for change in (*FOREIGN, *WRONG)),
-        *(json.dumps({**GOOD, "fault": {"kind": kind, **more}}) for kind, wrong in FAULTS.items() for more in wrong),
-    ],
-    ids=range(31),
-)
-def test_a_rule_that_is_none_is_refused_and_changes_nothing(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, body: str | bytes
-) -> None:
+def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     switch.add("/other", Observe())
     before = switch.states()
-    raw = body.encode() if isinstance(body, str) else body
-    assert whole(faulty_hub, "POST", ADMIN_PATH, raw, Content_Type="application/json").status in (400, 413)
+    for wrong in ({"surprise": 1}, {"fault": {"kind": "reset"}}, {"fault": {"kind": "quake"}}, {"methods": ["get"]}):
+        rule = json.dumps({**GOOD, **wrong}).encode()
+        assert whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="application/json").status == 400
     assert switch.states() == before
 
 
