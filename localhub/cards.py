@@ -13,12 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-
-from localhub.users import MOST_EXPIRATION_MINUTES, SCOPES
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 _OPENED = re.compile(r"\A\s*---[ \t]*\n")
@@ -38,15 +35,6 @@ llama3.2 llama3.3 llama4 gemma grok2-community unknown other
 LICENSES = frozenset(_LICENSES.split())
 BASE_MODEL_RELATIONS = ("finetune", "adapter", "merge", "quantized")
 SDKS = ("gradio", "streamlit", "docker", "static")
-_HARDWARE = """
-cpu-basic cpu-upgrade cpu-performance cpu-xl zero-a10g t4-small t4-medium l4x1 l4x4 l40sx1 l40sx4 l40sx8 a10g-small
-a10g-large a10g-largex2 a10g-largex4 a100-large a100x4 a100x8 h100 h100x8 h200 h200x2 h200x4 h200x8 rtx-pro-6000
-rtx-pro-6000x2 rtx-pro-6000x4 rtx-pro-6000x8 v5e-1x1 v5e-2x2 v5e-2x4 inf2x6
-"""
-HARDWARE = tuple(_HARDWARE.split())
-STORAGE = ("small", "medium", "large")
-SHORT_DESCRIPTION = 60  # characters
-_HEADERS = ("cross-origin-embedder-policy", "cross-origin-opener-policy", "cross-origin-resource-policy")
 
 
 # libyaml where PyYAML was built with it: a card of a megabyte takes seconds without
@@ -135,7 +123,7 @@ def _text(value: Any) -> str:
     return text
 
 
-def card_problems(readme: str, repo_type: str = "model") -> tuple[list[str], list[str]]:
+def card_problems(readme: str) -> tuple[list[str], list[str]]:
     """Errors and warnings about the card of a repo."""
     try:
         card = parse_card(readme)
@@ -155,11 +143,6 @@ def card_problems(readme: str, repo_type: str = "model") -> tuple[list[str], lis
         count = len(value) if isinstance(value, list) else 1
         if value is not None and len(strings(value)) != count:
             errors.append(f'"{key}" must be a string or an array of strings')
-    if repo_type == "space":
-        try:
-            _Space.model_validate(card)
-        except ValidationError as error:
-            errors += [f'"{e["loc"][0]}" {e["msg"].removeprefix("Value error, ")}' for e in error.errors()]
     relation = card.get("base_model_relation")
     if relation is not None and relation not in BASE_MODEL_RELATIONS:
         errors.append(f'"base_model_relation" must be one of [{", ".join(BASE_MODEL_RELATIONS)}]')
@@ -173,62 +156,6 @@ def strings(value: object) -> list[str]:
     if isinstance(value, list):
         return [str(item) for item in value if isinstance(item, str | int | float)]
     return []
-
-
-def _one_of(*known: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value not in known:
-            raise ValueError(f"must be one of [{', '.join(known)}], not {value}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _like(pattern: str, words: str) -> BeforeValidator:
-    """YAML takes a version such as 3.12 for a number."""
-
-    def check(value: Any) -> str:
-        if not re.fullmatch(pattern, str(value)):
-            raise ValueError(f"must be {words}")
-        return str(value)
-
-    return BeforeValidator(check)
-
-
-_Color = Annotated[str, _one_of("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")]
-
-
-class _Space(BaseModel):
-    """https://huggingface.co/docs/hub/spaces-config-reference lists the keys; one that is not known is left alone."""
-
-    model_config = ConfigDict(strict=True)
-
-    title: str = ""
-    emoji: Annotated[str, _like(r"[^\x00-\x7f\s]{1,16}|[0-9#*]\ufe0f?\u20e3", "an emoji")] = ""
-    colorFrom: _Color = ""
-    colorTo: _Color = ""
-    sdk: Annotated[str, _one_of(*SDKS)] = ""
-    sdk_version: Annotated[str, _like(r"[0-9]+(\.[0-9]+){0,2}([a-z0-9.-]*)", "a version, e.g. 6.0.0")] = ""
-    python_version: Annotated[str, _like(r"3\.[0-9]{1,2}(\.[0-9]{1,2})?", "a version of Python 3, e.g. 3.12")] = ""
-    app_file: str = ""
-    app_port: int = Field(default=1, ge=1, le=65_535)
-    base_path: Annotated[str, _like(r"/.*", "a path that starts with a slash")] = ""
-    suggested_hardware: Annotated[str, _one_of(*HARDWARE)] = ""
-    suggested_storage: Annotated[str, _one_of(*STORAGE)] = ""
-    fullWidth: bool = False
-    header: Annotated[str, _one_of("mini", "default")] = ""
-    short_description: str = Field(default="", max_length=SHORT_DESCRIPTION)
-    models: list[str] = []
-    datasets: list[str] = []
-    preload_from_hub: list[str] = []
-    thumbnail: str = ""
-    pinned: bool = False
-    hf_oauth: bool = False
-    hf_oauth_scopes: list[Annotated[str, _one_of(*SCOPES)]] = []
-    hf_oauth_expiration_minutes: int = Field(default=1, ge=1, le=MOST_EXPIRATION_MINUTES)
-    disable_embedding: bool = False
-    startup_duration_timeout: Annotated[str, _like(r"[0-9]+(\.[0-9]+)?\s*[smhd]?", "a duration, e.g. 30m or 1h")] = ""
-    custom_headers: dict[Annotated[str, BeforeValidator(str.lower), _one_of(*_HEADERS)], str] = {}
 
 
 _DATASET_KEYS = """

@@ -39,8 +39,7 @@ _STALE_PARENT = "The branch was updated since you opened this page. Please refre
 
 @router.on("POST", "/api/validate-yaml", atomic=False)
 def validate_yaml(call: Call) -> Response:
-    asked = call.json()
-    errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
+    errors, warnings = card_problems(text_of(call.json(), "content"))
     found = {"errors": errors, "warnings": warnings}
     body: Json = {kind: [{"message": message} for message in messages] for kind, messages in found.items()}
     if errors:
@@ -176,7 +175,7 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
                 raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
             if is_binary(content):
                 binary.append(path)
-            errors = card_problems(content.decode("utf-8", "replace"), repo.type)[0] if path == "README.md" else ()
+            errors = card_problems(content.decode("utf-8", "replace"))[0] if path == "README.md" else ()
             if errors:
                 listed = "\n".join(f"- {message}" for message in errors)
                 raise bad_request(f"Invalid metadata in README.md.\n{listed}")

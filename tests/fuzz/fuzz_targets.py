@@ -162,7 +162,7 @@ def local_card(data: bytes) -> None:
 def hub_card(data: bytes) -> None:
     """The card of a repo of the embedded Hub, of one kind or another: checked before a commit, read for listings."""
     readme, kind = _text(data), ("model", "dataset", "space")[len(data) % 3]
-    errors, warnings = cards.card_problems(readme, kind)
+    errors, warnings = cards.card_problems(readme)
     "; ".join([*errors, *warnings]).encode("utf-8", "replace")
     derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
     _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
