@@ -21,7 +21,6 @@ from localhub.users import Identity
 
 router = Router()
 _PAGE = 50
-_HIDDEN = "This comment has been hidden"
 _DEFAULT_COMMENT = "_No description provided._"
 
 
@@ -239,28 +238,19 @@ def merge(call: Call) -> Json:
     return {"mergeCommitId": sha}
 
 
-@router.on("POST", "/api/{T}/{id}/discussions/{num}/comment/{comment}/{action}")
-def change_comment(call: Call) -> Json:
-    """Edit or hide a comment."""
-    repo, action, body = call.readable(), call.parts["action"], call.json()
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/comment/{comment}/edit")
+def edit_comment(call: Call) -> Json:
+    repo, text = call.readable(), text_of(call.json(), "content")
     row = call.store.row(
         "SELECT * FROM events WHERE repo = ? AND num = ? AND id = ? AND type = 'comment'",
         *(repo.id, call.parts["num"], call.parts["comment"]),
     )
-    if row is None or action not in ("edit", "hide"):
+    if row is None:
         raise not_found("Comment not found")
     me = _owned(call, repo, row)
     data = json.loads(row["data"])
-    if data["hidden"]:
-        raise bad_request("A hidden comment cannot be changed")
-    if action == "edit":
-        text = text_of(body, "content")
-        data["history"].append(data["latest"])
-        data |= {"edited": True, "numEdits": data["numEdits"] + 1}
-    else:
-        text = _HIDDEN
-        data |= {"hidden": True, "history": [], "hiddenBy": me.user.name}
-    data["latest"] = _words(text, me.user.name)
+    data["history"].append(data["latest"])
+    data |= {"edited": True, "numEdits": data["numEdits"] + 1, "latest": _words(text, me.user.name)}
     sql = "UPDATE events SET data = ? WHERE place = ? RETURNING *"
     [event] = call.store.change(sql, json.dumps(data), row["place"])
     return {"updatedComment": _event(event)}

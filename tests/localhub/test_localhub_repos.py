@@ -130,10 +130,6 @@ def test_a_space_counts_as_running_once_it_has_its_file(ada: HfApi, fresh: Fresh
     assert ada.get_space_runtime(space).stage == "RUNNING"
 
 
-# the client's own, wherever a comment is hidden
-pytestmark = pytest.mark.filterwarnings("ignore:Hidden comments' content cannot be retrieved:UserWarning")
-
-
 @pytest.fixture
 def talk(bob: HfApi, repo: str) -> DiscussionWithDetails:
     """A discussion that bob opened on a repo of ada's."""
@@ -145,24 +141,8 @@ def comments(api: HfApi, talk: DiscussionWithDetails) -> list[DiscussionComment]
     return [event for event in events if isinstance(event, DiscussionComment)]
 
 
-def test_a_comment_keeps_its_history_until_it_is_hidden_for_everybody_and_for_good(
-    ada: HfApi, bob: HfApi, talk: DiscussionWithDetails
-) -> None:
-    said = bob.comment_discussion(talk.repo_id, talk.num, "a secret")
-    bob.edit_discussion_comment(talk.repo_id, talk.num, said.id, "no secret")
-    assert [entry["raw"] for entry in comments(ada, talk)[1].edit_history] == ["a secret"]
-    ada.hide_discussion_comment(talk.repo_id, talk.num, said.id)  # of her repo
-    for api in (ada, bob):
-        [_, comment] = comments(api, talk)
-        assert (comment.hidden, "secret" in str(comment)) == (True, False)
-    assert status_of(bob.edit_discussion_comment, talk.repo_id, talk.num, said.id, "again") == 400
-
-
-def test_nobody_else_edits_or_hides_a_comment(
-    ada: HfApi, bob: HfApi, carol: HfApi, talk: DiscussionWithDetails
-) -> None:
+def test_nobody_else_edits_a_comment(ada: HfApi, bob: HfApi, carol: HfApi, talk: DiscussionWithDetails) -> None:
     said = ada.comment_discussion(talk.repo_id, talk.num, "an answer")
     for api in (bob, carol):
-        assert status_of(api.hide_discussion_comment, talk.repo_id, talk.num, said.id) == 403
         assert status_of(api.edit_discussion_comment, talk.repo_id, talk.num, said.id, "other words") == 403
     assert comments(ada, talk)[1].content == "an answer"
