@@ -217,33 +217,6 @@ inputs = tokenizer("translate English to German: How old are you?", return_tenso
 output = model.generate(**inputs, max_new_tokens=256)
 print(tokenizer.decode(output[0], skip_special_tokens=True))
 """
-_ANSWER = """\
-import torch
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-model_id = MODEL_ID
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoModelForQuestionAnswering.from_pretrained(model_id, dtype="auto")
-
-inputs = tokenizer("Who wrote the program?", "Ada wrote the program in 1843.", return_tensors="pt")
-with torch.no_grad():
-    output = model(**inputs)
-start, end = int(output.start_logits.argmax()), int(output.end_logits.argmax())
-print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))
-"""
-_FEATURES = """\
-import torch
-from transformers import AutoModel, AutoTokenizer
-
-model_id = MODEL_ID
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoModel.from_pretrained(model_id, dtype="auto")
-
-inputs = tokenizer("The weather is lovely today.", return_tensors="pt")
-with torch.no_grad():
-    features = model(**inputs).last_hidden_state
-print(features.shape)  # [1, tokens, hidden]
-"""
 _IMAGE_TEXT = """\
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -268,13 +241,6 @@ inputs = inputs.to(model.device, model.dtype)
 output = model.generate(**inputs, max_new_tokens=256)
 print(processor.batch_decode(output, skip_special_tokens=True)[0])
 """
-_TO_AUDIO = """\
-from transformers import pipeline
-
-speak = pipeline("text-to-audio", model=MODEL_ID)
-speech = speak("How are you today?")
-print(speech["audio"].shape, speech["sampling_rate"])
-"""
 _SENTENCES = """\
 from sentence_transformers import SentenceTransformer
 
@@ -289,7 +255,7 @@ model = CrossEncoder(MODEL_ID)
 print(model.predict([("How is the weather?", "It is sunny outside.")]))
 """
 
-_IMAGE = '"photo.jpg"'
+_IMAGE, _TEXT = '"photo.jpg"', '"The weather is lovely today."'
 _IMAGE_AND_LABELS = f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'
 _USES: Mapping[str, _Use] = {
     "text-generation": _Use(_CAUSAL, ("text-ranking", "translation", "summarization")),
@@ -298,12 +264,12 @@ _USES: Mapping[str, _Use] = {
     ),
     "fill-mask": _Use(_pipeline("fill", 'f"What a {fill.tokenizer.mask_token} day."'), ("feature-extraction",)),
     "text-classification": _Use(
-        _pipeline("classify", '"What a fine day."'),
+        _pipeline("classify", _TEXT),
         ("zero-shot-classification", "text-ranking", "tabular-classification"),
     ),
     "token-classification": _Use(_pipeline("classify", '"Ada lives in London."')),
-    "question-answering": _Use(_ANSWER),
-    "feature-extraction": _Use(_FEATURES, ("sentence-similarity", "text-ranking")),
+    "question-answering": _Use(_load("AutoModelForQuestionAnswering")),
+    "feature-extraction": _Use(_pipeline("extract", _TEXT), ("sentence-similarity", "text-ranking")),
     "encoder-decoder": _Use(_load("AutoModel"), tag="feature-extraction"),
     "features": _Use(_load("AutoModel"), tag="feature-extraction"),
     "image-classification": _Use(_pipeline("classify", _IMAGE)),
@@ -331,7 +297,7 @@ _USES: Mapping[str, _Use] = {
     "automatic-speech-recognition": _Use(_speech("recognize"), ("translation", "audio-text-to-text")),
     "speech-transducer": _Use(_speech("recognize"), tag="automatic-speech-recognition"),
     "audio-classification": _Use(_speech("classify")),
-    "text-to-audio": _Use(_TO_AUDIO, ("text-to-speech",)),
+    "text-to-audio": _Use(_pipeline("speak", _TEXT), ("text-to-speech",)),
     "audio-text-to-text": _Use(_load("AutoModelForMultimodalLM"), ("automatic-speech-recognition", "translation")),
     "any": _Use(
         _load("AutoModelForMultimodalLM"),
