@@ -195,8 +195,6 @@ Changed by 0 / 1 / 2 / 3 agents: {changed}.
 
 ![Unique and shared updates, and how many agents changed an element](figures/zoo_overlap.svg)
 
-![Jaccard index and cosine of every pair](figures/zoo_pairs.svg)
-
 For comparison, the RAM paper's agents on Qwen2.5-7B changed 3.2%, 46.2% and 54.3% of the elements, of which
 6.3%, 40.8% and 47.5% were unique (arXiv:2601.13572, Fig. 2).
 """

@@ -14,7 +14,7 @@ from hubmerge.output.report import Report
 from hubmerge.statistics.summary import summarize
 
 DATA = Path(__file__).parent / "data"
-FIGURES = ("figures/density_by_layer.svg", "figures/overlap.svg", "figures/pairs.svg")
+FIGURES = ("figures/density_by_layer.svg", "figures/overlap.svg")
 
 
 def report_data() -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "environment": _environment(report.environment),
         "figures": {
             stem: Markdown(path) if (path := f"figures/{stem}.svg") in figures else None
-            for stem in ("density_by_layer", "overlap", "pairs")
+            for stem in ("density_by_layer", "overlap")
         },
         "snippet": snippet(_task(report), target or "path/to/this/folder", (evaluation or {}).get("asked")),
         "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"

@@ -6,6 +6,7 @@ A pure function to SVG, the same bytes for the same difference, as the card's fi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hubmerge.output.diff import Diff, Measure, Side
 from hubmerge.output.drawing import (
@@ -22,7 +23,7 @@ from hubmerge.output.drawing import (
     ticks,
     width_of,
 )
-from hubmerge.output.figures import heatmap, short_label
+from hubmerge.output.figures import short_label
 from hubmerge.text.markdown import percent
 
 _EDGE = 12.0  # pixels around everything
@@ -31,6 +32,7 @@ _HISTOGRAM = 150.0  # pixels: height
 _BETWEEN = 14.0  # pixels between panels
 _SCALE = 62.0  # pixels: of a scale with its numbers
 _BAR = "#0072B2"
+_EMPTY = "#ededed"
 _MARK = "#B54300"
 _LOG10_2 = math.log10(2.0)
 _NAME = 46  # characters of a model's name
@@ -73,7 +75,7 @@ def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: M
         heat = Panel(drawing, beside, top, width, height, (-0.5, len(depths) - 0.5), rows)
         shades = Shades(CIVIDIS, 0.0, max(known) or 1.0)
         heat.title(title)
-        heatmap(heat, values, shades)
+        _heatmap(heat, values, shades)
         few = range(0, len(depths), 1 + (len(depths) - 1) // 12)  # those that have room for a number
         heat.x_axis([(n, str(depths[n])) for n in few], "layer")
         shades.scale(drawing, heat.left + width + 6, top, height)
@@ -88,6 +90,15 @@ def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: M
     bars.y_axis([])
     for n, name in enumerate(names):
         drawing.text(beside - 6, bars.at(0.0, last - n)[1] + 4, name, anchor="end")
+
+
+def _heatmap(panel: Panel, grid: Sequence[Sequence[float]], shades: Shades) -> None:
+    """One shade a value, row by row from the top, grey where it is NaN."""
+    last = len(grid) - 1
+    for row, values in enumerate(grid):
+        for column, value in enumerate(values):
+            color = _EMPTY if math.isnan(value) else shades.at(value)
+            panel.bar((column - 0.5, column + 0.5), (last - row - 0.5, last - row + 0.5), color)
 
 
 def _histogram(drawing: Drawing, top: float, diff: Diff) -> None:

@@ -218,12 +218,6 @@ class Shades:
         mixed = zip(self._stops[first], self._stops[first + 1], strict=True)
         return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in mixed)
 
-    def ink(self, value: float) -> str:
-        """The colour of a text that is read on this shade."""
-        shade = self.at(value)
-        red, green, blue = (int(shade[n : n + 2], 16) for n in (1, 3, 5))
-        return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 127 else "#ffffff"
-
     def scale(self, drawing: Drawing, left: float, top: float, height: float) -> None:
         """Which shade is which value, from top to bottom, 60 pixels wide with its numbers."""
         steps = 32
@@ -236,9 +230,8 @@ class Shades:
             drawing.text(left + 14, y + 4, number(value), size=SIZE - 2)
 
 
-# Two scales that read the same to colour-blind eyes: cividis, also in grey, and PuOr, from orange through white
+# a scale that reads the same to colour-blind eyes, also in grey
 CIVIDIS = ("#00224e", "#1a386f", "#434e6c", "#61656f", "#7d7c78", "#9b9476", "#bcae6c", "#dec958", "#fee838")
-ORANGE_VIOLET = ("#7f3b08", "#be630a", "#ef9e3c", "#fed7a2", "#f6f6f7", "#cecde4", "#988dbe", "#5d3790", "#2d004b")
 
 
 def _short(value: float) -> str:

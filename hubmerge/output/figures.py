@@ -1,4 +1,4 @@
-"""The card's figures: what each agent changed where, with whom it shares it, and how alike the agents are.
+"""The card's figures: what each agent changed where, and with whom it shares it.
 
 Pure functions of the report to SVG, the same bytes for the same report. Labels are a stranger's text: they are cut to a
 length and rid of what cannot be seen.
@@ -6,14 +6,11 @@ length and rid of what cannot be seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hubmerge.output.drawing import (
-    CIVIDIS,
     LABEL,
-    ORANGE_VIOLET,
     SIZE,
     TICKS,
     TITLE,
@@ -31,11 +28,9 @@ from hubmerge.text.markdown import percent
 
 DENSITY = "figures/density_by_layer.svg"
 OVERLAP = "figures/overlap.svg"
-PAIRS = "figures/pairs.svg"
 
 _LABEL = 22  # characters
-_EMPTY = "#ededed"
-_ANNOTATED = 10  # a heatmap of more agents has no room for numbers
+_ANNOTATED = 10  # bars of more agents have no room for numbers
 # Okabe and Ito's palette, told apart under every common colour blindness; black comes last. Markers repeat the
 # difference, and dashes go on where the colours end.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#000000")
@@ -63,7 +58,6 @@ def render_figures(report: Report) -> dict[str, bytes]:
     return {
         DENSITY: _density(told, statistics),
         OVERLAP: _overlap(told, statistics),
-        PAIRS: _pairs(numbered, statistics["total"]["pairs"]),
     }
 
 
@@ -185,58 +179,6 @@ def _groups(agents: int) -> dict[str, range]:
         names.popitem()
         names["by 5 or more"] = range(5, agents + 1)
     return names
-
-
-def _pairs(numbered: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> bytes:
-    agents = len(numbered)
-    few = agents <= _ANNOTATED
-    size = SIZE if few else 8.0
-    beside = max(width_of(text, size) for text in numbered) + 2 * _EDGE
-    height = max(220.0, 10.5 * agents)
-    drawing = Drawing(TITLE + height + TICKS + _EDGE, "How alike the agents are")
-    scale = 0.0 if few else 62.0  # cells with numbers need none
-    width = (WIDTH - beside - 2 * _EDGE - 2 * scale) / 2
-    ends = (-0.5, agents - 0.5)
-    shades_of = {"jaccard": Shades(CIVIDIS), "cosine": Shades(ORANGE_VIOLET, -1.0, 1.0)}
-    for n, (key, title) in enumerate((("jaccard", "Jaccard index"), ("cosine", "cosine of the updates"))):
-        grid, shades = _matrix(agents, pairs, key), shades_of[key]
-        panel = Panel(drawing, beside + n * (width + scale + _EDGE), TITLE, width, height, ends, ends)
-        panel.title(title)
-        heatmap(panel, grid, shades)
-        for row, values in enumerate(grid if few else ()):
-            for column, value in enumerate(values):
-                if row != column:
-                    x, y = panel.at(column, agents - 1 - row)
-                    words = f"{round(value, 2) + 0.0:.2f}".replace("-", "−")  # + 0.0: no "−0.00"
-                    ink = shades.ink(value)
-                    drawing.text(x, y + 4, words, size=SIZE if agents <= 5 else 9.0, anchor="middle", color=ink)
-        for k in range(0, agents, 1 + agents // 25):
-            drawing.text(panel.at(k, 0)[0], TITLE + height + 14, str(k + 1), size=size, anchor="middle")
-        if not few:
-            shades.scale(drawing, panel.left + width + 6, TITLE, height)
-    for k, text in enumerate(numbered):
-        y = TITLE + height * (k + 0.5) / agents
-        drawing.text(beside - 6, y + size / 3, text, size=size, anchor="end")
-    return drawing.svg()
-
-
-def heatmap(panel: Panel, grid: Sequence[Sequence[float]], shades: Shades) -> None:
-    """One shade a value, row by row from the top, grey where it is NaN."""
-    last = len(grid) - 1
-    for row, values in enumerate(grid):
-        for column, value in enumerate(values):
-            color = _EMPTY if math.isnan(value) else shades.at(value)
-            panel.bar((column - 0.5, column + 0.5), (last - row - 0.5, last - row + 0.5), color)
-
-
-def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
-    """The pairs, which come row by row above the diagonal, as a symmetric matrix; the diagonal is empty."""
-    grid = [[math.nan] * agents for _ in range(agents)]
-    values = iter(pairs)
-    for k in range(agents):
-        for m in range(k + 1, agents):
-            grid[k][m] = grid[m][k] = float(next(values)[key])
-    return grid
 
 
 def short_label(text: str, most: int = _LABEL) -> str:

@@ -17,7 +17,7 @@ from localhub.process import LocalHubProcess
 
 RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent, zoo/mem-agent]\nmethod: {method}\n"
 FILES = {
-    *("figures/density_by_layer.svg", "figures/overlap.svg", "figures/pairs.svg"),
+    *("figures/density_by_layer.svg", "figures/overlap.svg"),
     *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
     *(".gitattributes", "README.md", "hubmerge.json", "recipe.yaml"),
 }

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from xml.etree import ElementTree
 
 import pytest
 from report_helpers import FIGURES, report, report_data, report_of
 from svg_reading import SVG, parsed
 
-from hubmerge.output.drawing import ORANGE_VIOLET, Drawing, Shades, ticks
-from hubmerge.output.figures import SHARE_COLORS, _matrix, render_figures, short_label
+from hubmerge.output.drawing import CIVIDIS, Drawing, Shades, ticks
+from hubmerge.output.figures import SHARE_COLORS, render_figures, short_label
 from hubmerge.output.report import Report
 
 
@@ -57,26 +56,7 @@ def test_models_without_layers_or_changes_render() -> None:
     data = report_data()
     data["statistics"]["modules"] = {}
     for case in [*cases, Report.from_json(data)]:
-        assert [parsed(svg) is not None for svg in render_figures(case).values()] == [True] * 3
-
-
-def test_pairs_fill_a_symmetric_matrix_in_their_order() -> None:
-    pairs = [{"jaccard": 0.1}, {"jaccard": 0.2}, {"jaccard": 0.3}]  # (0, 1), (0, 2), (1, 2)
-    grid = _matrix(3, pairs, "jaccard")
-    assert [[0.0 if math.isnan(value) else value for value in row] for row in grid] == [
-        [0.0, 0.1, 0.2],
-        [0.1, 0.0, 0.3],
-        [0.2, 0.3, 0.0],
-    ]
-    assert all(math.isnan(grid[k][k]) for k in range(3))
-
-
-@pytest.mark.parametrize("agents", [3, 11])
-def test_a_cell_has_its_number_or_a_scale_beside_it(agents: int) -> None:
-    root = parsed(render_figures(report_of([f"agent {k}" for k in range(agents)]))["figures/pairs.svg"])
-    few = agents == 3  # of 60 elements each, of which pairs share 30; the second has turned 22 of them round
-    assert [texts(root).count(cell) for cell in ("0.33", "0.50", "−0.23")] == ([6, 2, 4] if few else [0, 0, 0])
-    assert ("0.8" in texts(root)) == (not few)  # of the scale from 0 to 1
+        assert [parsed(svg) is not None for svg in render_figures(case).values()] == [True] * 2
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:
@@ -135,11 +115,10 @@ def test_an_axis_has_a_few_round_numbers(low: float, high: float, whole: bool, e
 
 
 def test_a_shade_lies_between_its_neighbours_and_ends_at_the_ends() -> None:
-    shades = Shades(ORANGE_VIOLET, -1.0, 1.0)
-    assert (shades.at(-1), shades.at(0), shades.at(1)) == (ORANGE_VIOLET[0], ORANGE_VIOLET[4], ORANGE_VIOLET[8])
+    shades = Shades(CIVIDIS, -1.0, 1.0)
+    assert (shades.at(-1), shades.at(0), shades.at(1)) == (CIVIDIS[0], CIVIDIS[4], CIVIDIS[8])
     assert (shades.at(-7), shades.at(7)) == (shades.at(-1), shades.at(1))
     assert Shades(("#000000", "#204060")).at(0.5) == "#102030"
-    assert (shades.ink(0), shades.ink(1)) == ("#000000", "#ffffff")
 
 
 def test_what_has_no_extent_is_not_drawn() -> None:
