@@ -30,7 +30,6 @@ from hubmerge.errors import (
     HubmergeError,
     HubUnavailableError,
     LoginError,
-    MissingExtraError,
     PermissionDeniedError,
     SettingsError,
     SourceChangedError,
@@ -215,20 +214,12 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         raise SourceNotFoundError("not a repo id", where=where, got=_reason(error)) from None
     except errors.HfHubHTTPError as error:
         raise _from_status(error, where, writing) from None
-    except httpx2.LocalProtocolError:
-        # its text quotes the header, which may be the token
-        raise HubUnavailableError("a request that cannot be sent", where=where) from None
-    except httpx2.InvalidURL:
-        # its text quotes a part of it, which may be of a proxy's password
+    except (httpx2.LocalProtocolError, httpx2.InvalidURL):
+        # their texts quote a header or an address, which may hold the token or a proxy's password
         step = "Check HF_ENDPOINT, and HTTPS_PROXY or ALL_PROXY."
-        raise HubUnavailableError("an address that is not valid", where=where, next_step=step) from None
+        raise HubUnavailableError("a request that cannot be sent", where=where, next_step=step) from None
     except httpx2.HTTPError as error:
         raise _unreachable(error, where) from None
-    except ImportError as error:
-        if "SOCKS" not in str(error):
-            raise
-        step = "pip install socksio, or unset HTTPS_PROXY and ALL_PROXY."
-        raise MissingExtraError("a SOCKS proxy needs another package", expected="socksio", next_step=step) from None
     except OSError as error:
         if error.filename is not None:
             raise  # a local file, not the network
@@ -239,12 +230,14 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
             raise
         with translated(where, writing=writing, pinned=pinned):
             raise error.__cause__ from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        if "scheme for proxy URL" in str(error):
+    except (ValueError, LookupError, TypeError, AttributeError, ImportError) as error:
+        if re.search("scheme for proxy URL|SOCKS proxy", str(error)):
             step = "Write it so in HTTPS_PROXY, HTTP_PROXY and ALL_PROXY, or unset them."
-            kinds = "http://…, https://… or socks5://…"
+            kinds = "http://… or https://…; socks5://… with the package socksio"
             what = "a proxy of a kind that cannot be used"
             raise SettingsError(what, expected=kinds, got=_reason(error), next_step=step) from None
+        if isinstance(error, ImportError):
+            raise
         if isinstance(error.__cause__, errors.BadRequestError):  # to the client's question about a card
             got, step = " ".join(_message(error).split())[:200], "Correct the header of README.md."
             raise RefusedError("the Hub does not take the card", where=where, got=got, next_step=step) from None

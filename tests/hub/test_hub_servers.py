@@ -640,8 +640,8 @@ def test_storage_whose_name_a_proxy_alone_can_look_up_is_read_through_it(
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_EXTRA: a SOCKS proxy needs another package"),
-        ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: an address that is not valid"),
+        ("HTTPS_PROXY", "socks5://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),
+        ("HTTPS_PROXY", "http://u:s3/cret@h:1", "E_HUB: a request that cannot be sent"),
         ("ALL_PROXY", "socks://u:s3cret@h:1", "E_SETTINGS: a proxy of a kind that cannot be used"),  # as GNOME sets it
         ("SSL_CERT_FILE", "/nowhere", "Name a file with the network's certificates in SSL_CERT_FILE."),
     ],
