@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,6 @@ from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import COMMIT_TRIES, BranchMovedError
 from hubmerge.hub.names import is_hub_id
 
-_TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024
 MAX_MANIFEST_BYTES = 32 * 1024 * 1024  # 32 agents of 126 layers take some 25 MB
 _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
@@ -170,13 +168,12 @@ def publish(
     `observer` is told bytes in the stages verify and publish, and when the Hub is asked for the commit. Raises
     CorruptError, before anything is sent, where a shard has other bytes than its sha256 says.
     """
-    told = _Told(observer)
     if here := [(shard, shard.path) for shard in shards if shard.path is not None and shard.sha256]:
         if published := find_published(hub, target, identity):
             return published
         before, size = 0, sum(shard.size for shard, _ in here)
         for shard, path in here:  # before the target is made
-            _verify(path, shard.sha256, partial(told, "verify", before, size))
+            _verify(path, shard.sha256, partial(_tell, observer, "verify", before, size))
             before += shard.size
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
@@ -187,7 +184,7 @@ def publish(
         if shard.path is None:
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
-            sent = partial(told, "publish", before, size)
+            sent = partial(_tell, observer, "publish", before, size)
             known = shard.sha256 or None
             operations.append(hub.preupload(target.repo, shard.path, shard.name, sha256=known, sent=sent))
         before += shard.size
@@ -221,18 +218,9 @@ def publish(
                 hub.patience.pause(failures, error)
 
 
-class _Told:
-    """Tells bytes to an observer, a few times a second."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._next_s = 0.0
-
-    def __call__(self, stage: str, before: int, total: int, done: int) -> None:
-        """`done` bytes of a file that follows `before` others, of `total` of all files."""
-        if (now := time.monotonic()) >= self._next_s:
-            self._next_s = now + _TOLD_EVERY_S
-            self._observer.progress(stage, before + done, total, "B")
+def _tell(observer: Observer, stage: str, before: int, total: int, done: int) -> None:
+    """`done` bytes of a file that follows `before` others, of `total` of all files."""
+    observer.progress(stage, before + done, total, "B")
 
 
 def _verify(shard: Path, sha256: str, read: Callable[[int], None]) -> None:

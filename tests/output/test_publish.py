@@ -221,7 +221,6 @@ def test_bytes_that_the_hub_has_are_not_sent_again(job: Publication, monkeypatch
 
 
 def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publication, monkeypatch: pytest.MonkeyPatch):
-    """Each shard is told about in the middle, which time alone decides otherwise."""
     noting, preupload = Watching(), job.hub.preupload
 
     def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
@@ -230,7 +229,6 @@ def test_the_progress_of_every_shard_follows_the_shards_before_it(job: Publicati
         return preupload(repo, path, file, sha256=sha256)
 
     monkeypatch.setattr(job.hub, "preupload", halfway)
-    monkeypatch.setattr("hubmerge.output.publish._TOLD_EVERY_S", 0.0)
     job.publish(observer=noting)
     first, whole = job.stated[0].size, sum(s.size for s in job.stated)
     expected = [("verify", first), ("verify", whole)]
