@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
-import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import as_ada, printed_by
 
 from localhub.process import LocalHubProcess
 from localhub.store import lfs_pointer
-
-Hf = Callable[..., list[str]]
-COMMANDS = """
-import contextlib, io, json, sys
-from huggingface_hub.cli.hf import main
-said = []
-for command in json.load(sys.stdin):
-    sys.argv = ["hf", *command.split()]
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        try:
-            main()
-        except SystemExit as ended:
-            assert not ended.code, (command, output.getvalue())
-    said.append(output.getvalue())
-print(json.dumps(said))
-"""
-
-
-@pytest.fixture
-def hf(local_hub: LocalHubProcess, tmp_path: Path) -> Hf:
-    """hf("repos ls", "auth whoami"): what each command of `hf` prints, signed in as ada; a failure fails the test."""
-    shown = {"PYTHONWARNINGS": "default", "NO_COLOR": "1", "COLUMNS": "200"}
-    environment = as_ada(local_hub, tmp_path) | shown | {"HF_HOME": str(tmp_path / "home")}
-    return lambda *commands: json.loads(
-        printed_by(COMMANDS, given=json.dumps(commands), folder=tmp_path, **environment)
-    )
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
@@ -107,46 +79,6 @@ assert get_dataset_split_names({name!r}, "default") == ["train", "test"]
 """
     in_python(local_hub, tmp_path, script)
     assert ada.dataset_info(name).private
-
-
-def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], str], tmp_path: Path) -> None:
-    one, two, three, data = (f"ada/{fresh()}" for _ in range(4))
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "a.txt").write_text("hello\n")
-    (tmp_path / "files" / "b.bin").write_bytes(b"\0binary")
-    me, *_ = hf(
-        "auth whoami",
-        f"repos create {one}",
-        f"upload {one} files .",
-        f"repos create {data} --type dataset --private",
-        f"upload {data} files/b.bin data/b.bin --repo-type dataset",
-        f"download {one} --local-dir out",
-        f"download {data} data/b.bin --repo-type dataset --local-dir out",
-    )
-    assert "ada" in me
-    assert (
-        (tmp_path / "out" / "b.bin").read_bytes() == (tmp_path / "out" / "data" / "b.bin").read_bytes() == b"\0binary"
-    )
-    *_, tags, files, models, datasets = hf(
-        f"repos tag create {one} v1",
-        f"repos branch create {one} dev",
-        f"repos settings {one} --gated auto",
-        f"repos create {two}",
-        f"repos move {two} {three}",
-        f"repos delete-files {one} a.txt",
-        f"repos delete {three} -y",
-        f"repos tag list {one}",
-        f"models ls {one}",
-        "models ls --author ada",
-        "datasets ls --author ada",
-    )
-    assert "v1" in tags
-    assert "b.bin" in files
-    assert "a.txt" not in files
-    assert one in models
-    assert three not in models
-    assert data in datasets
-    assert ada.model_info(one).gated == "auto"
 
 
 def test_what_other_clients_ask_for_is_there_or_refused(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
