@@ -36,8 +36,6 @@ class Repo:
     created_at: str
     modified_at: str
     sdk: str | None
-    hardware: str | None
-    sleep_s: int | None
     downloads: int
     storage: int
     card: dict[str, Any]

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 
 from localhub.access import Repo
 from localhub.http_errors import entry_not_found
-from localhub.protocol import Call, Json, Router, list_of
+from localhub.protocol import Call, Json, Router
 from localhub.store import lfs_pointer
 from localhub.tree import Entry, Tree, folders
 
@@ -114,32 +114,25 @@ def list_tree(call: Call) -> Response:
 def paths_info(call: Call) -> list[Json]:
     """The same entries for named paths; what does not exist is left out."""
     repo = call.readable()
-    if call.request.headers.get("content-type", "").startswith("application/json"):
-        body = call.json()
-        wanted, expand = [path for path in list_of(body, "paths") if isinstance(path, str)], body.get("expand") is True
-    else:
-        form = call.form()
-        wanted, expand = form.get("paths", []), form.get("expand", ["false"])[-1].lower() == "true"
+    form = call.form()
+    wanted, expand = form.get("paths", []), form.get("expand", ["false"])[-1].lower() == "true"
     tree = call.hub.trees.at(repo.id, call.commit_of(repo))
     known = {*tree, *folders(tree)}
     return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand)
 
 
-@router.on("GET", "/{P}{id}/{way}/{rev}/{path*}")
+@router.on("GET", "/{P}{id}/resolve/{rev}/{path*}")
 def resolve(call: Call) -> Response:
-    """A file; by the way `raw` as git has it, which of a large one is the pointer."""
-    repo, way = call.readable(), call.parts["way"]
+    repo = call.readable()
     if repo.full_name.lower() != call.parts["id"].lower():
         revision = quote(call.parts["rev"], safe="")
-        return RedirectResponse(f"/{repo.path}/{way}/{revision}/{quote(call.parts['path'])}", 307)
+        return RedirectResponse(f"/{repo.path}/resolve/{revision}/{quote(call.parts['path'])}", 307)
     call.require_files(repo)
     sha, path = call.commit_of(repo), call.parts["path"]
     entry = call.hub.trees.at(repo.id, sha).get(path)
     kept = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"  # a large one may have been deleted for good
     if entry is None or (entry.sha256 and not call.store.row(kept, repo.id, entry.sha256)):
         raise entry_not_found(f"Entry not found: {path}", commit=sha)
-    if entry.sha256 and way == "raw":
-        return Response(lfs_pointer(entry.sha256, entry.size), media_type="text/plain", headers={"X-Repo-Commit": sha})
     counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
     if counted:
         call.store.change("UPDATE repos SET downloads = downloads + 1 WHERE id = ?", repo.id)

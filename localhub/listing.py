@@ -8,7 +8,6 @@ parameters, what a Space uses) are refused rather than ignored.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,6 @@ _SORTS = {
 _REFUSED = ("apps", "datasets", "inference", "inference_provider", "linked", "models", "num_parameters")
 _MOST_CONDITIONS = 200  # the database takes 1,000
 _PAGE = 1000
-_ENTRY = {"docker": "Dockerfile", "static": "index.html"}  # the file that a Space starts from; of others app.py
 
 
 def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False) -> dict[str, Callable[[], Any]]:
@@ -73,41 +71,10 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
             "spaces": list,
         }
     elif repo.type == "dataset":
-        properties |= {
-            "description": lambda: repo.card.get("description"),
-        }
+        properties["description"] = lambda: repo.card.get("description")
     else:
-        host = re.sub(r"[^a-z0-9-]+", "-", f"{repo.ns}-{repo.name}".lower())
-        properties |= {
-            "sdk": lambda: repo.sdk,
-            "subdomain": lambda: host,
-            "host": lambda: f"https://{host}.hf.space",
-            "runtime": lambda: _runtime(call, repo),
-            "models": lambda: repo.card.get("models") or [],
-            "datasets": lambda: repo.card.get("datasets") or [],
-        }
+        properties["sdk"] = lambda: repo.sdk
     return properties
-
-
-def _runtime(call: Call, repo: Repo) -> Json:
-    """How a Space fares. None runs here, but one with the file that its sdk starts from counts as running, so that
-    clients that wait for it see the stages in the order that they expect."""
-    head = call.hub.trees.head(repo.id)
-    runs = head is not None and _ENTRY.get(repo.sdk or "", "app.py") in call.hub.trees.at(repo.id, head)
-    requested = repo.hardware or "cpu-basic"
-    return {
-        "stage": "RUNNING" if runs else "NO_APP_FILE",
-        "hardware": {"current": requested if runs else None, "requested": requested},
-        "storage": None,
-        "gcTimeout": repo.sleep_s or 172800,
-        "devMode": False,
-        "replicas": {"current": int(runs), "requested": 1},
-    }
-
-
-@router.on("GET", "/api/{S}/{id}/runtime")
-def runtime(call: Call) -> Json:
-    return _runtime(call, call.readable())
 
 
 _SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")

@@ -2,10 +2,9 @@
 
 Routes are matched on the raw path, because the client escapes a revision or tree path into one segment
 (`refs%2Fpr%2F1`) and frameworks unescape before they match. In a route, `{T}` stands for models, datasets
-or spaces, `{S}` for spaces, `{P}` for the prefix of a download URL, `{way}` for resolve or raw, `{id}` for a repo
-id, `{name}` for one escaped segment and `{name*}` for the rest of the path. Every route is tried with a two-part
-repo id first, and with a bare name only when none matched; a bare name exists nowhere and is answered with
-"repository not found".
+or spaces, `{P}` for the prefix of a download URL, `{id}` for a repo id, `{name}` for one escaped segment and
+`{name*}` for the rest of the path. Every route is tried with a two-part repo id first, and with a bare name only
+when none matched; a bare name exists nowhere and is answered with "repository not found".
 
 Handlers are plain functions that run in a thread and return a response, or a value that becomes JSON. They
 see a `Call`: the matched parts, the caller's identity, the body and the storage. Each runs in one transaction,
@@ -101,7 +100,7 @@ class Call:
 
     @property
     def type(self) -> str:
-        return _KINDS[next((self.parts[name] for name in "TSP" if name in self.parts), "")]
+        return _KINDS[next((self.parts[name] for name in "TP" if name in self.parts), "")]
 
     @cached_property
     def query(self) -> dict[str, list[str]]:
@@ -216,7 +215,7 @@ class Router:
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
     prefix = "(?!(?:api|oauth)/)(?:datasets/|spaces/)?"
-    special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "way": "resolve|raw", "id": repo_id}
+    special = {"T": "|".join(TYPES), "P": prefix, "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
         name, rest = match[1], match[2]
@@ -239,13 +238,13 @@ def optional_text(body: Json, key: str) -> str | None:
     return None if body.get(key) is None else text_of(body, key)
 
 
-def optional_whole(body: Json, key: str, *, least: int = 0) -> int | None:
+def optional_whole(body: Json, key: str) -> int | None:
     """A whole number that the body may hold; the database takes no larger ones than 64 bits hold."""
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 2**40:
-        raise bad_request(f"{key} must be a whole number from {least} to {2**40}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**40:
+        raise bad_request(f"{key} must be a whole number from 0 to {2**40}")
     return value
 
 

@@ -30,8 +30,6 @@ def _is_ref_name(name: str) -> bool:
 def list_refs(call: Call) -> Json:
     repo = call.readable()
     kinds = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/"}
-    if call.flag("include_prs"):
-        kinds["pullRequests"] = "refs/pr/"
     found: dict[str, list[Json]] = {kind: [] for kind in kinds}
     for ref, sha in _refs(call, repo).items():
         for kind, prefix in kinds.items():
@@ -110,9 +108,7 @@ def list_commits(call: Call) -> Response:
         authors = [{"user": commit.author, "avatar": ""}]
         item = {"id": commit.sha, **words, "authors": authors, "date": commit.date}
         items.append(item | {"formatted": words} if formatted else item)
-    response = call.page(items, more=len(commits) > size)
-    response.headers["X-Total-Count"] = str(call.hub.trees.count(repo.id, sha))
-    return response
+    return call.page(items, more=len(commits) > size)
 
 
 @router.on("POST", "/api/{T}/{id}/super-squash/{ref}")

@@ -13,7 +13,7 @@ from localhub.access import PREFIX, Repo, can_create, repo_key, repo_of_row, req
 from localhub.cards import SDKS, derive
 from localhub.http_errors import bad_request, conflict, forbidden
 from localhub.patterns import initial_gitattributes
-from localhub.protocol import Call, Hub, Json, Router, optional_text, optional_whole, text_of
+from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from localhub.store import REPO_TABLES, now
 from localhub.tree import MAIN, Changes, File, Fixed, Message
 from localhub.users import Identity
@@ -138,10 +138,8 @@ def create(call: Call) -> Json:
     visibility = optional_text(body, "visibility") or _asked_private(body)
     if body.get("files") or body.get("license"):
         raise bad_request("this Hub creates a repo without files and a license; commit them to it")
-    hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
     me, sdk = call.signed_in(), optional_text(body, "sdk")
     repo = add_repo(call.hub, me, repo_type, namespace, name, visibility=visibility, sdk=sdk)
-    call.store.change("UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?", hardware, sleep_s, repo.id)
     return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
 
 
@@ -207,10 +205,4 @@ def settings(call: Call) -> Json:
 @router.on("GET", "/api/{T}/{id}/auth-check")
 def auth_check(call: Call) -> Json:
     call.require_files(call.readable())
-    return {}
-
-
-@router.on("GET", "/api/{T}/{id}/auth-check/write")
-def auth_check_write(call: Call) -> Json:
-    call.writable()
     return {}

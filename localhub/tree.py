@@ -145,11 +145,6 @@ class Trees:
         rows = self._store.rows(_WALK.format(stop="") + " LIMIT ? OFFSET ?", repo, sha, limit, start)
         return [Commit(*(row[name] for name in Commit._fields)) for row in rows]
 
-    def count(self, repo: int, sha: str) -> int:
-        """How many commits `history` has."""
-        row = self._store.row(f"SELECT count(*) AS commits FROM ({_WALK.format(stop='')})", repo, sha)  # noqa: S608
-        return int(row["commits"]) if row else 0
-
     def commit(self, repo: int, changes: Changes, message: Message, *, ref: str, parent: str | None) -> str:
         """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction."""
         title, author, description, fixed = message

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx2
 from huggingface_hub import HfApi
 from huggingface_hub.utils import get_session
 from processes import as_ada, printed_by
+from raw_requests import ask
 
 from localhub.process import LocalHubProcess
-from localhub.store import lfs_pointer
 
 
 def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
@@ -81,32 +79,16 @@ assert get_dataset_split_names({name!r}, "default") == ["train", "test"]
     assert ada.dataset_info(name).private
 
 
-def test_what_other_clients_ask_for_is_there_or_refused(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
-    """As @huggingface/hub 2.17 asks."""
-    ada.upload_file(path_or_fileobj=b"\0" * 99, path_in_repo="a.bin", repo_id=repo)
-    head = ada.upload_file(path_or_fileobj=b"two", path_in_repo="a.txt", repo_id=repo).oid
-    headers = {"Authorization": f"Bearer {ada.token}"}
-
-    def ask(method: str, path: str, body: object = None) -> httpx2.Response:
-        return get_session().request(method, f"{local_hub.endpoint}{path}", json=body, headers=headers)
-
-    api = f"/api/models/{repo}"
-    found = ask("POST", f"{api}/paths-info/main", {"paths": ["a.txt", "a.bin", "b", 1], "expand": True}).json()
-    assert [(f["path"], f["lastCommit"]["id"] == head) for f in found] == [("a.txt", True), ("a.bin", False)]
-    assert ask("GET", f"{api}/revision/HEAD?expand=sha").json()["sha"] == head
-    assert ask("GET", f"{api}/commits/main?limit=1").headers["x-total-count"] == "3"
-    assert ask("HEAD", f"/{repo}/raw/main/a.txt").headers["content-length"] == "3"
-    assert ask("HEAD", f"/{repo}/raw/main/b.txt").status_code == 404
-    pointer, whole = (ask("GET", f"/{repo}/{way}/HEAD/a.bin").content for way in ("raw", "resolve"))
-    assert (pointer, whole) == (lfs_pointer(hashlib.sha256(whole).hexdigest(), 99), b"\0" * 99)
-    name = repo.partition("/")[2]
+def test_what_a_new_repo_or_branch_could_not_keep_is_refused(ada: HfApi, repo: str) -> None:
+    """As @huggingface/hub asks."""
+    name, files = f"{repo.partition('/')[2]}-x", [{"path": "a", "content": "YQ==", "encoding": "base64"}]
     for path, body in (
-        ("/api/repos/create", {"name": f"{name}-x", "files": [{"path": "a", "content": "YQ==", "encoding": "base64"}]}),
-        ("/api/repos/create", {"name": f"{name}-x", "license": "mit"}),
-        (f"{api}/branch/empty", {"emptyBranch": True}),
-        (f"{api}/branch/HEAD", {}),
+        ("/api/repos/create", {"name": name, "files": files}),
+        ("/api/repos/create", {"name": name, "license": "mit"}),
+        (f"/api/models/{repo}/branch/empty", {"emptyBranch": True}),
+        (f"/api/models/{repo}/branch/HEAD", {}),
     ):
-        assert ask("POST", path, body).status_code == 400
+        assert ask(ada, "POST", path, json=body).status_code == 400
     assert not ada.repo_exists(f"{repo}-x")
 
 

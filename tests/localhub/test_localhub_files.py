@@ -26,6 +26,7 @@ def filled(ada: HfApi, repo: str) -> str:
 
 def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
     sha = ada.model_info(filled).sha
+    assert ada.model_info(filled, revision="HEAD").sha == sha
     for path, etag, size in (
         ("w.bin", hashlib.sha256(BYTES).hexdigest(), 10240),
         ("dir/sub/a.txt", hashlib.sha1(b"blob 4\0text").hexdigest(), 4),

@@ -123,13 +123,6 @@ def test_what_a_space_could_not_keep_is_refused_and_no_space_is_made(ada: HfApi,
     assert not ada.repo_exists(space, repo_type="space")
 
 
-def test_a_space_counts_as_running_once_it_has_its_file(ada: HfApi, fresh: Fresh) -> None:
-    space = ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio").repo_id
-    assert ada.get_space_runtime(space).stage == "NO_APP_FILE"
-    ada.upload_file(path_or_fileobj=b"print()", path_in_repo="app.py", repo_id=space, repo_type="space")
-    assert ada.get_space_runtime(space).stage == "RUNNING"
-
-
 @pytest.fixture
 def talk(bob: HfApi, repo: str) -> DiscussionWithDetails:
     """A discussion that bob opened on a repo of ada's."""
