@@ -11,12 +11,6 @@ from localhub.protocol import Limits
 from localhub.server import serve
 
 
-def positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m localhub", description=__doc__, allow_abbrev=False)
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 takes a free one")
@@ -26,11 +20,11 @@ def main() -> int:
     defaults = Limits()
     parser.add_argument(
         "--multipart-bytes",
-        type=positive,
+        type=int,
         default=defaults.multipart_bytes,
         help="large files above this size are uploaded in parts",
     )
-    parser.add_argument("--part-bytes", type=positive, default=defaults.part_bytes, help="size of such a part")
+    parser.add_argument("--part-bytes", type=int, default=defaults.part_bytes, help="size of such a part")
     parser.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
     parser.add_argument("--parent", type=int, help="stop when the parent process with this id is gone")
     args = parser.parse_args()

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of
-from starlette.testclient import TestClient
 
 from localhub.process import LocalHubProcess
-from localhub.protocol import Limits, open_hub
-from localhub.server import app_of
 
 
 def contents(api: HfApi, repo: str, path: str, revision: str = "main") -> bytes:
@@ -132,36 +127,6 @@ def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
         for numbers in ([1, 2, 3], [1, 2, 3, 4], ["1", None], []):
             done = {"oid": digest, "parts": [{"partNumber": n, "etag": "e"} for n in numbers]}
             assert get_session().post(upload["href"], json=done).status_code == 400
-
-
-def test_two_completions_of_one_upload_make_one_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client may ask again before its first question is answered."""
-    hub = open_hub(tmp_path / "hub", limits=Limits(multipart_bytes=4, part_bytes=4))
-    headers = {"Authorization": f"Bearer {hub.users.first_tokens()['ada']}"}
-    with TestClient(app_of(hub), base_url="http://127.0.0.1", headers=headers) as client:
-        client.post("/api/repos/create", json={"name": "parts"})
-        file = {"oid": hashlib.sha256(b"onetwo").hexdigest(), "size": 6}
-        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [file]}
-        [found] = client.post("/ada/parts.git/info/lfs/objects/batch", json=asked).json()["objects"]
-        upload = found["actions"]["upload"]
-        for number, part in ((1, b"onet"), (2, b"wo")):
-            client.put(upload["header"][f"{number:05d}"], content=part)
-        copy, codes = shutil.copyfileobj, list[int]()
-
-        def complete() -> None:
-            codes.append(client.post(upload["href"], json={"parts": [{"partNumber": n} for n in (1, 2)]}).status_code)
-
-        def another_is_faster(*given: Any) -> None:
-            monkeypatch.setattr(shutil, "copyfileobj", copy)
-            complete()
-            copy(*given)
-
-        monkeypatch.setattr(shutil, "copyfileobj", another_is_faster)
-        complete()
-        assert codes == [200, 200]
-        assert not [*(tmp_path / "hub" / "tmp").iterdir()]
-        complete()
-        assert codes.pop() == 200
 
 
 def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:

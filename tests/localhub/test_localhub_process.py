@@ -24,7 +24,6 @@ from processes import ROOT, printed_by
 from raw_requests import ask, batch, commit_files, header, large, post_commit, regular, status_of, upload, whole
 
 from hubmerge.errors import HubUnavailableError
-from localhub.__main__ import main
 from localhub.process import LocalHubProcess
 from localhub.users import load_users
 
@@ -161,14 +160,6 @@ def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         with pytest.raises(HubUnavailableError):
             LocalHubProcess(tmp_path / "data", port=taken.getsockname()[1]).start()
     assert "the port is not free" in capfd.readouterr().err
-
-
-def test_a_size_that_is_none_is_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for option in ("--part-bytes", "--multipart-bytes"):
-        monkeypatch.setattr(sys, "argv", ["localhub", "--data", str(tmp_path / "data"), option, "0"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
 
 
 def test_a_users_file_replaces_the_default_users(lab: LocalHubProcess, tmp_path: Path) -> None:
