@@ -1,12 +1,7 @@
-"""The two git pattern languages that decide about uploads: .gitattributes and .gitignore.
+"""The pattern files of git that decide about uploads, .gitattributes and .gitignore, as `fnmatch` reads their patterns.
 
-Both are translated to regular expressions over paths with `/`. A pattern without a slash (but for a trailing
-one) matches at any depth; one with a slash is anchored at the root; `*`, `?` and `[…]` stay inside a segment, `**`
-crosses them.
-
-The patterns are strangers': every `*` but the last of a segment, and every `**` but the last, takes the first match
-that there is and never another (an atomic group). That finds whatever there is to find, since what follows has only
-more room, and it keeps the time for one path proportional to the path and the pattern.
+A pattern without a slash (but for a trailing one) matches at any depth; one with a slash is anchored at the root. Of
+a segment nothing is known: a `*` crosses slashes, as `**` does.
 """
 
 from __future__ import annotations
@@ -55,10 +50,7 @@ def lfs_rules(gitattributes: str) -> Rules:
 def ignore_rules(gitignore: str) -> Rules:
     """Patterns of a .gitignore with whether each ignores or (`!`) brings back."""
     rules = []
-    for raw in gitignore.splitlines():
-        line = raw.rstrip()
-        if line.endswith("\\") and len(line) < len(raw):
-            line += " "  # a space at the end counts behind a backslash alone
+    for line in map(str.strip, gitignore.splitlines()):
         if not line or line.startswith("#") or len(line) > _MOST_PATTERN:
             continue
         ignore = not line.startswith("!")
@@ -68,8 +60,7 @@ def ignore_rules(gitignore: str) -> Rules:
 
 def decide(rules: Rules, path: str) -> bool:
     """The verdict of the last matching rule; False without a match."""
-    lines = path.replace("/", "\n")
-    return next((value for pattern, value in reversed(rules) if pattern.fullmatch(lines)), False)
+    return next((value for pattern, value in reversed(rules) if pattern.fullmatch(path)), False)
 
 
 def check_work(patterns: str, paths: list[str]) -> None:
@@ -79,32 +70,8 @@ def check_work(patterns: str, paths: list[str]) -> None:
 
 
 def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
-    """An expression for paths with line ends in place of slashes, at which `.` stops."""
-    below = r"\n(?s:.*)" if folders and pattern.endswith("/") else r"(?:\n(?s:.*))?" if folders else ""
-    segments = pattern.strip("/").split("/")
-    if "/" not in pattern.rstrip("/"):
-        segments.insert(0, "**")  # at any depth
-    chunks: list[list[str]] = [[]]  # of segments that follow each other, with any number of others between two chunks
-    for segment in segments:
-        if segment == "**":
-            chunks.append([])
-        else:
-            chunks[-1].append(segment)
-    anchored, *rest = [r"\n".join(map(_segment, chunk)) for chunk in chunks]
-    inner, last = [chunk for chunk in rest[:-1] if chunk], rest[-1] if rest else None
-    text = "".join(rf"(?>(?:.+\n)*?{chunk}\n)" for chunk in inner)
-    start = rf"{anchored}\n" if anchored and rest else anchored
-    if last is None:
-        text = start + below
-    elif last:
-        text = rf"{start}{text}(?:.+\n)*?{last}{below}"
-    else:  # `**` at the end: all that is inside
-        text = f"{start}{text}(?s:.+)"
-    return re.compile(text)
-
-
-def _segment(text: str) -> str:
-    """A pattern of one name: fnmatch's language, which lacks backslashes and `[^…]`, where `.` is no line's end."""
-    text = re.sub(r"\\(.)", lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], text)
-    text = re.sub(r"\[[!^](\]?[^\]]*)\]", r"[!\1\n]", text)
-    return fnmatch.translate(text)[len("(?s:") : -len(r")\Z")]
+    """An expression for paths; `folders`: a pattern of a folder means what is in it."""
+    below = "" if not folders else "(?s:/.*)" if pattern.endswith("/") else "(?s:/.*)?"
+    pattern = pattern.removeprefix("**/")
+    above = "" if "/" in pattern.rstrip("/") else "(?s:.*/)?"
+    return re.compile(above + fnmatch.translate(pattern.strip("/")).removesuffix(r"\Z") + below)
