@@ -54,6 +54,7 @@ TWO = '{"a":' + entry() + ',"b":%s}'
 HOSTILE: dict[str, tuple[str | bytes, int]] = {
     "empty": ("", 0),
     "no object": ("[]", 0),
+    "an entry for the table": (entry(), 8),
     "a leading space": (' {"a":' + entry() + "}", 8),
     "a byte order mark": (b'\xef\xbb\xbf{"a":' + entry().encode() + b"}", 8),
     "truncated": ('{"a":{"dtype":"F32","sha', 8),
@@ -318,7 +319,7 @@ CheckedCall = Callable[[], object]
         (lambda: parse('{"a":' + entry(dtype="F4") + "}"), ("'a'", "less than a byte", "before it was quantized")),
         (lambda: parse(TWO % entry(offsets="[12,20]"), 20), ("'b'", "overlap others or leave a hole")),
         (lambda: parse('{"a":' + entry() + "}", 9), ("cover the file",)),
-        (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("byte 5", "NaN")),
+        (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("malformed", "the number NaN")),
     ],
 )
 def test_an_error_says_which_tensor_and_what_was_found(call: CheckedCall, words: tuple[str, ...]):
