@@ -92,8 +92,8 @@ def verifying(observer: Observer) -> Callable[[int, int], None]:
 
 
 def resolving(observer: Observer) -> Callable[[int, int], None]:
-    """Tells how many shards' headers have been read."""
-    return lambda done, total: observer.progress("resolve", done, total, "headers")
+    """Tells how many models have been opened."""
+    return lambda done, total: observer.progress("resolve", done, total, "models")
 
 
 class Bridge:

@@ -9,7 +9,6 @@ number of threads; elsewhere matrix products may be summed in another order.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,12 +176,9 @@ class SquareSums:
                 next_step="Free some disk or write elsewhere.",
             )
         with written("the sums do not fit on the disk", str(folder)), (folder / _SUMS).open("xb") as file:
-            # reserved now: a full disk would otherwise end the process when a mapped page is written
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, 4 * total)
-            else:  # macOS
-                for part in chunks(np.broadcast_to(np.float32(0), (total,))):
-                    file.write(part.tobytes())
+            # written now: a full disk would otherwise end the process when a mapped page is written
+            for part in chunks(np.broadcast_to(np.float32(0), (total,))):
+                file.write(part.tobytes())
         self._all: Float32 = np.memmap(folder / _SUMS, dtype="<f4", mode="r+", shape=(total,))
         ends = np.cumsum([prod(shape) for shape in shapes.values()])
         self._sums = dict(zip(shapes, np.split(self._all, ends[:-1]), strict=True))  # views

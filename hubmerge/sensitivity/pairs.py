@@ -22,7 +22,6 @@ import hashlib
 import heapq
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +42,6 @@ from hubmerge.sources.staged import stage_settings
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000_000
 LOADERS = ("torch", "transformers", "psutil")  # what gradients need
-_SUBSETS = re.compile(r"[Aa]vailable(?: configs)?: \[(.+)\]")  # in what the datasets library says of a name
 PROBLEMS_AT_MOST = 10  # rows spelled out; one slip tends to repeat on every row
 
 
@@ -211,18 +209,10 @@ def _hub_rows(spec: CalibrationSpec, hub: Hub, cache: Path | None) -> Sequence[A
     except HubmergeError:
         raise
     except Exception as error:  # a stranger's files: any error of the library means the same
-        told = first_line(error).rstrip(".")
+        told = " ".join(str(error).split())[:300].rstrip(".")
         if of_disk(error) or getattr(error, "errno", None) == errno.EACCES:
             step = "Free some disk, or set HF_HOME to a folder that you may write to."
             raise DiskError("the dataset cannot be kept", where=spec.label, got=told, next_step=step) from error
-        if subsets := _SUBSETS.search(str(error)):
-            raise SourceNotFoundError(
-                "the dataset has no such subset" if spec.subset else "the dataset has several subsets",
-                where=spec.label,
-                expected=subsets[1].replace("'", "")[:200],
-                got=spec.subset or "none of them named",
-                next_step="Name one of them as the subset.",
-            ) from error
         where = f"{spec.label}, split {spec.split}"
         step = "Check its id, revision, subset and split, and sign in if it is private."
         raise SourceNotFoundError("the dataset cannot be read", where=where, got=told, next_step=step) from error

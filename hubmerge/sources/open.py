@@ -60,19 +60,6 @@ _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 _TOLD_EVERY_S = 0.5
 
 
-class HeadersRead:
-    """How many shards' headers have been read, by all threads together."""
-
-    def __init__(self) -> None:
-        self.done = self.total = 0
-        self._lock = threading.Lock()
-
-    def add(self, *, done: int = 0, total: int = 0) -> None:
-        with self._lock:
-            self.done += done
-            self.total += total
-
-
 def open_models(
     recipe: Recipe,
     hub: Hub,
@@ -84,24 +71,22 @@ def open_models(
     """The base and the agents, pinned; every problem of every model is raised together.
 
     `commits`: per model, a commit to take in place of the recipe's revision, or None. `tell` is called now and then
-    with how many shards' headers have been read, of how many; it may raise to cancel.
+    with how many models have been opened, of how many; it may raise to cancel.
     """
     names = (recipe.base, *(a.model for a in recipe.agents))
-    read = HeadersRead()
     errors: list[HubmergeError] = []
     models: list[Model] = []
     asked, told = hub.breakable(), False
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
-            for future in [
-                pool.submit(
-                    open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder, read=read
-                )
+            opening = [
+                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder)
                 for name, commit in zip(names, commits or [None] * len(names), strict=True)
-            ]:
-                while not wait((future,), _TOLD_EVERY_S).done:
-                    tell(read.done, read.total)
-                    told = True
+            ]
+            while left := wait(opening, _TOLD_EVERY_S).not_done:
+                tell(len(names) - len(left), len(names))
+                told = True
+            for future in opening:
                 try:
                     models.append(future.result())
                 except HubmergeError as error:
@@ -110,7 +95,7 @@ def open_models(
             asked.hang_up()
             raise
     if told:  # not to leave it at less than all
-        tell(read.done, read.total)
+        tell(len(names), len(names))
     if errors:
         problems = tuple(dict.fromkeys(p for e in errors for p in e.problems))
         # what a retry cannot mend decides the kind of the whole
@@ -161,16 +146,15 @@ def open_model(
     allow_local: bool,
     commit: str | None = None,
     folder: Path | None = None,
-    read: HeadersRead | None = None,
 ) -> Model:
     """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
 
-    A relative folder begins at `folder`, or where the process was started. `read` counts the headers read.
+    A relative folder begins at `folder`, or where the process was started.
     """
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
-        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder, read)
+        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder)
     try:
         state = hub.repo_state(name.id, commit or name.revision)
     except SourceNotFoundError as error:
@@ -184,7 +168,7 @@ def open_model(
     read_file = partial(hub.read_file, state.id, state.sha)
     place = Place(str(ref), state.id, None, state.files, state.card, read_range, read_file)
     return replace(
-        _read_headers(place, ref, read),
+        _read_headers(place, ref),
         license=state.license,
         gated=state.gated,
         private=state.private,
@@ -205,7 +189,7 @@ def _without_weights(place: Place, expected: str) -> FormatError:
     return place.without_weights(expected, config)
 
 
-def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Model:
+def _open_folder(text: str, begin: Path | None) -> Model:
     try:
         folder = (begin or Path()) / Path(text).expanduser()
         found = folder.is_dir()
@@ -228,7 +212,7 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
         place = Place(text, text, folder, files, card, read_range, partial(read_inside, folder))
         ref = ModelRef("local", text, "", place="" if begin is None else str(folder))
-        model = _read_headers(place, ref, read)
+        model = _read_headers(place, ref)
         digest = folder_digest(folder, ADAPTER_CONFIG if model.adapter else CONFIG, model.shards)
         made_from = stated_ancestors(card, files, place.read_file)
     except OSError as error:
@@ -257,7 +241,7 @@ def _card_data(content: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Model:
+def _read_headers(place: Place, ref: ModelRef) -> Model:
     """The model by its config.json, or the adapter's config where there is one, and by the headers of all shards."""
     where, files = place.where, place.files
     config: dict[str, Any] = {}
@@ -281,7 +265,7 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
         adapter = parse_adapter_config(_config(place, ADAPTER_CONFIG), f"{ADAPTER_CONFIG} in {where}")
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
-    for shard, (header, digest) in zip(shards, _all_headers(place, shards, read or HeadersRead()), strict=True):
+    for shard, (header, digest) in zip(shards, _all_headers(place, shards), strict=True):
         digests[shard] = digest
         for entry in header.tensors:
             if entry.name in tensors:
@@ -304,11 +288,10 @@ def _read_headers(place: Place, ref: ModelRef, read: HeadersRead | None) -> Mode
     )
 
 
-def _all_headers(place: Place, shards: Sequence[str], counted: HeadersRead) -> list[tuple[Header, HeaderDigest]]:
+def _all_headers(place: Place, shards: Sequence[str]) -> list[tuple[Header, HeaderDigest]]:
     """The headers of all shards, fetched in parallel and parsed one by one; the number of their tensors is limited."""
     one_at_a_time = threading.Lock()
     found = 0
-    counted.add(total=len(shards))
 
     def check() -> None:
         if found > MAX_TENSORS:
@@ -322,7 +305,6 @@ def _all_headers(place: Place, shards: Sequence[str], counted: HeadersRead) -> l
         with one_at_a_time:
             header = parse_header(raw[8:], place.files[shard].size, f"{shard} in {place.where}")
             found += len(header.tensors)
-        counted.add(done=1)
         return header, HeaderDigest(len(raw), hashlib.sha256(raw).hexdigest())
 
     with ThreadPoolExecutor(max_workers=8) as pool:

@@ -215,28 +215,23 @@ def parse_spec(name: str) -> Spec:
 
 def _own(name: str, numbers: Mapping[str, int]) -> DecoderShape:
     """A Llama, or with `experts` a Mixtral, of these numbers; a number of 0 follows from the others."""
-    if not {"layers", "hidden", "vocabulary"} <= numbers.keys():
-        raise _wrong(name, "a shape that is not complete", "layers, hidden and vocabulary", ", ".join(numbers))
     given = {**dict.fromkeys(OWN_SHAPE, 0), **numbers}
     experts, tied = given.pop("experts"), given.pop("tied")
     given["intermediate"] = given["intermediate"] or 4 * given["hidden"]
     given["heads"] = given["heads"] or max(1, given["hidden"] // 128)
     given["key_value_heads"] = given["key_value_heads"] or given["heads"]
-    if too_small := [key for key, value in given.items() if value < 1]:
-        possible = f"{', '.join(too_small)} of at least 1"
-    elif experts < 0 or tied not in (0, 1):
-        possible = "experts of at least 0 and tied of 0 or 1"
-    elif given["hidden"] % given["heads"] or given["heads"] % given["key_value_heads"]:
-        possible = "heads that divide hidden, and key_value_heads that divide heads"
-    elif given["layers"] * (9 + 3 * experts) > _MOST_TENSORS:
-        possible = f"at most {_MOST_TENSORS} tensors"
-    else:
-        family: Family = "mixtral" if experts else "llama"
-        width = given["hidden"] // given["heads"]
-        shape = DecoderShape(family, **given, head_width=width, tied=bool(tied), experts=experts)
-        if shape.parameters <= _MOST_PARAMETERS:
-            return shape
-        possible = f"at most {_MOST_PARAMETERS} parameters"
+    if min(given.values()) >= 1 and experts >= 0 and tied in (0, 1):
+        divided = given["hidden"] % given["heads"] == 0 == given["heads"] % given["key_value_heads"]
+        if divided and given["layers"] * (9 + 3 * experts) <= _MOST_TENSORS:
+            family: Family = "mixtral" if experts else "llama"
+            width = given["hidden"] // given["heads"]
+            shape = DecoderShape(family, **given, head_width=width, tied=bool(tied), experts=experts)
+            if shape.parameters <= _MOST_PARAMETERS:
+                return shape
+    possible = (
+        "layers, hidden and vocabulary of at least 1, heads that divide hidden, key_value_heads that divide heads, "
+        f"at most {_MOST_TENSORS} tensors and {_MOST_PARAMETERS} parameters"
+    )
     raise _wrong(name, "a shape that cannot be", possible, name.partition("?")[2])
 
 

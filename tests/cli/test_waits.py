@@ -142,12 +142,12 @@ def test_a_command_says_what_it_waits_for(
     assert slowly.never_waited == set()
 
 
-def test_inspect_says_how_many_headers_there_are(recipe_file: Path, slowly: Slowly, ear: Ear):
-    slowly("hubmerge.sources.open.parse_header", "resolve", unit="headers")
+def test_inspect_says_how_many_models_are_opened(recipe_file: Path, slowly: Slowly, ear: Ear):
+    slowly("hubmerge.sources.open.parse_header", "resolve", unit="models")
     assert main(["inspect", str(recipe_file), "--json", "--log-json"]) == 0
-    told = [line for line in ear.lines() if line.get("unit") == "headers"]
-    assert told
-    assert all(line["done"] <= line["total"] <= 3 for line in told)
+    told = [line for line in ear.lines() if line.get("unit") == "models"]
+    assert (told[0]["done"], told[-1]["done"]) == (0, 3)
+    assert all(line["done"] <= line["total"] == 3 for line in told)
 
 
 def test_merge_says_what_takes_long_in_every_stage(recipe_file: Path, slowly: Slowly, ear: Ear, monkeypatch: Any):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 from time import process_time
 
 import pytest
@@ -32,8 +31,6 @@ from hubmerge.plan.plan import WHOLE_SHARD_BYTES
 from hubmerge.recipe.model_name import ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
-from hubmerge.sources.header import parse_header
-from hubmerge.sources.open import open_models
 
 
 def without(name: str) -> dict[str, tuple[int, ...]]:
@@ -354,23 +351,6 @@ def test_folders_that_hold_the_same_bytes_are_refused(tmp_path: Path):
         ("the same agent stands twice", str(models[3].ref)),
     ]
     refuse_equal_folders(models[:2])
-
-
-def test_headers_that_took_a_while_are_told_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    base = random_base(0)
-    folders = [write_model(tmp_path / str(k), base, shards=2) for k in range(3)]
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "linear"})
-    told: list[tuple[int, int]] = []
-    waited = Event()
-    monkeypatch.setattr("hubmerge.sources.open._TOLD_EVERY_S", 0.2)
-    monkeypatch.setattr("hubmerge.sources.open.parse_header", lambda *given: waited.wait(20) and parse_header(*given))
-    open_models(
-        recipe,
-        NOWHERE,
-        allow_local=True,
-        tell=lambda *progress: told.append(progress) or waited.set(),  # type: ignore[func-returns-value]
-    )
-    assert (told[0][0], told[-1]) == (0, (6, 6))
 
 
 @pytest.mark.parametrize(("dtype", "agents_dtype", "shown"), [("F64", "F64", "F64"), ("I64", "BF16", "BF16")])

@@ -96,68 +96,41 @@ sys.exit(main(sys.argv[1:]))
 COUNT = 300_000  # bytes of a chunk: two requests and a part
 
 
-class Kernel:
-    """Stands for `os`: says of the page cache what it is told, and notes what is asked for."""
+@pytest.mark.parametrize(
+    ("error", "count", "probes", "asked"),
+    [
+        # in parts that no system cuts off
+        (errno.EAGAIN, COUNT, [2 * COUNT - 1], [131_072, 131_072, COUNT - 262_144]),
+        (0, COUNT, [2 * COUNT - 1], []),
+        (errno.EOPNOTSUPP, COUNT, [2 * COUNT - 1], []),
+        (errno.EINVAL, COUNT, [2 * COUNT - 1], []),
+        (errno.EAGAIN, 192, [], []),
+        (None, COUNT, [], []),
+    ],
+    ids=["it is not there", "it is there", "no such question", "not of this file", "a small tensor", "no such flag"],
+)
+def test_the_next_chunk_is_asked_for_where_it_is_large_and_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None, count: int, probes: list[int], asked: list[int]
+):
+    probed: list[int] = []
+    hinted: list[tuple[int, int]] = []
+    preadv = os.preadv
 
-    def __init__(self, error: int) -> None:
-        self._error = error
-        self.read: list[tuple[int, int]] = []
-        self.probed: list[int] = []
-        self.asked: list[tuple[int, int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def preadv(self, file: int, buffers: list[Any], offset: int, flags: int = 0) -> int:
+    def answered(file: int, buffers: list[Any], offset: int, flags: int = 0) -> int:
         if not flags:
-            self.read.append((offset, len(buffers[0])))
-            return os.preadv(file, buffers, offset)
-        assert flags == os.RWF_NOWAIT
-        self.probed.append(offset)
-        if self._error:
-            raise OSError(self._error, os.strerror(self._error))
+            return preadv(file, buffers, offset)
+        probed.append(offset)
+        if error:
+            raise OSError(error, os.strerror(error))
         return 1
 
-    def posix_fadvise(self, file: int, offset: int, count: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        self.asked.append((offset, count))
-
-
-def read(folder: Path, monkeypatch: pytest.MonkeyPatch, kernel: Kernel, offset: int, count: int) -> None:
-    """Read a part of a model's shard, rightly."""
-    sizes = llama_shapes(layers=6, hidden=96, intermediate=256)
-    model = opened(write_model(folder, random_base(0, sizes=sizes)))
-    path = folder / model.shards[0]
-    monkeypatch.setattr(files_module, "os", kernel)
-    out = bytearray(count)
-    ShardFiles().read_into(path, model, model.shards[0], offset, memoryview(out))
-    assert bytes(out) == path.read_bytes()[offset : offset + count]
-
-
-def test_the_next_chunk_is_asked_for_in_parts_that_no_system_cuts_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kernel = Kernel(errno.EAGAIN)
-    read(tmp_path, monkeypatch, kernel, 1000, COUNT)
-    begin = 1000 + COUNT
-    assert kernel.probed == [begin + COUNT - 1]
-    assert kernel.asked == [(begin, 131_072), (begin + 131_072, 131_072), (begin + 262_144, COUNT - 262_144)]
-
-
-@pytest.mark.parametrize(
-    ("error", "count", "asks"),
-    [(0, COUNT, 1), (errno.EOPNOTSUPP, COUNT, 1), (errno.EINVAL, COUNT, 1), (errno.EAGAIN, 192, 0)],
-    ids=["it is there", "no such question", "not of this file", "a small tensor"],
-)
-def test_what_is_there_small_or_cannot_be_known_is_not_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, count: int, asks: int
-):
-    kernel = Kernel(error)
-    read(tmp_path, monkeypatch, kernel, 0, count)
-    assert (len(kernel.probed), kernel.asked) == (asks, [])
-
-
-def test_a_system_that_cannot_be_asked_reads_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kernel = Kernel(errno.EAGAIN)
-    monkeypatch.setattr(files_module, "_NO_WAIT", 0)
-    read(tmp_path, monkeypatch, kernel, 0, COUNT)
-    assert (kernel.probed, kernel.asked) == ([], [])
-    assert kernel.read == [(0, COUNT)], "the question would be a reading"
+    monkeypatch.setattr(os, "preadv", answered)
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, offset, size, advice: hinted.append((offset, size)))
+    if error is None:
+        monkeypatch.setattr(files_module, "_NO_WAIT", 0)
+    model = opened(write_model(tmp_path, random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256))))
+    path, out = tmp_path / model.shards[0], bytearray(count)
+    ShardFiles().read_into(path, model, model.shards[0], 0, memoryview(out))
+    assert bytes(out) == path.read_bytes()[:count]
+    assert probed == probes
+    assert hinted == [(COUNT + sum(asked[:k]), size) for k, size in enumerate(asked)]

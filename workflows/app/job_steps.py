@@ -213,7 +213,7 @@ def _amounts(progress: Mapping[str, Any], done: float, total: float) -> list[str
     speed, unit = number_of(progress, "per_second"), str(progress.get("unit", ""))
     if unit in ("B", "bytes"):
         return [f"{bytes_text(done)} of {bytes_text(total)}", *([f"{bytes_text(speed)}/s"] if speed else [])]
-    words = {"elements": "weights", "headers": "files"}.get(unit, unit)
+    words = "weights" if unit == "elements" else unit
     pace = [f"{short_count(round(speed))} {words}/s"] if speed and speed >= 1 else []  # 0.03 parts tell nothing
     return [f"{short_count(round(done))} of {short_count(round(total))} {words}".rstrip(), *pace]
 
