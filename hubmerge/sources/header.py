@@ -32,29 +32,13 @@ MAX_NAME = 256  # characters
 MAX_METADATA_BYTES = 4_000_000
 MAX_METADATA_ENTRIES = 10_000
 
-DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "F64": 8,
-        "F32": 4,
-        "F16": 2,
-        "BF16": 2,
-        "C64": 8,
-        "F8_E4M3": 1,
-        "F8_E5M2": 1,
-        "F8_E4M3FNUZ": 1,
-        "F8_E5M2FNUZ": 1,
-        "F8_E8M0": 1,
-        "I64": 8,
-        "I32": 4,
-        "I16": 2,
-        "I8": 1,
-        "U64": 8,
-        "U32": 4,
-        "U16": 2,
-        "U8": 1,
-        "BOOL": 1,
-    }
-)
+_OF_BYTES = {
+    8: ("F64", "C64", "I64", "U64"),
+    4: ("F32", "I32", "U32"),
+    2: ("F16", "BF16", "I16", "U16"),
+    1: ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0", "I8", "U8", "BOOL"),
+}
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType({d: size for size, dtypes in _OF_BYTES.items() for d in dtypes})
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", re.ASCII)
 _FIELDS = {"dtype", "shape", "data_offsets"}

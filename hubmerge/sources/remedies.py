@@ -18,12 +18,12 @@ from hubmerge.recipe.model_name import is_path
 
 _PICKLED = re.compile(r"(?:pytorch_model[^/]*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
-_BELOW = (
-    ("adapter", "an adapter", ("/adapter_config.json",)),  # as PEFT saves those of other names than `default`
-    ("model", "a model", ("/model.safetensors", "/model.safetensors.index.json")),
-)
+_BELOW = {
+    "adapters": ("/adapter_config.json",),  # as PEFT saves those of other names than `default`
+    "models": ("/model.safetensors", "/model.safetensors.index.json"),  # a trainer's checkpoints, too
+}
 _FOLDER = re.compile(r"\w[\w.\-]*(?:/\w[\w.\-]*)*", re.ASCII)
-_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
+_NUMBER = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
 _CONVERT = "import sys, transformers as t; t.{}.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[1])"
 _CONVERT_ADAPTER = (
@@ -46,12 +46,6 @@ class Place:
 
     def without_weights(self, expected: str, config: Mapping[str, Any]) -> FormatError:
         """The refusal: which files are there instead of safetensors of the `expected` name, and what to do."""
-        checkpoints = {
-            int(match[1]): match[0] for f in self.files if (match := _CHECKPOINT.fullmatch(f.partition("/")[0]))
-        }
-        if checkpoints:
-            latest = checkpoints[max(checkpoints)]
-            return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
         if pickled := sorted(f for f in self.files if _PICKLED.fullmatch(f)):
             named = ", ".join(ascii(f)[1:-1] for f in pickled[:3])
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert(config))
@@ -63,10 +57,9 @@ class Place:
                 got=", ".join(ascii(f)[1:-1] for f in others[:3]),
                 next_step="Fetch the whole model, its index too, or save it anew with transformers.",
             )
-        for kind, one, ends in _BELOW:
+        for kind, ends in _BELOW.items():
             if below := self._below(ends):
-                got = f"{one} in {below[0]}" if len(below) == 1 else f"{kind}s in {', '.join(below[:3])}"
-                return self._error(expected, got, self._take(below[0], kind))
+                return self._error(expected, f"{kind} in {', '.join(below[:3])}", self._take(below[0]))
         found = sorted(f for f in self.files if PurePosixPath(f).suffix in _OTHER)
         named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
         if any(f.endswith(".gguf") for f in found):
@@ -79,14 +72,15 @@ class Place:
         return FormatError("no safetensors weights", where=self.where, expected=expected, got=got, next_step=next_step)
 
     def _below(self, ends: tuple[str, ...]) -> list[str]:
-        """The folders with a file of one of these names."""
+        """The folders with a file of one of these names, of numbered ones the last first."""
         folders = {f.rpartition("/")[0] for f in self.files if f.endswith(ends)}
-        return sorted(f for f in folders if _FOLDER.fullmatch(f))
+        known = sorted(f for f in folders if _FOLDER.fullmatch(f))
+        return sorted(known, key=lambda f: max(map(int, _NUMBER.findall(f)), default=0), reverse=True)
 
-    def _take(self, part: str, kind: str = "checkpoint") -> str:
+    def _take(self, part: str) -> str:
         if self.folder is not None:
             begin = "" if is_path(self.id) else "./"
-            return f"Name the {kind}: {begin}{self.id.rstrip('/')}/{part}."
+            return f"Name one: {begin}{self.id.rstrip('/')}/{part}."
         here = _plain(self.id.rpartition("/")[2])
         fetch = f"hf download {self.id} --include '{part}/*' --local-dir {here}"
         return f"Fetch it (`{fetch}`), and name ./{here}/{part}."

@@ -75,25 +75,23 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     return hosts
 
 
-HOSTILE: tuple[dict[str, Any], ...] = (
-    {"auto_map": AUTO_MAP},
-    {"attn_implementation": "org/kernel"},
-    {"attn_implementation": "org/kernel@v1:fn"},
-    {"transformers_weights": "other.safetensors"},
-    {"configuration_files": ["config.1.0.0.json"]},
-    {"quantization_config": {"quant_method": "evil", "modules": "org/evil"}},
-    {"dtype": "hub"},
-    {"attribute_map": {"hidden_act": "vocab_size"}, "hidden_act": "org/evil"},
+HOSTILE: dict[str, Any] = {
+    "auto_map": AUTO_MAP,
+    "attn_implementation": "org/kernel@v1:fn",
+    "dtype": "hub",
+    "attribute_map": {"hidden_act": "vocab_size"},
     # which this version of transformers no longer follows
-    {"_attn_implementation": "org/kernel", "_attn_implementation_internal": "org/kernel"},
-    {"_experts_implementation_internal": "org/kernel"},
-    {"custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}}},
-    {"trust_remote_code": True, "custom_generate": "org/evil"},
-    {"other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"}},
-    {"name_or_path": "/etc", "_name_or_path": "org/evil", "backbone": "gpt2"},
-)
-
-
+    "_attn_implementation": "org/kernel",
+    "_attn_implementation_internal": "org/kernel",
+    "_experts_implementation_internal": "org/kernel",
+    "custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}},
+    "trust_remote_code": True,
+    "custom_generate": "org/evil",
+    "other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"},
+    "name_or_path": "/etc",
+    "_name_or_path": "org/evil",
+    "backbone": "gpt2",
+}
 OF_A_TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "auto_map": {"AutoTokenizer": "org/evil--evil.Evil", "AutoProcessor": "evil.Evil"},
@@ -112,12 +110,7 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
         agents.append(model.parent / f"agent{number}")
         LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(agents[-1])
     config = json.loads((model / "config.json").read_text())
-    for keys in HOSTILE:
-        config |= keys
-    for key in ("transformers_weights", "configuration_files", "quantization_config", "hidden_act"):
-        config.pop(key)
-    config["hidden_act"] = "silu"
-    (model / "config.json").write_text(json.dumps(config))
+    (model / "config.json").write_text(json.dumps(config | HOSTILE))
     (model / "tokenizer.json").write_bytes(tokenizer_files()["tokenizer.json"])
     (model / "tokenizer_config.json").write_text(json.dumps(OF_A_TOKENIZER))
     recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
