@@ -1,4 +1,4 @@
-"""fp8 checkpoints and LoRA adapters as their writers leave them, with whole-tensor oracles."""
+"""How models are opened and read; fp8 checkpoints and LoRA adapters as their writers leave them, with oracles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from builders import COMPUTE, T, f32, read_model, tensor, write_model, write_shard
+from plan_helpers import opened
+
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 F = np.float32
 FP8_CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -115,3 +124,20 @@ def zoo_adapter(folder: Path, base: str = "zoo/base", *, files: Mapping[str, byt
     """A LoRA adapter of one layer of the zoo's base, of whatever base its config names."""
     shape = read_model(ZOO / "base")[f"{ADAPTED}.weight"].shape
     return write_adapter(folder, pair(ADAPTED, *lora((shape[0], shape[1]))), files=files, base_model_name_or_path=base)
+
+
+def on_hub(hub: Hub, name: str) -> Model:
+    return open_model(ModelName.parse(name), hub, allow_local=False)
+
+
+def bytes_of(model: Model, name: str, store: LocalOrFetched) -> bytes:
+    with TensorReader([model], store) as reader:
+        stored = model.tensors[name]
+        return reader.raw(0, stored, 0, stored.entry.elements).tobytes()
+
+
+def refuse_folder(kind: type[HubmergeError], path: Path) -> str:
+    with pytest.raises(kind) as caught:
+        opened(path)
+    assert type(caught.value) is kind
+    return str(caught.value)

@@ -1,4 +1,4 @@
-"""Reads a mergekit document: its keys, its models and its slices (mergekit_parameters.py: the parameters' values).
+"""Reads a mergekit document: its keys, its models and its slices (mergekit.py: the parameters' values).
 
 `base_model` is no agent, whether or not it stands among the `models`. Parameters that the method does not read have no
 effect. Slices must have the model's layers in their order. Keys without a counterpart are refused by name; problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class ModelRef:
     @property
     def path(self) -> Path:
         """The folder, of a local model."""
-        return Path(self.place or self.id).expanduser()
+        return Path(os.path.expanduser(self.place or self.id))
 
     @property
     def label(self) -> str:

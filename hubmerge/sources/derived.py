@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 import ml_dtypes
 import numpy as np
@@ -25,12 +25,22 @@ from numpy.typing import NDArray
 from hubmerge.numerics.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
-if TYPE_CHECKING:
-    from hubmerge.sources.reader import TensorReader
-
 BASE = 0  # the base's place among the models of a merge
 Holders = tuple[tuple[int, int], ...]  # of a row: which of several tables have it, and as which row of theirs
 _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
+
+
+class Elements(Protocol):
+    """Reads the elements of other tensors; `model` is 0 for the base, k for the k-th agent."""
+
+    def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
+        """[count] elements as stored."""
+
+    def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
+        """[count] elements as float32."""
+
+    def whole(self, model: int, tensor: StoredTensor) -> Float32:
+        """All elements in the tensor's shape, kept for the next call; for small tensors."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class DerivedTensor(StoredTensor, ABC):
     """A computed tensor. `shard` and the offsets of `entry` are those of the tensor that it stands for."""
 
     @abstractmethod
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements from `start`, as `entry.dtype` is stored; `model` is the one that this tensor belongs to."""
 
 
@@ -68,7 +78,7 @@ class BorrowedTensor(_ChangedTensor):
     def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
         return cls._of(tensor, owner)
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         return elements.raw(self.owner, self.own, start, count)
 
 
@@ -87,14 +97,14 @@ class ScaledTensor(_ChangedTensor):
     def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> ScaledTensor:
         return cls._of(stored, scale, block, dtype="F32")
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         decoded = fp8_values(elements.raw(model, self.own, start, count), self.own.entry.dtype)
         if count == 0:
             return decoded
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
             return decoded * self._scales(elements, model, start, count)
 
-    def _scales(self, elements: TensorReader, model: int, start: int, count: int) -> Float32:
+    def _scales(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         if self.block is None:
             return elements.values(model, self.scale, 0, 1)
         height, width = self.block
@@ -121,7 +131,7 @@ class AdaptedTensor(_ChangedTensor):
     def of(cls, weight: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float, *, transposed: bool) -> Self:
         return cls._of(weight, a, b, scale, transposed, dtype="F32")
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         weight = elements.values(model, self.own, start, count)
         if count == 0:
             return weight
@@ -145,7 +155,7 @@ class ExtendedTensor(_ChangedTensor):
     def of(cls, own: StoredTensor, added: StoredTensor) -> ExtendedTensor:
         return cls._of(own, added, dtype="F32", shape=added.entry.shape)
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         end = self.own.entry.elements
         inside = max(0, min(count, end - start))
         parts = []
@@ -170,7 +180,7 @@ class UnitedTensor(_ChangedTensor):
     ) -> Self:
         return cls._of(own, others, first, means, dtype="F32", shape=(rows, *own.entry.shape[1:]))
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> Float32:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         width = self.entry.shape[1]
         parts, end = [np.empty(0, np.float32)], start + count
         while start < end:
@@ -185,7 +195,7 @@ class UnitedTensor(_ChangedTensor):
             start += take
         return np.concatenate(parts)
 
-    def _mean(self, elements: TensorReader, model: int, held: Holders, column: int, count: int) -> Float32:
+    def _mean(self, elements: Elements, model: int, held: Holders, column: int, count: int) -> Float32:
         tables = [(self.others[other], row * self.entry.shape[1] + column) for other, row in held]
         first, *more = (elements.values(model, tensor, start, count) for tensor, start in tables)
         with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
@@ -198,7 +208,7 @@ class UnitedTensor(_ChangedTensor):
 class ZeroTensor(DerivedTensor):
     """Zeros in the shape of a tensor, stored as it is."""
 
-    def read(self, elements: TensorReader, model: int, start: int, count: int) -> NDArray[np.generic]:
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
         return np.zeros(count, STORAGE[self.entry.dtype])
 
 
@@ -231,8 +241,6 @@ def fp8_values(raw: NDArray[Any], dtype: str) -> Float32:
     return np.asarray(_TABLES[dtype][raw])
 
 
-_BITS = np.arange(256, dtype=np.uint8)
-_TABLES = {
-    "F8_E4M3": _BITS.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
-    "F8_E5M2": _BITS.view(ml_dtypes.float8_e5m2).astype(np.float32),
-}
+_KINDS = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+with np.errstate(invalid="ignore"):  # processors of ARM tell of a signaling NaN
+    _TABLES = {name: np.arange(256, dtype=np.uint8).view(kind).astype(np.float32) for name, kind in _KINDS.items()}

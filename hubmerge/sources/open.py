@@ -191,11 +191,10 @@ def _without_weights(place: Place, expected: str) -> FormatError:
 
 def _open_folder(text: str, begin: Path | None) -> Model:
     try:
-        folder = (begin or Path()) / Path(text).expanduser()
+        folder = (begin or Path()) / os.path.expanduser(text)
         found = folder.is_dir()
-    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of nobody
-        got = error.strerror if isinstance(error, OSError) else "no such home"
-        raise SourceNotFoundError("a folder that cannot be read", where=text[:200], got=str(got)) from None
+    except OSError as error:  # a name that is too long
+        raise SourceNotFoundError("a folder that cannot be read", where=text[:200], got=str(error.strerror)) from None
     if not found:
         raise _no_folder(text, folder, begin or Path())
 

@@ -240,11 +240,6 @@ def test_the_tokenizer_is_that_of_the_same_model_where_its_name_means_a_folder(t
     assert (load_recipe(path).tokenizer, load_recipe(path).tokenizer_of) == ("./org/b", 2)
 
 
-def test_a_file_below_the_home_of_nobody_is_refused():
-    with pytest.raises(RecipeError, match="the home of nobody in ~no-such-user/rows"):
-        recipe().path_of("~no-such-user/rows")
-
-
 # --- YAML --------------------------------------------------------------------------------------------------------
 
 

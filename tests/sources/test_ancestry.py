@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_helpers import on_hub
 from huggingface_hub import HfApi
+from source_helpers import on_hub
 
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from builders import T, llama_config, random_base, tensor, write_index, write_model
-from hub_helpers import bytes_of, on_hub, refuse_folder
 from plan_helpers import NOWHERE, opened
 from scripted_hub import ScriptedHub
 from served_models import Clock
+from source_helpers import bytes_of, on_hub, refuse_folder
 
 from hubmerge.errors import (
     FormatError,

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model
-from hub_helpers import refuse_folder
 from plan_helpers import opened, plan_of, refused
-from source_helpers import lora, pair
+from source_helpers import lora, pair, refuse_folder
 from source_helpers import write_adapter as adapter
 
 from hubmerge.errors import FormatError, IncompatibleError

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from builders import random_base, read_model, sparse_agent, write_model
-from hub_helpers import bytes_of, on_hub
 from huggingface_hub import HfApi
 from plan_helpers import plan_of
 from scripted_hub import ScriptedHub, error
 from served_models import Clock
-from source_helpers import lora, pair, write_adapter
+from source_helpers import bytes_of, lora, on_hub, pair, write_adapter
 
 from hubmerge.errors import (
     FormatError,
