@@ -45,9 +45,8 @@ from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.compatibility import refuse_equal_folders, refuse_equal_to_base
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
-from hubmerge.plan.files import chat_templates, folder_files, other_ends, refuse_pointers
+from hubmerge.plan.files import chat_templates, folder_files, module_problems, other_ends, refuse_pointers
 from hubmerge.plan.licenses import choose, strictest
-from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import Plan, make_plan, refusal
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.of_plan import sensitivities_of

@@ -18,8 +18,8 @@ from hubmerge.errors import HubmergeError, HubUnavailableError, Problem, printab
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo, RepoState
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
+from hubmerge.plan.files import module_problems
 from hubmerge.plan.licenses import choose, strictest
-from hubmerge.plan.modules import module_problems
 from hubmerge.plan.plan import refusal
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
