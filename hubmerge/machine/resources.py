@@ -2,14 +2,14 @@
 
 A container sees its host's cores and memory, but its control groups may allow less. The groups above a group limit it
 too, so the least of all limits counts: in version 2 (one tree, `cpu.max` and `memory.max`) and in version 1 (a tree per
-controller, `cpu.cfs_quota_us` and `memory.limit_in_bytes`). A quota of one and a half cores counts as two, which wait
-now and then. A limit that cannot be read is ignored.
+controller, `cpu.cfs_quota_us` and `memory.limit_in_bytes`). They are looked for below /sys/fs/cgroup, where systemd and
+containers have them. A quota of one and a half cores counts as two, which wait now and then. A limit that cannot be
+read is ignored.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,6 @@ from hubmerge.errors import SettingsError
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
 _TOOL_S = 10.0  # that the driver's tool may take
 _MOST_DIGITS = 20  # of a number that means anything here
-_ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
 
 
 @cache
@@ -92,49 +91,29 @@ class GroupLimits:
 
 
 def group_limits(system: Path = Path("/")) -> GroupLimits:
-    """What the control groups of this process allow; `system` is the folder that holds /proc and the mounts."""
+    """What the control groups of this process allow; `system` is the folder that holds /proc and /sys."""
     processors: list[int] = []
     memory: list[int] = []
-    for folder in _folders(system, "cpu"):
+    for folder in _groups(system):
         of_version_1 = [_numbers(folder / f"cpu.cfs_{name}_us", 1)[0] for name in ("quota", "period")]
         for quota, period in (_numbers(folder / "cpu.max", 2), of_version_1):
             if quota and period:  # rounded up: a quota below one period is one core for a part of the time
                 processors.append(-(-quota // period))
-    for folder in _folders(system, "memory"):
         limits = [_numbers(folder / name, 1)[0] for name in ("memory.max", "memory.limit_in_bytes")]
         memory += [limit for limit in limits if limit]
     return GroupLimits(min(processors, default=None), min(memory, default=None))
 
 
-def _folders(system: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's groups that may limit a controller, and of all groups above them, as far as mounts
-    show them."""
-    own: dict[str, PurePosixPath] = {}  # by controller; "": of version 2
+def _groups(system: Path) -> Iterator[Path]:
+    """The folders of this process's groups and of all groups above them. In a container a tree may begin at its own
+    group, whose name is told from a root above: then what is found there is the tree's root."""
     for line in _lines(system / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if colon and path.startswith("/"):
-            own |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
-    for line in _lines(system / "proc/self/mountinfo"):
-        before, dash, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.split(" ")
-        if not dash or len(fields) < 5 or len(kind) < 3:
-            continue
-        if kind[0] == "cgroup2":
-            group = own.get("")
-        elif kind[0] == "cgroup" and controller in kind[2].split(","):
-            group = own.get(controller)
-        else:
-            continue
-        if group is None:
-            continue
-        root, point = (_ESCAPED.sub(lambda m: chr(int(m.group(1), 8)), field) for field in fields[3:5])
-        # where the mount begins at another group than names are told from, all that can be told is its own limit
-        inside = group.relative_to(root) if group.is_relative_to(root) else PurePosixPath()
-        if ".." in inside.parts:
-            inside = PurePosixPath()
+        controllers, _, path = rest.partition(":")
+        tree = system / "sys/fs/cgroup" / controllers  # nothing in version 2
+        inside = PurePosixPath("" if ".." in path else path.lstrip("/"))
         for part in (inside, *inside.parents):
-            yield system / point.removeprefix("/") / part
+            yield tree / part
 
 
 def _numbers(path: Path, count: int) -> list[int | None]:
