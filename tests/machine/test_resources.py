@@ -16,6 +16,7 @@ from hubmerge.cli.main import main
 from hubmerge.machine import resources
 from hubmerge.machine.resources import GroupLimits, group_limits
 
+
 def told(folder: Path, own: str, files: Mapping[str, str]) -> GroupLimits:
     groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, content in {"proc/self/cgroup": own, **groups}.items():

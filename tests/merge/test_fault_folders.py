@@ -17,7 +17,7 @@ from plan_helpers import NOWHERE
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
+from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
