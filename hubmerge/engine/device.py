@@ -213,12 +213,9 @@ class Engine:
 
     def _there(self, stored: NDArray[Any], dtype: str) -> torch.Tensor:
         """A copy on the device."""
-        import torch
+        from hubmerge.engine.lanes import there
 
-        from hubmerge.engine.lanes import STORED
-
-        there = torch.from_numpy(np.array(stored).view(np.uint8)).to(self._device)
-        return there.view(STORED[dtype])
+        return there(stored, dtype, self._device)
 
     @contextmanager
     def _products(self) -> Iterator[None]:

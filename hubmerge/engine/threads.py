@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 A = TypeVar("A")
@@ -44,17 +43,15 @@ def in_order(
 class Follower(Generic[A]):
     """`work` over items, in order, in a thread of its own; at most `behind` of them wait.
 
-    An error of `work` is raised in the giver's thread, by the next `put` or by `finish`; items after it are dropped.
-    Leaving the context ends the thread, whatever still waits.
+    An error of `work` is raised in the giver's thread, by a later `put` or by `finish`. Leaving the context ends the
+    thread, whatever still waits.
     """
 
     def __init__(self, work: Callable[[A], None], name: str, behind: int = 2) -> None:
-        self.name = name
         self._work = work
         self._behind = behind
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._given: deque[Future[None]] = deque()
-        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -62,28 +59,16 @@ class Follower(Generic[A]):
     def put(self, item: A) -> None:
         """Give the next item; waits while `behind` items wait."""
         self._settle(self._behind)
-        self._given.append(self._pool.submit(self._one, item))
+        self._given.append(self._pool.submit(self._work, item))
 
     def finish(self) -> None:
         """Return when everything is done."""
         self._settle(0)
 
-    def _one(self, item: A) -> None:
-        if self._error is not None:
-            return
-        try:
-            self._work(item)
-        except BaseException as error:  # noqa: BLE001 (it is raised where the items come from)
-            self._error = error
-
     def _settle(self, most: int) -> None:
         """Wait until at most `most` items are not done; the error of one is raised."""
-        while len(self._given) > most and self._error is None:
+        while len(self._given) > most:
             self._given.popleft().result()
-        if self._error is not None:
-            raise self._error
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -168,20 +168,20 @@ def test_the_giver_waits_while_enough_items_wait() -> None:
     assert put == [0, 1, 2, 3]
 
 
-def test_an_error_is_raised_by_the_next_put_or_by_finish_and_what_follows_is_dropped() -> None:
-    seen: list[int] = []
+@pytest.mark.parametrize("items", [3, 100])  # raised by `finish`, or by a `put` before it
+def test_an_error_is_raised_by_a_later_put_or_by_finish(items: int) -> None:
+    given: list[int] = []
 
     def work(item: int) -> None:
         if item == 2:
             raise ValueError("two")
-        seen.append(item)
 
-    with Follower(work, "error") as follower:
-        with pytest.raises(ValueError, match="two"):
-            give(follower, 100)
-        with pytest.raises(ValueError, match="two"):
-            follower.finish()
-    assert seen == [0, 1]
+    with Follower(work, "error") as follower, pytest.raises(ValueError, match="two"):
+        for item in range(items):
+            follower.put(item)
+            given.append(item)
+        follower.finish()
+    assert len(given) == min(items, 5)  # while the error waits, two more wait behind it
     assert alive("error") == []
 
 
