@@ -1,9 +1,9 @@
 """The way of a chunk to a CUDA device and back.
 
-A lane is a CUDA stream of its own. A thread that has read a chunk takes a free lane, copies the chunk in, runs the pass,
-copies the output and the counts back, and waits for its own stream alone. Of DEVICE_LANES chunks one is copied in while
-another is computed and a third is copied out. Memory comes from torch's caching allocator, which holds a pool per
-stream and asks the driver for nothing once it has seen a chunk. The allocator is told the limit, so that memory is
+A lane is a CUDA stream of its own. A thread that has read a chunk takes a free lane, copies the chunk in, runs the
+pass, copies the output and the counts back, and waits for its own stream alone. Of DEVICE_LANES chunks one is copied
+in while another is computed and a third is copied out. Memory comes from torch's caching allocator, which holds a pool
+per stream and asks the driver for nothing once it has seen a chunk. The allocator is told the limit, so that memory is
 bounded by the device and not by an estimate.
 
 A copy is waited for, by its thread alone. Of pinned memory that was copied without waiting (`non_blocking`) torch notes

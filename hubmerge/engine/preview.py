@@ -146,8 +146,7 @@ def recommendation(shares: Mapping[str, float], agents: int) -> tuple[str, str]:
         return "task_arithmetic", "A single agent meets no other; its update can only be scaled."
     if alone >= _DECIDES:
         return "ram_plus", (
-            f"{alone:.0%} of what changed was changed by one agent alone; "
-            f"averaging would divide it by {_number(agents)}."
+            f"{alone:.0%} of what changed was changed by one agent alone; averaging would divide it by {agents}."
         )
     if conflict >= _DECIDES:
         return "ties", (
@@ -158,8 +157,3 @@ def recommendation(shares: Mapping[str, float], agents: int) -> tuple[str, str]:
         f"Only {alone:.0%} of what changed was changed by one agent alone, and of just {conflict:.0%} agents disagree "
         "on the direction; plain averaging loses little."
     )
-
-
-def _number(count: int) -> str:
-    words = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    return words[count - 2] if 2 <= count <= 10 else str(count)

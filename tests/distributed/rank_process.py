@@ -1,10 +1,9 @@
-"""The processes of a merge that several share: commands of hubmerge with small shards; one dies where it is told to.
+"""A process of a merge that several share: commands of hubmerge with small shards; one dies where it is told to.
 
-This process imports what they need, which takes longer than all they do, and forks once per rank for every line of
-its input: {"runs": [[ARGV…], …], "ports": […], "environments": [{…}, …], "folders": […], "errors": […],
-"shard_bytes": N, "notes": FOLDER, "trouble": {…}}. It answers with the exit codes by rank.
+    python tests/distributed/rank_process.py ORDER
 
-A rank notes what it does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
+ORDER: {"runs": [[ARGV…], …], "ports": […], "shard_bytes": N, "notes": FOLDER, "trouble": {…}}. A rank notes what it
+does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
 trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
 """
 
@@ -15,13 +14,10 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch.distributed  # noqa: F401
 
 from hubmerge import line
 from hubmerge.cli import main as cli
@@ -50,7 +46,7 @@ def _so_often(times: int, call: Callable[..., Any], dies: bool) -> Callable[...,
 def _note(notes: Path) -> None:
     """Also makes uploads as slow as they may be: until nothing goes on without them."""
     notes.mkdir(parents=True, exist_ok=True)
-    file = open(notes / os.environ.get("RANK", "0"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+    file = open(notes / os.environ["RANK"], "a", encoding="utf-8", buffering=1)  # noqa: SIM115
     write_shard, upload_one, drain = stream.write_shard, upload.ShardUploader._upload, upload.ShardUploader.drain
     draining = False
 
@@ -77,7 +73,7 @@ def _note(notes: Path) -> None:
     upload.ShardUploader.drain = drain_on  # type: ignore[method-assign]
 
 
-def _run(order: dict[str, Any], rank: int) -> int:
+def main(order: dict[str, Any]) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
     if os.environ.get("PRETEND_A_DEVICE"):
@@ -85,7 +81,7 @@ def _run(order: dict[str, Any], rank: int) -> int:
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]
-    if trouble and trouble["rank"] == rank:
+    if trouble and str(trouble["rank"]) == os.environ["RANK"]:
         owner, name = {
             "die at shard": (journal.Journal, "add_shard"),
             "die at upload": (journal.Journal, "add_uploaded"),
@@ -99,33 +95,5 @@ def _run(order: dict[str, Any], rank: int) -> int:
     return 0
 
 
-def _fork(order: dict[str, Any], rank: int) -> int:
-    """The id of a new process that runs `order` as `rank` and ends."""
-    if child := os.fork():
-        return child
-    code = 70
-    try:
-        os.chdir(order["folders"][rank])
-        os.environ.update(order["environments"][rank])
-        with open(os.devnull, "r+b") as nowhere, open(order["errors"][rank], "wb") as errors:
-            os.dup2(nowhere.fileno(), 0)
-            os.dup2(nowhere.fileno(), 1)
-            os.dup2(errors.fileno(), 2)
-        code = _run(order, rank)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def main() -> None:
-    for text in sys.stdin:
-        order = json.loads(text)
-        children = [_fork(order, rank) for rank in range(len(order["environments"]))]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        print(json.dumps(codes), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_helpers import ROOT, Launcher
+from process_helpers import start
+from processes import ROOT
 from stream_helpers import write_family
 
 VOLATILE = ("created", "environment")
@@ -65,7 +66,7 @@ def test_two_processes_of_a_launcher_merge_what_one_process_merges(family: Path,
         assert manifest["environment"]["processes"] == 2
 
 
-def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, family: Path, tmp_path: Path) -> None:
+def test_each_process_says_what_it_warns_of_with_its_rank(family: Path, tmp_path: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -78,9 +79,7 @@ def test_each_process_says_what_it_warns_of_with_its_rank(start: Launcher, famil
     assert said == [[f"hubmerge: warning: {missing}"], [f"hubmerge: warning: rank 1: {missing}"]]
 
 
-def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
-    start: Launcher, family: Path, tmp_path: Path
-) -> None:
+def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(family: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     [(code, error)] = start(1, [argv(family, "ram_plus", tmp_path / "alone")])
     assert code == 0, error
@@ -98,9 +97,7 @@ def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
     assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept  # not merged again
 
 
-def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(
-    start: Launcher, family: Path, tmp_path: Path
-) -> None:
+def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(family: Path, tmp_path: Path) -> None:
     machines = [tmp_path / "one", tmp_path / "two"]
     for machine in machines:
         machine.mkdir()
@@ -113,9 +110,7 @@ def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
-def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_process_alike(
-    start: Launcher, tmp_path: Path
-) -> None:
+def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_process_alike(tmp_path: Path) -> None:
     zoo, data = ROOT / "examples" / "zoo", tmp_path / "data"
 
     def command(method: str, out: str, **weighing: dict[str, Any]) -> list[str]:

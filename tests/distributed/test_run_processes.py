@@ -11,7 +11,7 @@ import pytest
 from builders import recipe_dict
 from huggingface_hub import HfApi
 from line import Line, upload
-from process_helpers import Launcher, noted
+from process_helpers import noted, start
 from processes import as_ada
 from stream_helpers import write_family
 
@@ -28,7 +28,6 @@ VOLATILE = ("created", "environment", "identity", "target")
 class Work(Line):
     """Runs of one recipe by several processes."""
 
-    start: Launcher = field(kw_only=True)
     file: Path = field(kw_only=True)  # of the recipe
 
     @property
@@ -39,7 +38,7 @@ class Work(Line):
         self, processes: int, trouble: dict[str, Any] | None = None, times: int = 1, **more: Any
     ) -> list[tuple[int, str]]:
         command = ["run", str(self.file), "--to", self.target, "--license", "mit", "--device", "cpu"]
-        return self.start(
+        return start(
             processes,
             [[*command, "--disk-budget", str(DISK_BYTES / 1e9)]] * times,
             trouble,
@@ -75,11 +74,9 @@ def recipe(local_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def alone(
-    start: Launcher, local_hub: LocalHubProcess, recipe: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def alone(local_hub: LocalHubProcess, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process publishes."""
-    work = Work(local_hub, tmp_path_factory.mktemp("alone"), {}, "ada/alone", start=start, file=recipe)
+    work = Work(local_hub, tmp_path_factory.mktemp("alone"), {}, "ada/alone", file=recipe)
     [(code, error)] = work.run(1)
     assert code == 0, error
     published = work.published()
@@ -88,8 +85,8 @@ def alone(
 
 
 @pytest.fixture
-def work(start: Launcher, local_hub: LocalHubProcess, recipe: Path, tmp_path: Path, name: str) -> Work:
-    return Work(local_hub, tmp_path, {}, name, start=start, file=recipe)
+def work(local_hub: LocalHubProcess, recipe: Path, tmp_path: Path, name: str) -> Work:
+    return Work(local_hub, tmp_path, {}, name, file=recipe)
 
 
 def input_bytes(recipe: Path) -> int:
@@ -165,6 +162,6 @@ def test_machines_without_a_common_folder_publish_too_and_go_on_after_a_failed_u
 
 
 def test_a_sweep_and_an_evaluation_are_refused_to_several_processes(work: Work) -> None:
-    [(code, error), _] = work.start(2, [["run", str(work.file), "--to", work.target, "--evaluate", "smoke"]])
+    [(code, error), _] = start(2, [["run", str(work.file), "--to", work.target, "--evaluate", "smoke"]])
     assert code == 1
     assert "E_RECIPE: this command is run by one process" in error

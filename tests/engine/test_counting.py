@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from hubmerge.statistics.statistics import (
     SCHEMA,
     ResultTally,
     Statistics,
-    Tally,
     zero_result,
     zero_tally,
 )
@@ -228,10 +226,3 @@ def test_folding_adds_counts_and_sums_one_chunk_after_the_other(count: int) -> N
             wanted, sums = wanted + chunk.tally, added_in_order(sums, chunk.sums)
         assert plain(folded(zero, chunks)) == plain(wanted.with_sums(sums))
     assert [(plain(i.tally), plain(r.tally)) for i, r in made] == kept, "what was added is not changed"
-
-
-def test_a_sum_of_tallies_is_what_plus_gives() -> None:
-    tallies = [folded(zero_tally(3), [i]) for i, _ in counted_chunks(12)]
-    kept = [plain(t) for t in tallies]
-    assert plain(Tally.sum_of(tallies)) == plain(reduce(lambda a, b: a + b, tallies))
-    assert [plain(t) for t in tallies] == kept

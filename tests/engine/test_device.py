@@ -189,12 +189,6 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     assert "got 1 MB" in found.device["device_failed"]
 
 
-def test_the_page_says_how_large_a_chunk_is() -> None:
-    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
-    millions = device_shares(3, StreamOptions())[1] / 1e6
-    assert f"({millions:.1f} million elements with three agents)" in page
-
-
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     opening: Any = partial(open_engine, agents=3, trials=[(device.COUNTING, "BF16")], whole=0, host=definition)
