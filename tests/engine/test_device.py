@@ -402,14 +402,14 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(whole, tmp_path / "cpu")
-    there = device.Engine._there
+    there = lanes.there
     calls: list[int] = []
 
-    def some(self: Any, stored: Any, dtype: str) -> Any:
+    def some(*arguments: Any) -> Any:
         calls.append(1)
-        return there(self, stored, dtype) if len(calls) < 8 else out_of_memory()
+        return there(*arguments) if len(calls) < 8 else out_of_memory()
 
-    monkeypatch.setattr(device.Engine, "_there", some)
+    monkeypatch.setattr(lanes, "there", some)
     found, [warning] = watched(whole, tmp_path / "device", device="auto")
     assert "the CPU goes on: CUDA out of memory" in warning
     assert "CUDA out of memory" in found.device["device_failed"]
@@ -419,13 +419,13 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
 def test_a_device_whose_products_are_those_of_tf32_is_not_used(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = device.Engine._product
+    exact = lanes.Engine._product
 
     def coarse(self: Any, x: Any, y: Any) -> Any:
         short = ((a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in (x, y))  # ten bits of a fraction
         return exact(self, *short)
 
-    monkeypatch.setattr(device.Engine, "_product", coarse)
+    monkeypatch.setattr(lanes.Engine, "_product", coarse)
     _, [warning] = watched(whole, tmp_path / "out", device="auto")
     assert "less exact than float32" in warning
 

@@ -19,8 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
-from hubmerge.engine.device import Engine
-from hubmerge.engine.lanes import Lane
+from hubmerge.engine.lanes import Engine, Lane
 from hubmerge.engine.memory import device_bytes
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
