@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hubmerge.engine.definition import Rule
 from hubmerge.engine.memory import device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
-from hubmerge.errors import DeviceError, MemoryLimitError
+from hubmerge.errors import DeviceError, MemoryLimitError, reason_of
 from hubmerge.machine import resources
 from hubmerge.machine.extras import require
 from hubmerge.plan.disk import shown_bytes
@@ -108,13 +108,3 @@ def _place(local_rank: int) -> torch.device | None:
     if not torch.cuda.is_available():
         return None
     return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
-def reason_of(error: Exception) -> str:
-    """One line; what is not the runtime's own message bears the error's class, as it may be a mistake of ours."""
-    if isinstance(error, MemoryLimitError):
-        problem = error.problems[0]
-        return f"{problem.what} (expected {problem.expected}, got {problem.got})"
-    text = (str(error).splitlines() or [""])[0]
-    told = type(error) is not RuntimeError and not type(error).__module__.startswith("torch")
-    return (f"{type(error).__name__}: {text}" if told or not text else text)[:200]

@@ -35,8 +35,8 @@ from hubmerge.engine.counting import Counted, Read
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
 from hubmerge.engine.definition import count as count_on_device
 from hubmerge.engine.definition import merge as merge_on_device
-from hubmerge.engine.device import Warn, reason_of
 from hubmerge.engine.memory import DEVICE_LANES
+from hubmerge.errors import reason_of
 from hubmerge.methods.base import one_by_one
 from hubmerge.numerics.counter_rng import Key
 from hubmerge.numerics.dtypes import STORAGE, Float32
@@ -165,7 +165,7 @@ class Engine:
             self._failed = reason_of(error)
             self._untold.append(f"the device {self._device} is no longer used, the CPU goes on: {self._failed}")
 
-    def tell(self, warn: Warn) -> None:
+    def tell(self, warn: Callable[[str], None]) -> None:
         """Say, in the caller's thread, what was not said yet: that the device has failed."""
         while self._untold:
             warn(self._untold.pop(0))
