@@ -202,14 +202,3 @@ class LoginError(HubmergeError):
 
 class InternalError(HubmergeError):
     code = "E_INTERNAL"  # a bug in hubmerge
-
-
-def reason_of(error: Exception) -> str:
-    """Why a device failed, in one line; what is not torch's own message bears the error's class, as it may be a mistake
-    of ours."""
-    if isinstance(error, MemoryLimitError):
-        problem = error.problems[0]
-        return f"{problem.what} (expected {problem.expected}, got {problem.got})"
-    text = (str(error).splitlines() or [""])[0]
-    told = type(error) is not RuntimeError and not type(error).__module__.startswith("torch")
-    return (f"{type(error).__name__}: {text}" if told or not text else text)[:200]

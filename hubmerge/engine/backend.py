@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hubmerge.engine import definition
 from hubmerge.engine.definition import ChunkInputs, Rule
-from hubmerge.engine.device import COUNTING, open_engine
+from hubmerge.engine.device import COUNTING, Engine, open_engine
 from hubmerge.engine.memory import Shares, device_shares, shares_of, whole_bytes
 from hubmerge.engine.options import StreamOptions
 from hubmerge.engine.progress import Observer
@@ -32,9 +32,6 @@ from hubmerge.engine.rules import is_whole, rule_of
 from hubmerge.numerics.dtypes import Float32
 from hubmerge.plan.plan import Plan
 from hubmerge.statistics.statistics import Overlaps
-
-if TYPE_CHECKING:
-    from hubmerge.engine.lanes import Engine
 
 CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
 MOST_SHARDS = 4  # at once: each reads somewhere else

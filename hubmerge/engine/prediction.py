@@ -41,7 +41,7 @@ _CARD = 20 * _MB  # template, statistics and figures, when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
 # what `import torch` adds; by the state of the page cache a quarter more or less, as libraries are mapped at once
 _TORCH, _TORCH_FOR_CUDA = 230 * _MB, 620 * _MB
-_DEVICE = 440 * _MB  # the driver's context on the host, chunks on their way
+_DEVICE = 440 * _MB  # the driver's context on the host, pinned buffers
 _NETWORK = 380 * _MB  # torch, transformers and what reads calibration data
 _DELTA_AND_OUTPUT = 6  # bytes per element of each of two whole tensors that are in hand beside a device
 

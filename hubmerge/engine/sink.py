@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +23,16 @@ from hubmerge.engine.threads import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError, FolderInUseError
 from hubmerge.machine.disk_errors import make_folder, writing, written
+from hubmerge.machine.resources import cores
 from hubmerge.plan.plan import PlannedShard
 from hubmerge.sources.ancestry import REPORT
 from hubmerge.statistics.statistics import ResultTally, Tally
 
 MANIFEST = REPORT
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
-BLOCK_BYTES = 4 * 1024 * 1024  # read at once, and told
+HASHING_THREADS = 8  # as many as a disk has use for
+BLOCK_BYTES = 1024 * 1024  # between two looks at whether it was broken off
+TELLING_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -70,31 +75,38 @@ def has_size(path: Path, shard: FinishedShard) -> bool:
 
 
 def sound(files: Sequence[tuple[Path, FinishedShard]], tell: Callable[[int, int], None]) -> list[bool]:
-    """For each file whether it has the size and the sha256 of its shard.
+    """For each file whether it has the size and the sha256 of its shard, hashed in threads, file by file.
 
-    `tell(done, total)` is told bytes, where there are any. It may raise to break it off.
+    `tell(done, total)` is told bytes, in this thread, where there are any. It may raise to break it off, as a signal
+    does: each thread then ends within one block.
     """
-    total, done, found = sum(shard.size for _, shard in files), 0, []
-    for path, shard in files if total else ():
-        digest = hashlib.sha256()
-        for position, block in _blocks(path) if has_size(path, shard) else ():
-            tell(min(done + position, total), total)
-            digest.update(block)
-        done += shard.size
-        found.append(digest.hexdigest() == shard.sha256)
-    if total:
-        tell(total, total)
-    return found or [has_size(path, shard) for path, shard in files]
+    total = sum(shard.size for _, shard in files)
+    if not total:
+        return [has_size(path, shard) for path, shard in files]
+    done = [0] * len(files)  # each by one thread
+    broken_off = threading.Event()
 
+    def check(number: int) -> bool:
+        path, shard = files[number]
+        digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
+        if has_size(path, shard):
+            with suppress(OSError), open(path, "rb", buffering=0) as file:  # what cannot be read has another digest
+                while (count := file.readinto(block)) and not broken_off.is_set():
+                    digest.update(block[:count])
+                    done[number] += count
+        done[number] = shard.size
+        return digest.hexdigest() == shard.sha256
 
-def _blocks(path: Path) -> Iterator[tuple[int, memoryview]]:
-    """Where each block of a file begins, and the block, until the next one is asked for; none behind what cannot be
-    read."""
-    block, position = memoryview(bytearray(BLOCK_BYTES)), 0
-    with suppress(OSError), open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            yield position, block[:count]
-            position += count
+    tell(0, total)
+    with ThreadPoolExecutor(min(HASHING_THREADS, cores(), len(files))) as pool:
+        try:
+            checks = [pool.submit(check, number) for number in range(len(files))]
+            while wait(checks, TELLING_S).not_done:
+                tell(min(sum(done), total), total)
+        finally:
+            broken_off.set()
+    tell(total, total)
+    return [one.result() for one in checks]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hubmerge.engine import definition, device
-from hubmerge.engine.lanes import Engine
+from hubmerge.engine.device import Engine
 from hubmerge.machine import resources
 from hubmerge.numerics.counter_rng import make_key
 

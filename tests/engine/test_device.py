@@ -189,6 +189,12 @@ def test_chunks_fit_the_memory_they_are_given_and_too_little_for_one_block_is_a_
     assert "got 1 MB" in found.device["device_failed"]
 
 
+def test_the_page_says_how_large_a_chunk_is() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
+    millions = device_shares(3, StreamOptions())[1] / 1e6
+    assert f"({millions:.1f} million elements with three agents)" in page
+
+
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     opening: Any = partial(open_engine, agents=3, trials=[(device.COUNTING, "BF16")], whole=0, host=definition)
@@ -402,14 +408,14 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(whole, tmp_path / "cpu")
-    there = lanes.there
+    there = device.Engine._there
     calls: list[int] = []
 
-    def some(*arguments: Any) -> Any:
+    def some(self: Any, stored: Any, dtype: str) -> Any:
         calls.append(1)
-        return there(*arguments) if len(calls) < 8 else out_of_memory()
+        return there(self, stored, dtype) if len(calls) < 8 else out_of_memory()
 
-    monkeypatch.setattr(lanes, "there", some)
+    monkeypatch.setattr(device.Engine, "_there", some)
     found, [warning] = watched(whole, tmp_path / "device", device="auto")
     assert "the CPU goes on: CUDA out of memory" in warning
     assert "CUDA out of memory" in found.device["device_failed"]
@@ -419,13 +425,13 @@ def test_products_go_on_on_the_cpu_when_the_device_fails(
 def test_a_device_whose_products_are_those_of_tf32_is_not_used(
     whole: Plan, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = lanes.Engine._product
+    exact = device.Engine._product
 
     def coarse(self: Any, x: Any, y: Any) -> Any:
         short = ((a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for a in (x, y))  # ten bits of a fraction
         return exact(self, *short)
 
-    monkeypatch.setattr(lanes.Engine, "_product", coarse)
+    monkeypatch.setattr(device.Engine, "_product", coarse)
     _, [warning] = watched(whole, tmp_path / "out", device="auto")
     assert "less exact than float32" in warning
 

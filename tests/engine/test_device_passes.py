@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.definition import ChunkInputs
-from hubmerge.engine.lanes import Engine, Lane
+from hubmerge.engine.device import Engine
+from hubmerge.engine.lanes import Lane
 from hubmerge.engine.memory import device_bytes
 from hubmerge.engine.options import DEVICE_BYTES
 from hubmerge.methods import registry
@@ -127,7 +128,16 @@ def _check_products(engine: Engine, shape: tuple[int, int]) -> None:
     assert np.abs(found - wanted).max() < 0.1 * moved.max()
 
 
-def test_a_lane_makes_its_own_device_current_before_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
+    lane, places = Lane(CPU), set()
+    rule = rule_of("linear", chunk_of("linear", 2, 10), "nearest")
+    for n in (BLOCK, BLOCK, 100, BLOCK):
+        lane.merge(chunk_of("linear", 2, n), rule, "BF16", make_key(0, "x"), with_inputs=True)
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane.there(rule))))
+    assert len(places) == 1
+
+
+def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[object] = []
 
     @contextmanager
@@ -141,5 +151,22 @@ def test_a_lane_makes_its_own_device_current_before_its_stream(monkeypatch: pyte
     lane = Lane(CPU)
     lane._stream = object()  # type: ignore[assignment]
     chunk = chunk_of("linear", 2, BLOCK + 1, "mixed")
-    lane.merge(chunk, rule_of("linear", chunk, "nearest"), "BF16", make_key(0, "x"), with_inputs=False)
-    assert events == [CPU, lane._stream, "end", "end"]
+    rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
+
+    def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, size = lane._on_device.buffer.data_ptr(), lane._on_device.buffer.numel()
+        assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
+        lane._in.buffer.zero_()  # the host's may be filled again
+        return definition.merge(inputs, lane.there(rule), "BF16", key, with_inputs=False)
+
+    copy = torch.Tensor.copy_
+
+    def noted(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:  # each is waited for
+        events.append("copy")
+        return copy(tensor, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
+    raw, _ = lane.run(chunk, work)
+    wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
+    assert raw.tobytes() == wanted.raw.tobytes()
+    assert events == [CPU, lane._stream, "copy", "copy", "copy", "end", "end"]  # its own device first

@@ -15,7 +15,7 @@ from stream_helpers import Watching, bytes_of, plan_of, run, tallies, write_fami
 from test_fast import chunk_of, rule_of
 
 from hubmerge.engine import definition
-from hubmerge.engine.lanes import Engine
+from hubmerge.engine.device import Engine
 from hubmerge.engine.memory import DEVICE_LANES, device_shares
 from hubmerge.engine.options import DEVICE_BYTES, StreamOptions
 from hubmerge.numerics.counter_rng import make_key

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from line import threads_left
@@ -139,21 +142,28 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
     assert not as_folder.uploaded
 
 
-def test_reading_finished_shards_again_is_broken_off_within_a_block(tmp_path: Path, plan: Plan) -> None:
-    journal, told = opened(tmp_path, plan), []
-    name, size = plan.shards[0].filename, 10 * sink.BLOCK_BYTES
-    journal.add_shard(FinishedShard(name, size, "0" * 64, None, {}))
-    (tmp_path / "out" / name).touch()
-    os.truncate(tmp_path / "out" / name, size)
+def test_reading_finished_shards_again_is_broken_off_within_a_block(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path, plan)
+    large = 4 * 10**9  # of which the file holds nothing
+    for shard in plan.shards[:3]:
+        journal.add_shard(FinishedShard(shard.filename, large, "0" * 64, None, {}))
+        with open(tmp_path / "out" / shard.filename, "wb") as file:
+            file.truncate(large)
+    hashed: list[int] = []
 
     def tell(done: int, total: int) -> None:
-        told.append((done, total))
-        if done:
+        if done:  # all threads have been started
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(sink, "TELLING_S", 0.01)
+    monkeypatch.setattr(sink, "hashlib", SimpleNamespace(sha256=lambda: Mock(update=lambda b: hashed.append(len(b)))))
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         opened(tmp_path, plan, tell=tell)
-    assert told == [(0, size), (sink.BLOCK_BYTES, size)]
+    assert 0 < sum(hashed) < large
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("event", ["probe", "thresholds", "shard"])

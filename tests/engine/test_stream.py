@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -301,3 +305,27 @@ def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_p
     run(plan, tmp_path / "out")
     for name, value in tensors_of(tmp_path / "out", plan).items():
         assert value.tobytes() == expected[name].astype(ml_dtypes.bfloat16).tobytes()
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from stream_helpers import StopAfter, plan_of, run
+folder, killed = Path({folder!r}), lambda: os.kill(os.getpid(), signal.SIGKILL)
+plan = plan_of(folder, "ram_plus", max_shard_bytes=12_000)
+run(plan, folder / "killed", observer=StopAfter({after}, killed))
+"""
+
+
+def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path: Path) -> None:
+    plan = family_plan(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    run(plan, tmp_path / "whole")
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.getcwd()]
+    for after in (2, 12, 5):  # the first dies in the probe, the next ones in one shard after another
+        script = KILLED.format(paths=paths, after=after, folder=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len([*(tmp_path / "killed").glob("*.safetensors")]) == 1, "one was finished"
+    run(plan, tmp_path / "killed")
+    assert bytes_of(tmp_path / "killed", plan) == bytes_of(tmp_path / "whole", plan)
