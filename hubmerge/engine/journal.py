@@ -205,13 +205,7 @@ class Journal:
         match line["event"]:
             case "plan":  # it comes first
                 if line["identity"] != self._identity:
-                    raise TargetExistsError(
-                        "another merge is unfinished here, or one of other versions of the models",
-                        where=str(self._folder),
-                        expected=self._identity[:12],
-                        got=str(line["identity"])[:12],
-                        next_step="Choose another folder, or remove this one.",
-                    )
+                    raise self._another(line)
             case "probed":
                 self._probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
             case "probe":
@@ -226,6 +220,30 @@ class Journal:
             case "lost":
                 self.uploaded.discard(line["filename"])
                 self.shards.pop(line["filename"], None)
+
+    def _another(self, line: Mapping[str, Any]) -> TargetExistsError:
+        """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
+        theirs = [(str(pin["id"]), str(pin["sha"])) for pin in line.get("models", ()) if isinstance(pin, dict)]
+        ours = [(ref.id, ref.sha) for ref in self._refs]
+        if [name for name, _ in theirs] == [name for name, _ in ours] and theirs != ours:
+            moved = [n for n, (old, new) in enumerate(zip(theirs, ours, strict=True)) if old != new]
+            again = all(self._refs[n].kind == "hub" for n in moved)
+            return TargetExistsError(
+                "an unfinished merge of other versions of the models is here",
+                where=str(self._folder),
+                expected=", ".join("@".join(ours[n]) for n in moved),
+                got=", ".join("@".join(theirs[n]) for n in moved),
+                next_step="To go on with it, name those versions in the recipe; or choose another folder."
+                if again
+                else "The models have changed since: choose another folder.",
+            )
+        return TargetExistsError(
+            "another merge is unfinished here",
+            where=str(self._folder),
+            expected=self._identity[:12],
+            got=str(line["identity"])[:12],
+            next_step="Choose another folder, or remove this one.",
+        )
 
 
 def pins_of(refs: Iterable[ModelRef]) -> list[dict[str, str]]:

@@ -113,7 +113,7 @@ def test_another_merge_is_not_gone_on_with(
         work.mkdir(parents=True)
         (work / "journal.jsonl").write_text(journal_module.sealed({"event": "plan", "identity": "0" * 64}))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here.* in {out}: expected"):
+    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {out}: "):
         opened(tmp_path, plan)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from builders import recipe_dict, write_parents
@@ -17,7 +18,7 @@ from plan_helpers import NOWHERE
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError
+from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -112,6 +113,21 @@ def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away
         merge_to_hub(prepared, line.hub, out, StreamOptions(cache=line.inputs), Watcher())
     assert error.value.retryable
     assert not line.api.repo_exists(line.target)
+
+
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
+    base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
+
+    line.watcher.at["merge"] = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        line.to_folder()
+    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)
+    with pytest.raises(TargetExistsError, match=r"other versions of the models.*name those versions") as error:
+        line.to_folder()
+    assert f"{base}@{older}" in str(error.value)
+    line.recipe = {**line.recipe, "base": f"{base}@{older}"}
+    line.to_folder()
+    assert (line.out / MANIFEST).is_file()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
