@@ -1,8 +1,8 @@
 """Every refusal and failure that hubmerge can name, each with a stable code.
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call can succeed
-later without a change by the user. engine/distributed.py, workflows/jobs/jobs.py and workflows/jobs/tokens.py have
-errors of their own: E_PROCESS, E_FENCE, E_JOB, E_BUSY and E_SEAL.
+later without a change by the user. engine/distributed.py and workflows/jobs/jobs.py have errors of their own:
+E_PROCESS, E_FENCE, E_JOB and E_BUSY.
 """
 
 from __future__ import annotations

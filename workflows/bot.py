@@ -6,20 +6,18 @@ There is a route for webhooks only where a secret is set; without one, polls alo
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.routing import BaseRoute
 
-from hubmerge.errors import LoginError, QuotaError
 from hubmerge.settings import Settings
 from workflows.app.watchers_source import WatcherSource
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import EvaluationRequests, RecordedScores, is_the_bot_s, schedule_evaluations
-from workflows.jobs.jobs import Clock, State
+from workflows.jobs.evaluations import EvaluationRequests, RecordedScores, schedule_evaluations
+from workflows.jobs.jobs import Clock
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import TokenVault, UnreadableTokenError
+from workflows.jobs.tokens import TokenVault
 from workflows.schedule.scheduler import Scheduler, Tick
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rules import RuleSet
@@ -35,7 +33,6 @@ class Intervals:
     inbox_s: float = 2.0  # deliveries, and what an owner asks for, become turns of the rules
     poll_s: float = 300.0  # turns of all rules without a delivery
     evaluations_s: float = 20.0  # scores that are missing become jobs
-    tokens_s: float = 60.0  # the bot's own jobs that failed with an earlier token or secret are tried again
 
 
 class Bot:
@@ -56,7 +53,6 @@ class Bot:
     ) -> None:
         self._intervals = intervals or Intervals()
         self.store = Store(settings.data_dir, clock=clock, jobs_per_user=settings.jobs_per_user)
-        self._first = 1 + max((job.ticket for job in self.store.list_jobs(limit=1)), default=0)  # of this process
         self.account = Account(settings, vault)
         self.ledger = Ledger(self.store)
         self.inbox = Inbox(self.store)
@@ -73,7 +69,6 @@ class Bot:
         every = self._intervals
         ticks = [
             Tick("reap", every.reap_s, self.store.reap),
-            Tick("tokens", every.tokens_s, self.renew_tokens),
             Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
             Tick("asked", every.inbox_s, self.watchers.handle_asked),
             Tick("watchers", every.poll_s, self.watchers.poll),
@@ -82,18 +77,3 @@ class Bot:
             due = partial(schedule_evaluations, self.store, self.requests)
             ticks.append(Tick("evaluations", every.evaluations_s, due))
         return tuple(ticks)
-
-    def renew_tokens(self) -> int:
-        """Try the bot's own jobs again that failed for a token that was sealed before this process began.
-
-        It was revoked since, or HUBMERGE_SECRET is another one. They would stay failed, for a login that nobody can
-        give: their token is the one in the environment.
-        """
-        renewed = 0
-        for job in self.store.list_jobs(user=self.account.name, states=[State.FAILED], before=self._first, limit=1000):
-            for_login = job.error is not None and job.error.code in (LoginError.code, UnreadableTokenError.code)
-            if for_login and is_the_bot_s(job):  # not somebody's own, with a sign-in of theirs
-                with suppress(QuotaError):  # too many are under way; the next tick tries it again
-                    self.store.retry(job.id, job.user, self.account.seal(job.id))
-                    renewed += 1
-        return renewed

@@ -171,7 +171,7 @@ def needs_login(view: JobView) -> bool:
     if view.state == "queued":
         end = moment(view.signed_in_until)
         return end is not None and end <= datetime.now(UTC)
-    return view.state == "failed" and (view.error or {}).get("code") in (LoginError.code, "E_SEAL")
+    return view.state == "failed" and (view.error or {}).get("code") == LoginError.code
 
 
 def shown_state(view: JobView) -> str:

@@ -3,8 +3,7 @@
 A job's id is over the model, its commit, the suite, its version and the split. So every request for the same score,
 from whichever scheduler, finds the same job, and a new version of the suite makes a new one. Every finding about a
 model is recorded, failures too, and is not measured again. If a job failed without a record, the machine or the Hub was
-in trouble; the job is due again hours later, and its owner may start it earlier. Where the model is gone, it is due
-again after as long as the job has failed for that, so that what was deleted is asked for more and more seldom.
+in trouble; the job is due again hours later, and its owner may start it earlier.
 
     done merges with a suite → the merge, its agents, its base → those without a score → requests, merges first
 """
@@ -181,22 +180,19 @@ class EvaluationRequests:
         new = evaluation_job(key, self._account.name, priority, private=private, asked_by=asked_by)
 
         def again(job: Job) -> bool:
-            wanted_anew = job.state is State.CANCELLED and bool(asked_by)
-            return wanted_anew or self._failed_long_ago(job, asked=bool(asked_by))
+            return (job.state is State.CANCELLED and bool(asked_by)) or self._failed_long_ago(job)
 
         # where merges alone fill every place, a rule would wait for its candidates without end
         limit = ASKED_EACH if asked_by else self._store.jobs_per_user + (priority == OF_CANDIDATE)
         with self._store.writing() as change:
             return change.submit(new, self._account.seal(new.id), limit, again=again)
 
-    def _failed_long_ago(self, job: Job, *, asked: bool = False) -> bool:
+    def _failed_long_ago(self, job: Job) -> bool:
         """Whether a job failed, and is due again; what a clock that was ahead wrote lies after now."""
-        if job.state is not State.FAILED or job.finished is None or job.error is None:
+        if job.state is not State.FAILED or job.finished is None:
             return False
-        now, ended = self._store.clock.now(), datetime.fromisoformat(job.finished)
-        gone = job.error.code == SourceNotFoundError.code and not asked  # whoever asks has seen the model
-        wait = max(AGAIN_AFTER, ended - datetime.fromisoformat(job.created)) if gone else AGAIN_AFTER
-        return not now - wait <= ended <= now
+        now = self._store.clock.now()
+        return not now - AGAIN_AFTER <= datetime.fromisoformat(job.finished) <= now
 
 
 def schedule_evaluations(store: Store, requests: EvaluationRequests) -> int:

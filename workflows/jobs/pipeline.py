@@ -22,7 +22,6 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
-STATISTICS_EVERY_S = 1.0
 _SHOWN = ("seconds", "resumed", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
@@ -82,13 +81,8 @@ class StageEmitter:
         self._stage_began = time.monotonic()
         self._stage = ""
         self._done_before = 0
-        self._statistics_at = -STATISTICS_EVERY_S
-        self._held: dict[str, Any] | None = None
 
     def stage(self, name: str) -> None:
-        if self._held is not None:  # the last figures of a stage are never lost to the limit on their rate
-            self._emit(Statistics(values=self._held))
-            self._held = None
         self._emit(StageStarted(stage=name))
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -100,12 +94,7 @@ class StageEmitter:
         self._emit(Progress(stage=stage, done=done, total=total, unit=unit, per_second=rate))
 
     def statistics(self, values: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        self._held = dict(values)
-        if now - self._statistics_at >= STATISTICS_EVERY_S:
-            self._statistics_at = now
-            self._emit(Statistics(values=self._held))
-            self._held = None
+        self._emit(Statistics(values=dict(values)))
 
     def warning(self, message: str) -> None:
         self._emit(Notice(message=message))

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select, tuple_
 
-from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError, TargetExistsError
+from hubmerge.errors import PermissionDeniedError, RecipeError, TargetExistsError
 from workflows.jobs.jobs import EVALUATION, HELD, Clock, Job, JobError, JobEvent, NewJob, State
 from workflows.jobs.schema import EVENTS, JOBS, TOKENS, open_engine, reading, writing
 from workflows.jobs.tokens import SealedToken
@@ -26,7 +26,6 @@ from workflows.jobs.transaction import Transaction, find_job, get_job
 
 DATABASE = "jobs.sqlite3"
 LEASE_S = 30.0
-ALONE_S = 3600.0  # a job that should run alone waits so long for that
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_SEARCHED = 2000  # evaluations, among which those of a merge are looked for
 _GIVEN_UP = (State.FAILED, State.CANCELLED)
@@ -219,8 +218,7 @@ class Store:
                 held, due = held.where(JOBS.c.kind.in_(kinds)), due.where(JOBS.c.kind.in_(kinds))
             if change.connection.execute(held.where(JOBS.c.lease_until <= since + self.lease_s).limit(1)).scalar():
                 return None
-            elapsed = _elapsed(JOBS.c.not_before, boot, steady)
-            due = due.where(JOBS.c.state == State.QUEUED, elapsed, _may_have_company(boot, steady))
+            due = due.where(JOBS.c.state == State.QUEUED, _elapsed(JOBS.c.not_before, boot, steady))
             job_id = change.connection.execute(due.order_by(JOBS.c.priority.desc(), JOBS.c.ticket).limit(1)).scalar()
             if job_id is None:
                 return None
@@ -301,17 +299,6 @@ def _result(payload: Mapping[str, Any]) -> str:
     """What is chosen of a result beside its weights."""
     licensed = f", license {payload['licensed']}" if payload.get("licensed") else ""
     return f"a {'private' if payload.get('private') else 'public'} result{licensed}"
-
-
-def _may_have_company(boot: str, steady: float) -> ColumnElement[bool]:
-    """Whether a job may run beside others.
-
-    One that the machine may have ended waits until it would run alone, an hour at most.
-    """
-    others = JOBS.alias()
-    at_work = select(others.c.id).where(others.c.state.in_(HELD), others.c.id != JOBS.c.id).exists()
-    by_machine = JOBS.c.error["code"].as_string() == MachineFaultError.code
-    return or_(by_machine.is_not(True), ~at_work, _elapsed(JOBS.c.not_before, boot, steady - ALONE_S))
 
 
 def _elapsed(moment: ColumnElement[float | None], boot: str, now: float) -> ColumnElement[bool]:

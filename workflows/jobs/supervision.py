@@ -4,7 +4,7 @@
     result, exit 0                             done
     error line                                 failed, or tried again where that makes sense
     killed (SIGKILL) by nobody here            perhaps for its memory: tried again; twice at one place, E_TOO_BIG
-    killed, and the kernel lacked no memory    E_MACHINE: tried again, alone
+    killed, and the kernel lacked no memory    E_MACHINE: tried again
     any other death without a word             tried again
     cancelled by its user                      TERM to the group, KILL after a grace, cancelled
     lease lost                                 group killed, nothing written: the job has another owner

@@ -38,12 +38,6 @@ _INFO = b"hubmerge/tokens/1"
 _SIGN_IN = "Sign in again and submit the job once more: it goes on where it stopped."
 
 
-class UnreadableTokenError(LoginError):
-    """The stored token was not sealed for this job with the present secret."""
-
-    code = "E_SEAL"
-
-
 @dataclass(frozen=True)
 class SealedToken:
     """The stored form of a token: ciphertext, and the time until which the Hub accepts the token."""
@@ -96,7 +90,7 @@ class TokenVault:
             document = json.loads(self._fernet.decrypt(sealed.ciphertext.encode()))
             if document["job"] == job_id:
                 return SecretStr(document["token"])
-        raise UnreadableTokenError(
+        raise LoginError(
             "needs login: the stored token was not sealed for this job with the present secret",
             where=f"job {job_id[:12]}",
             next_step=_SIGN_IN,

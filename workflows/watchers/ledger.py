@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, tuple_
 from sqlalchemy.dialects.sqlite import insert
 
-from hubmerge.errors import LoginError
 from workflows.jobs.jobs import Job, NewJob, State, iso, pinned_models
 from workflows.jobs.schema import JOBS, MODELS, PAUSES, SETS, SKIPS, TURNS
 from workflows.jobs.store import Store
@@ -21,8 +20,6 @@ from workflows.watchers.base import PastSet, PlannedMerge, Skip
 from workflows.watchers.facts import OF_ACCESS, Facts, OwnMerge
 
 KEPT_SKIPS = 3000  # per rule; more than one search lists
-# a job whose token was revoked goes on with the next one (workflows/bot.py), and would be made twice
-_PASSING = OF_ACCESS - {LoginError.code}
 
 
 class SetRow(NamedTuple):
@@ -245,10 +242,10 @@ def _may_go_on(job: Job) -> bool:
     """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full, a model was hidden
     for a while."""
     error = job.error
-    return job.state is State.FAILED and error is not None and (error.retryable or error.code in _PASSING)
+    return job.state is State.FAILED and error is not None and (error.retryable or error.code in OF_ACCESS)
 
 
 def _given_up(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
     """`_may_go_on` in SQL."""
-    passes = or_(JOBS.c.error["retryable"].as_boolean(), JOBS.c.error["code"].as_string().in_(_PASSING))
+    passes = or_(JOBS.c.error["retryable"].as_boolean(), JOBS.c.error["code"].as_string().in_(OF_ACCESS))
     return job_id.in_(select(JOBS.c.id).where(JOBS.c.state == State.FAILED, passes))

@@ -29,7 +29,7 @@ from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
-from workflows.jobs.tokens import SealedToken, TokenVault, UnreadableTokenError
+from workflows.jobs.tokens import SealedToken, TokenVault
 from workflows.jobs.worker import PIPELINES, Worker
 
 
@@ -199,7 +199,7 @@ def test_only_the_same_secret_opens_a_token_for_the_job_that_it_was_sealed_for()
         (right, "other job", sealed),
         (right, "job", SealedToken("not a token", None)),
     ):
-        with pytest.raises(UnreadableTokenError, match="needs login"):
+        with pytest.raises(LoginError, match="needs login"):
             other.open(job, stored, NOW)
 
 

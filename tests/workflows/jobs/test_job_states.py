@@ -298,34 +298,3 @@ def test_a_worker_that_replaces_a_dead_one_takes_its_job_before_those_that_wait(
     clock.pass_time(store.lease_s - 1)
     assert store.claim("w2", ["merge"], since=began).id == dead.id
     assert store.claim("w2", ["merge"], since=began).id == job_id("waits")
-
-
-def test_what_the_machine_may_have_ended_is_tried_again_alone(store: Store, clock: FakeClock) -> None:
-    other = claimed(store, "merge")
-    store.submit(new_job("evaluation", kind="evaluate"))
-    first = store.claim("w2", ["evaluate"])
-    store.fail(first.id, first.fence, FAULT)
-    clock.pass_time(store.lease_s - 1)
-    store.heartbeat(other.id, other.fence)
-    assert store.claim("w2", ["evaluate"]) is None  # the merge is at work
-    store.submit(new_job("another", kind="evaluate"))
-    another = store.claim("w2", ["evaluate"])
-    assert another.id == job_id("another")
-    store.finish(another.id, another.fence, {})
-    store.finish(other.id, other.fence, {})
-    again = store.claim("w2", ["evaluate"])
-    assert (again.id, again.attempt) == (first.id, 2)
-
-
-def test_what_the_machine_may_have_ended_waits_an_hour_for_the_others(store: Store, clock: FakeClock) -> None:
-    store.submit(new_job("evaluation", kind="evaluate"))
-    first = ended(store, FAULT)
-    for minute in range(70):  # on a busy machine somebody is always at work
-        store.submit(new_job(f"merge {minute}"))
-        merge = store.claim("w1", ["merge"])
-        clock.pass_time(20)
-        if (job := store.claim("w2", ["evaluate"])) is not None:
-            break
-        store.finish(merge.id, merge.fence, {})
-        clock.pass_time(40)
-    assert (job.id, job.attempt, minute) == (first.id, 2, 60)

@@ -32,27 +32,13 @@ from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
 from workflows.jobs.evaluations import RecordedScores, ScoreKey
 from workflows.jobs.jobs import JobNotFoundError
 from workflows.jobs.pipeline import StageEmitter
-from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
+from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted
 from workflows.jobs.results_keys import ResultsKeys, results_keys
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
 
 # --- merges ------------------------------------------------------------------------------------------------------
-
-
-def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
-    events: list[Event] = []
-    emitter = StageEmitter(events.append)
-    emitter.stage("merge")
-    for elements in (10, 20, 30):  # faster than the limit
-        emitter.statistics({"elements": elements})
-    emitter.stage("card")
-    told = [e.values["elements"] for e in events if isinstance(e, Statistics)]
-    assert told == [10, 30]
-    assert isinstance(events[-1], StageStarted)
-    emitter.stage("publish")
-    assert len([e for e in events if isinstance(e, Statistics)]) == 2
 
 
 def test_throughput_is_measured_within_a_stage() -> None:

@@ -194,18 +194,6 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     assert bench.store.get(job.id).state is State.QUEUED
 
 
-def test_a_deleted_merge_is_evaluated_more_and_more_seldom(bench: Bench, clock: FakeClock) -> None:
-    bench.merge("one")
-    tries = 0
-    for _ in range(60):  # days
-        bench.tick()
-        while (job := bench.store.claim("worker")) is not None:
-            tries += job.payload["model"] == "ada/one"
-            bench.store.fail(job.id, job.fence, JobError(code="E_SOURCE", message="there is no such repo"))
-        clock.pass_time(days=1)
-    assert tries == 6  # on the days 0, 1, 3, 7, 15 and 31
-
-
 def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)

@@ -50,7 +50,7 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
         (JobError(code="E_HUB", message="away for days", retryable=True), True),
         (JobError(code="E_DISK", message="full", retryable=True), True),
         (JobError(code="E_SOURCE_CHANGED", message="an agent was hidden for an hour"), True),
-        (JobError(code="E_LOGIN", message="revoked: the job itself goes on with the next token"), False),
+        (JobError(code="E_LOGIN", message="a token that was revoked"), True),
         (JobError(code="E_NONFINITE", message="an agent holds NaN"), False),
     ],
 )

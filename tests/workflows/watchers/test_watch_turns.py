@@ -19,10 +19,7 @@ from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 from workflows.app.service import Visitor
-from workflows.bot import Bot
-from workflows.jobs.jobs import JobError, NewJob, State
-from workflows.jobs.store import Store
-from workflows.jobs.tokens import SealedToken, UnreadableTokenError
+from workflows.jobs.jobs import State
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor) -> None:
@@ -41,42 +38,15 @@ def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: B
     assert len(jobs(bot)) == 1
 
 
-def token_of(bot: Bot, store: Store, job_id: str) -> str:
-    """What the bot's vault opens of a job."""
-    return bot.account._vault.open(job_id, store.sealed_token(job_id), store.clock.now()).get_secret_value()
-
-
-@pytest.mark.parametrize("error", [UnreadableTokenError("another secret"), LoginError("a revoked token")])
-def test_the_owner_s_token_is_sealed_with_the_job_and_with_another_one_the_bot_s_own_jobs_alone_go_on(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock, error: LoginError
+def test_the_owner_s_token_is_sealed_with_the_job(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
 ) -> None:
-    rule = rule_for(agents.base(agents=2))
-    old = bot_for(rule)
-    turn = one(old.watchers.poll())
-    store = Store(tmp_path / "data", clock=clock, jobs_per_user=50)
-    assert token_of(old, store, turn.job.id) == local_hub.tokens["ada"]
+    bot = bot_for(rule_for(agents.base(agents=2)))
+    job = one(bot.watchers.poll()).job
+    token = bot.account._vault.open(job.id, bot.store.sealed_token(job.id), bot.store.clock.now())
+    assert token.get_secret_value() == local_hub.tokens["ada"]
     raw = (tmp_path / "data" / "jobs.sqlite3").read_bytes() + (tmp_path / "data" / "jobs.sqlite3-wal").read_bytes()
     assert local_hub.tokens["ada"].encode() not in raw
-    by_hand = NewJob(id="f" * 64, user="ada", payload={"target": "ada/by-hand"})
-    store.submit(by_hand, SealedToken("sealed with the old secret", None))
-    while (job := store.claim("worker")) is not None:
-        store.fail(job.id, job.fence, JobError.of(error))
-    assert old.renew_tokens() == 0
-    waiting = [NewJob(id=f"{n}" * 64, user="ada", payload={}) for n in range(1, 6)]
-    for new in waiting:
-        store.submit(new)
-    bot = bot_for(rule, secret="another secret")
-    assert bot.renew_tokens() == 0  # its owner has too many under way; the next tick tries it again
-    store.request_cancel(waiting[0].id, "ada")
-    assert bot.renew_tokens() == 1
-    assert bot.renew_tokens() == 0
-    assert store.get(turn.job.id).state is State.QUEUED
-    assert token_of(bot, store, turn.job.id) == local_hub.tokens["ada"]
-    assert store.get(by_hand.id).state is State.FAILED
-    while (job := store.claim("worker")) is not None:
-        store.fail(job.id, job.fence, JobError.of(error))
-    assert bot.renew_tokens() == 0  # once for each token
-    store.close()
 
 
 def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor) -> None:
