@@ -81,7 +81,7 @@ screenshots: setup chromium
 
 # the pages that are generated from the code
 docs: setup
-	$(BIN)/python -m hubmerge.cli.methods_page > docs/methods.md
+	$(BIN)/python -m hubmerge.cli.methods > docs/methods.md
 	$(BIN)/python -m hubmerge.recipe.schema > docs/recipe.schema.json
 	HUBMERGE_WRITE_MISTAKES=1 $(BIN)/python -m pytest -q tests/cli/test_cli_mistakes.py
 

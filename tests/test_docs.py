@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from hubmerge.cli.methods_page import method_section, methods_page
+from hubmerge.cli.methods import method_section, methods_page
 from hubmerge.methods import registry
 from hubmerge.methods.base import Parameters
 from hubmerge.methods.ram import Ram

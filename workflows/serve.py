@@ -32,9 +32,9 @@ from hubmerge.machine.extras import require
 from hubmerge.machine.resources import require_linux
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
+from workflows.jobs.account import results_keys
 from workflows.jobs.evaluations import RecordedScores
 from workflows.jobs.process import set_up_logging, told_to_stop
-from workflows.jobs.results_keys import results_keys
 from workflows.jobs.tokens import TokenVault
 from workflows.service import MergeService
 from workflows.watchers.rules import RuleSet, load_rules

@@ -93,7 +93,7 @@ def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _W
 def _seed(settings: Settings, published: Collection[str]) -> bytes:
     """The private key, which must be one that readers of the dataset believe."""
     from hubmerge.evaluation.signing import public_key
-    from workflows.jobs.results_keys import KEY_FILE, results_keys
+    from workflows.jobs.account import KEY_FILE, results_keys
 
     if not (settings.signing_key or settings.secret or (settings.data_dir / KEY_FILE).is_file()):
         raise SettingsError(

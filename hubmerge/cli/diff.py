@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from hubmerge.cli.options import stream_options
 from hubmerge.cli.terminal import Terminal
-from hubmerge.errors import DiskError
 from hubmerge.hub.login import hub_of_user
 from hubmerge.machine.disk_errors import written
 from hubmerge.output.diff import comparison_recipe, measure, open_comparison
@@ -23,13 +21,14 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Read both models once and print what differs."""
     hub, options = hub_of_user(settings), stream_options(arguments, settings)
     what, figure = "the figure cannot be written", arguments.figure
-    if figure is not None and (why := _why_not_written(figure)):  # said before minutes of reading
-        raise DiskError(what, where=str(figure), got=why, next_step="Name a file in a folder of yours.")
     terminal.stage("resolve")
     recipe = located(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), Path())
     for note in recipe.notes:
         terminal.warning(note)
     plan = open_comparison(recipe, hub, allow_local=True)
+    if figure is not None:
+        with written(what, str(figure)), figure.open("ab"):  # said before minutes of reading
+            pass
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
     if figure is not None:
@@ -39,11 +38,3 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     terminal.close()
     terminal.say(in_words(diff, arguments.top), **diff.to_json())
     return 0
-
-
-def _why_not_written(path: Path) -> str:
-    if not path.parent.is_dir():
-        return "no such folder"
-    if path.is_dir():
-        return "a folder of that name"
-    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "no right to write there"

@@ -14,8 +14,9 @@ from typing import Any
 
 from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.progress import resolving
-from hubmerge.errors import IncompatibleError, RecipeError, TargetExistsError, printable
+from hubmerge.errors import IncompatibleError, TargetExistsError, printable
 from hubmerge.hub.login import hub_of_user
+from hubmerge.machine.disk_errors import written
 from hubmerge.methods import get_method
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.plan import make_plan
@@ -64,20 +65,13 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     if out is None:
         sys.stdout.write(text)
         return 0
-    begun = False
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            begun = True
+    with written("the recipe cannot be written", str(out)), out.open("x", encoding="utf-8") as file:
+        try:
             file.write(text)
-    except OSError as error:
-        if begun:
-            out.unlink(missing_ok=True)
-        raise RecipeError(
-            "the recipe cannot be written",
-            where=str(out),
-            got=error.strerror or str(error),
-            next_step="Name a file in a folder of yours that is there.",
-        ) from None
+            file.flush()
+        except OSError:
+            out.unlink()
+            raise
     path = shlex.quote(str(out))
     sys.stdout.write(f"{out} is written; `hubmerge inspect {path}` checks it, `hubmerge merge {path} --out …` merges\n")
     return 0

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from hubmerge import __version__
 from hubmerge.cli import options
@@ -29,7 +29,6 @@ from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalEr
 from hubmerge.machine import extras
 from hubmerge.machine.disk_errors import remedy
 from hubmerge.settings import Settings, load_settings
-from hubmerge.text.wording import did_you_mean
 
 _END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _LICENSE = "the license of the result, where the parents leave it open; publishing needs one"
@@ -49,7 +48,11 @@ class _TerminatedError(KeyboardInterrupt):
 
 def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
     """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
-    arguments = _parser().parse_args(argv)
+    arguments, unknown = _parser().parse_known_args(argv)
+    if unknown:
+        hint = ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
+        models = hasattr(arguments, "recipe") and not any(text.startswith("-") for text in unknown)
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint if models else ''}")
     ends_soon = own_process and arguments.again is not None
     if ends_soon:
         _end_soon_when([signal.SIGINT], arguments)
@@ -132,42 +135,9 @@ def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
         signal.signal(number, interrupt)
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse's parser, which also guesses the meaning of a misspelled command or option.
-
-    An abbreviated option is refused: a script that uses one would break when another option is added.
-    """
-
-    _typed: Sequence[str] = ()
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            message = f"unrecognized arguments: {' '.join(unknown)}"
-            if hasattr(known, "recipe") and not any(text.startswith("-") for text in unknown):
-                message += ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
-            getattr(known, "parser", self).error(message)
-        return known
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._typed = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        commands = [name for a in self._actions if isinstance(a, argparse._SubParsersAction) for name in a.choices]
-        options = [name for name in self._option_string_actions if name.startswith("--")]
-        unknown = [text.partition("=")[0] for text in self._typed if text.startswith("--")]
-        typed = [text for text in unknown if text not in options] + (list(self._typed[:1]) if commands else [])
-        guesses = [did_you_mean(text, options if text.startswith("--") else commands) for text in typed]
-        super().error(". ".join([message, *filter(None, guesses)][:2]))
-
-
 def _parser() -> argparse.ArgumentParser:
     words = "Merge RL-trained agents. `hubmerge init BASE AGENT… --out my.yaml` writes a first recipe."
-    parser = _Parser(prog="hubmerge", description=words)
+    parser = argparse.ArgumentParser(prog="hubmerge", description=words, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -184,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
 
         `json`: the help of --json; empty where the command has none, or adds its own.
         """
-        command = commands.add_parser(name, help=help, description=help)
+        # a script that abbreviates an option would break when another one is added
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         called = _in_terminal(run, function) if isinstance(run, str) else run
         command.set_defaults(run=called, command=name, again=again, parser=command)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
@@ -220,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
-    command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
+    command = add("publish", "hubmerge.cli.merge", words, _REPEATED, function="run_publish")
     command.add_argument("folder", type=path, help="a folder that `hubmerge merge` has finished")
     command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)

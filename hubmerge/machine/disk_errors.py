@@ -16,6 +16,8 @@ _REMEDIES = {
     errno.EDQUOT: "Free some of the quota and resume.",
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f) and resume.",
     errno.EMFILE: "Raise the limit on open files (ulimit -n) and resume.",
+    errno.ENOENT: "Choose a folder that is there.",
+    errno.EISDIR: "Choose another name.",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _UNWRITABLE),
     errno.EEXIST: "Choose another folder.",
     errno.ENOTDIR: "Choose another folder.",

@@ -26,8 +26,8 @@ from workflows.app.board_chart import _points
 from workflows.app.board_table import _model_cell
 from workflows.app.home_page import latest_merges
 from workflows.app.model_panels import model_head
+from workflows.jobs.account import results_keys
 from workflows.jobs.evaluations import RecordedScores
-from workflows.jobs.results_keys import results_keys
 
 CONTAMINATED = {"kind": "contaminated", "model": "org/math", "reason": "trained on the test"}
 RENAMED = {"suite": "trio", "version": "1", "same_as": "2"}

@@ -447,11 +447,11 @@ def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, done: Done) -> No
     [
         (["--figure", "change.jpg"], 2, "ends in .svg"),
         (["--top", "0"], 2, "at least 1"),
-        (["--figure", "/nowhere/at/all/change.svg"], 1, "got no such folder"),
-        (["--figure", "taken.svg"], 1, "got a folder of that name"),
+        (["--figure", "/nowhere/at/all/change.svg"], 1, "got No such file or directory"),
+        (["--figure", "taken.svg"], 1, "got Is a directory"),
     ],
 )
-def test_wrong_options_are_said_before_anything_is_read(
+def test_wrong_options_are_said_before_weights_are_read(
     arguments: list[str],
     code: int,
     words: str,
@@ -461,7 +461,7 @@ def test_wrong_options_are_said_before_anything_is_read(
 ) -> None:
     (tmp_path / "taken.svg").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hubmerge.cli.diff.open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
+    monkeypatch.setattr("hubmerge.cli.diff.measure", lambda *a, **k: pytest.fail("weights were read"))
     try:
         found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])
     except SystemExit as error:

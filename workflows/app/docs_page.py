@@ -12,7 +12,7 @@ import gradio as gr
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from hubmerge.cli.methods_page import NOTATION, method_section
+from hubmerge.cli.methods import NOTATION, method_section
 from hubmerge.methods import registry
 from workflows.app.format import el, join
 from workflows.app.frame import AT_ONCE, code_box, html

@@ -3,7 +3,7 @@
 Reads a `JobSpec` from stdin, runs the pipeline, and writes its events to stdout as JSON lines. Standard
 output is moved away first, so that no library's chatter gets between them: everything else goes to stderr.
 
-    SIGTERM                     raises CancelledError once in the main thread, never inside a line
+    SIGTERM                     raises CancelledError once in the main thread
     HubmergeError               an error line, exit 1
     too little memory           E_TOO_BIG, to be retried once, exit 1
     anything else               E_INTERNAL with class and message, the traceback to stderr, exit 1
@@ -22,9 +22,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Sequence
+from contextlib import suppress
 
 from hubmerge.errors import CancelledError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.isolation.confinement import Limits, die_with_parent, give_way, limit_resources
@@ -39,60 +38,26 @@ DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
 LOCK_WAIT_S = 20.0
 
 
-class Cancellation:
-    """SIGTERM as an exception, at a moment that leaves no line torn."""
-
-    def __init__(self) -> None:
-        self._shielded = False
-        self._pending = False
-
-    def install(self) -> None:
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def disarm(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    @contextmanager
-    def shield(self) -> Iterator[None]:
-        """Hold the exception back; only the main thread needs it, because only there it is raised."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        self._shielded = True
-        try:
-            yield
-        finally:
-            self._shielded = False
-        if self._pending:
-            self._raise()
-
-    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._shielded:
-            self._pending = True
-        else:
-            self._raise()
-
-    def _raise(self) -> None:
-        self._pending = False
-        self.disarm()  # a second one would interrupt the clean-up
-        raise CancelledError("the job was cancelled")
-
-
 class EventWriter:
     """Events to the worker; any thread may emit."""
 
-    def __init__(self, descriptor: int, scrubber: Scrubber, cancellation: Cancellation) -> None:
+    def __init__(self, descriptor: int, scrubber: Scrubber) -> None:
         self._descriptor = descriptor
         self._scrubber = scrubber
-        self._cancellation = cancellation
         self._lock = threading.Lock()
         self.has_result = False
 
     def send(self, line: Line) -> None:
-        data = self._scrubber.text(encode(line)).encode()
-        with self._cancellation.shield(), self._lock:
+        torn = "\n" if isinstance(line, Failure) else ""  # a cancellation may have come in the middle of another line
+        data = (torn + self._scrubber.text(encode(line))).encode()
+        with self._lock:
             write_all(self._descriptor, data)
             self.has_result |= isinstance(line, Result)
+
+
+def _cancel(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the clean-up
+    raise CancelledError("the job was cancelled")
 
 
 def run_job(spec: JobSpec, pipeline: str, events: EventWriter, scrubber: Scrubber) -> int:
@@ -131,10 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         spec = JobSpec.model_validate_json(document.readline())
     spec.workdir.mkdir(parents=True, exist_ok=True)
     scrubber = Scrubber(spec.token)
-    cancellation = Cancellation()
-    events = EventWriter(descriptor, scrubber, cancellation)
+    events = EventWriter(descriptor, scrubber)
     try:
-        cancellation.install()
+        signal.signal(signal.SIGTERM, _cancel)
         if os.getpgrp() != os.getpid():
             os.setsid()
         if lock_workdir(spec.workdir, LOCK_WAIT_S) is None:
@@ -150,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         events.send(Failure.of(error))
         return 1
-    cancellation.disarm()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 

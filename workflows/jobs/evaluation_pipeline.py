@@ -27,7 +27,6 @@ from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Emit, JobSpec, Result
 
 log = logging.getLogger(__name__)
-LAGGING_ATTEMPTS = 4  # that wait for the data that were asked for, since a Hub may lag behind its own head
 
 
 class OtherDataError(EvaluationError):
@@ -51,12 +50,14 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     suite = pin(str(payload["suite"]), hub, cast(Split, payload["split"]))
     asked = payload.get("suite_version") or suite.version
-    if asked != suite.version and spec.attempt <= LAGGING_ATTEMPTS:
+    if asked != suite.version:
         raise OtherDataError(
-            "the suite's data are others now", where=suite.suite.name, expected=asked, got=suite.version
+            "the suite's data are others now",
+            where=suite.suite.name,
+            expected=asked,
+            got=suite.version,
+            next_step="Ask for the score once more.",
         )
-    if asked != suite.version:  # the Hub lagged when this was asked for, or the data have changed since
-        observer.warning(f"the suite {suite.suite.name} has other data than when this was asked for: they are used")
     dataset.refuse_to_expose(model, hub.repo_state(model, sha).private)
     refuse_on_no_branch(hub, model, sha)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)

@@ -32,11 +32,11 @@ from hubmerge.isolation.scrub import Scrubber
 from hubmerge.machine.disk_errors import make_folder
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
+from workflows.jobs.account import results_keys
 from workflows.jobs.child import DEFAULT_PIPELINE
 from workflows.jobs.jobs import ACTIVE, Job, JobError, StaleFenceError, State, iso
 from workflows.jobs.process import lock_workdir, set_up_logging, told_to_stop
 from workflows.jobs.protocol import JobSpec
-from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import LEASE_S, Store
 from workflows.jobs.supervision import PASSING, Supervision, Timing
 from workflows.jobs.tokens import TokenVault

@@ -7,9 +7,10 @@ decide the same thing at the same time make one job, and a kill between two line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
 from sqlalchemy.dialects.sqlite import insert
 
 from workflows.jobs.jobs import Job, NewJob, State, iso, pinned_models
@@ -116,9 +117,6 @@ class Ledger:
             limit = self._store.jobs_per_user
             job = change.submit(new, token, limit, again=lambda job: job.user == new.user and _may_go_on(job))
             self._record(connection, rule, planned, job_id=job.id)
-            # what kept earlier sets or its members waiting is over, at whichever commit that was
-            settled = or_(SKIPS.c.subject.startswith("set "), SKIPS.c.subject.in_(_models(planned)))
-            connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, settled))
             return job
 
     def refuse(self, rule: str, planned: PlannedMerge, code: str, text: str) -> None:
@@ -129,28 +127,22 @@ class Ledger:
     def forget(self, rule: str, planned: PlannedMerge) -> None:
         """Have the agents of a set read again: the next look leaves out by name the one that is closed or unreadable
         since it was read."""
-        read = and_(MODELS.c.rule == rule, MODELS.c.model.in_(_models(planned)))
+        models = [pin.partition("@")[0] for pin in (planned.members["base"], *planned.members["agents"])]
+        read = and_(MODELS.c.rule == rule, MODELS.c.model.in_(models))
         with self._store.writing() as change:
             change.connection.execute(delete(MODELS).where(read))
 
     def skip(self, rule: str, skips: Sequence[Skip]) -> None:
-        """Note each reason once: the time of a note is when the reason was first seen."""
-        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text)
-        with self._store.reading() as connection:
-            known = {tuple(row) for row in connection.execute(select(*columns).where(SKIPS.c.rule == rule))}
-        fresh = [s for s in skips if (s.subject, s.sha, s.code, s.text) not in known]
-        if not fresh:
-            return
+        """Note the reasons of the last look in place of those before; the time of one is when it was first seen."""
+        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text, SKIPS.c.time)
         with self._store.writing() as change:
-            for skip in fresh:
-                told = {"code": skip.code, "text": skip.text, "private": skip.private, "time": change.now}
-                row = insert(SKIPS).values(rule=rule, subject=skip.subject, sha=skip.sha, **told)
-                change.connection.execute(
-                    row.on_conflict_do_update(index_elements=["rule", "subject", "sha"], set_=told)
-                )
-            key = (SKIPS.c.subject, SKIPS.c.sha)
-            oldest = select(*key).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), *key).offset(KEPT_SKIPS)
-            change.connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, tuple_(*key).in_(oldest)))
+            known = change.connection.execute(select(*columns).where(SKIPS.c.rule == rule)).all()
+            first_seen = {(row.subject, row.sha, row.code, row.text): row.time for row in known}
+            change.connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule))
+            if skips:
+                times = [first_seen.get((s.subject, s.sha, s.code, s.text), change.now) for s in skips]
+                rows = [{**asdict(s), "rule": rule, "time": time} for s, time in zip(skips, times, strict=True)]
+                change.connection.execute(insert(SKIPS).on_conflict_do_nothing(), rows[:KEPT_SKIPS])
 
     def turn_ended(self, rule: str, code: str | None, text: str | None) -> None:
         self._put(TURNS, {"rule": rule}, {"polled": self._now, "code": code, "text": text})
@@ -227,11 +219,6 @@ class Ledger:
         replaceable = or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"], _given_up(SETS.c.job_id))
         key = ["rule", "set_id"]
         connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values, where=replaceable))
-
-
-def _models(planned: PlannedMerge) -> list[str]:
-    """The ids of a set's base and agents."""
-    return [pin.partition("@")[0] for pin in (planned.members["base"], *planned.members["agents"])]
 
 
 def _is_paused(connection: Connection, rule: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,6 @@ from workflows.watchers.rules import RuleSet
 from workflows.watchers.webhook import Inbox
 
 log = logging.getLogger(__name__)
-AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
 PAUSED = "its owner has paused it"
 
 
@@ -69,7 +67,6 @@ class Watchers:
         self._requests = requests
         self._kinds: dict[str, Watcher] = {name: kind() for name, kind in registry().items()}
         self._turn = threading.Lock()
-        self._inbox_from = 0.0  # steady seconds
         self._asked: set[str] = set()  # rules whose owner wants a turn now
         self.polled: datetime | None = None  # when the last round of all rules began; UTC
 
@@ -95,23 +92,13 @@ class Watchers:
         return [self.turn(rule) for rule in self.rules().rules if rule.name in asked] if asked else []
 
     def handle_inbox(self) -> list[Turn]:
-        """Take a turn of every rule if deliveries wait; they stay where a turn failed."""
-        now = time.monotonic()
-        deliveries = self._inbox.pending() if now >= self._inbox_from else {}
+        """Take a turn of every rule if deliveries wait. What a turn cannot do now, the next poll does."""
+        deliveries = self._inbox.pending()
         if not deliveries:
             return []
-        try:
-            hinted = tuple(dict.fromkeys(deliveries.values()))
-            turns = [self.turn(rule, hinted) for rule in self.rules().rules]
-        except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
-            self._inbox_from = time.monotonic() + AGAIN_AFTER_S
-            raise
-        failed = (turn.error for turn in turns if not isinstance(turn.error, QuotaError))  # for that, a poll will do
-        if any(error is not None and error.retryable for error in failed):
-            self._inbox_from = time.monotonic() + AGAIN_AFTER_S
-        else:
-            self._inbox.settle(deliveries)
-        return turns
+        self._inbox.settle(deliveries)  # first: where nothing can be written, the Hub is not asked at every tick
+        hinted = tuple(dict.fromkeys(deliveries.values()))
+        return [self.turn(rule, hinted) for rule in self.rules().rules]
 
     def turn(self, rule: RuleHead, hinted: tuple[str, ...] = (), *, dry_run: bool = False) -> Turn:
         """Take one rule's turn; its errors are part of the result, so that they stop no other rule."""
@@ -191,7 +178,8 @@ class Watchers:
                 return Turn(rule.name, decision)
             job = self._ledger.start(rule.name, planned, new, self._account.seal(new.id), rule.budget)
         except QuotaError as error:
-            self._ledger.skip(rule.name, [Skip(planned.subject, planned.set_id[:40], error.code, str(error))])
+            waits = Skip(planned.subject, planned.set_id[:40], error.code, str(error))
+            self._ledger.skip(rule.name, [*decision.skips, waits])
             return Turn(rule.name, decision, error=error)
         except HubmergeError as error:
             if not error.retryable and not dry_run:

@@ -24,9 +24,9 @@ from hubmerge.isolation.child import append_to_log
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
 from workflows.jobs import worker as worker_module
+from workflows.jobs.account import results_keys
 from workflows.jobs.jobs import DatabaseBusyError, State
 from workflows.jobs.protocol import JobSpec
-from workflows.jobs.results_keys import results_keys
 from workflows.jobs.schema import SCHEMA_VERSION
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, TokenVault

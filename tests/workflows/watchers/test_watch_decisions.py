@@ -218,11 +218,6 @@ def test_after_agents_vanished_a_card_or_a_name_that_changes_causes_no_merge_of_
         left = decided([agent, B], history, base=base)
         assert (left.merge, [skip.code for skip in left.skips]) == (None, ["nothing_new"])
     assert agents_of(decided([facts("a", 2), B], history)) == ["a", "b"]  # new weights
-    # of a set that an older program recorded, only commits are known
-    [old] = history
-    old = replace(old, members={key: value for key, value in old.members.items() if key != "weights"})
-    assert decided([A, B], [old]).merge is None
-    assert decided([edited, B], [old]).merge is not None
 
 
 def test_a_copy_without_a_score_takes_no_place_of_the_best() -> None:

@@ -144,44 +144,21 @@ def test_a_set_whose_job_is_tried_again_is_not_given_up(ledger: Ledger, store: S
     assert ledger.used("watch") == 0
 
 
-def test_a_reason_is_noted_when_it_was_first_seen(ledger: Ledger, clock: FakeClock) -> None:
-    skip = Skip("zoo/a", "a" * 40, "license", "not stated")
-    ledger.skip("watch", [skip])
-    first = ledger.skips("watch")
-    clock.pass_time(hours=1)
-    ledger.skip("watch", [skip])
-    assert ledger.skips("watch") == first
-    ledger.skip("watch", [Skip("zoo/a", "a" * 40, "size", "too large"), Skip("zoo/a", "b" * 40, "license", "none")])
-    assert [(n.sha[0], n.code) for n in ledger.skips("watch")] == [("a", "size"), ("b", "license")]
-    assert ledger.skips("other") == ()
-
-
-def test_notes_are_bounded(ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "KEPT_SKIPS", 5)
+def test_the_reasons_of_the_last_look_are_noted_with_the_time_when_each_was_first_seen(
+    ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger.skip("other", [Skip("zoo/a", "a" * 40, "license", "none")])
-    for n in range(12):
-        clock.pass_time(seconds=1)
-        ledger.skip("watch", [Skip(f"zoo/a{n}", "a" * 40, "license", "none")])
-    assert [note.subject for note in ledger.skips("watch")] == [f"zoo/a{n}" for n in range(11, 6, -1)]
-    clock.pass_time(seconds=1)
-    ledger.skip("watch", [Skip(f"zoo/b{n}", "b" * 40, "license", "none") for n in range(12)])  # of one look
-    assert [note.subject[:5] for note in ledger.skips("watch")] == ["zoo/b"] * 5
+    skip, over = Skip("zoo/a", "a" * 40, "license", "not stated"), Skip("set 0123456789", "e" * 40, "budget", "")
+    ledger.skip("watch", [skip, over])
+    [first] = [note for note in ledger.skips("watch") if note.subject == "zoo/a"]
+    clock.pass_time(hours=1)
+    ledger.skip("watch", [skip, Skip("zoo/b", "b" * 40, "size", "too large")])
+    assert [note.subject for note in ledger.skips("watch")] == ["zoo/b", "zoo/a"]
+    assert ledger.skips("watch")[1] == first
+    monkeypatch.setattr(ledger_module, "KEPT_SKIPS", 5)
+    ledger.skip("watch", [Skip(f"zoo/a{n}", "a" * 40, "license", "none") for n in range(12)])
+    assert [note.subject for note in ledger.skips("watch")] == [f"zoo/a{n}" for n in range(5)]
     assert len(ledger.skips("other")) == 1
-
-
-def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:
-    merge = planned(1, 2)
-    waited = facts("a1", 1)
-    over = [Skip(waited.id, waited.sha, "no_score", "on its way"), Skip(merge.subject, merge.set_id[:40], "budget", "")]
-    before = [
-        Skip(waited.id, "d" * 40, "no_weights", "yet"),
-        Skip(waited.id, "", "E_SOURCE", "not there"),
-        Skip(BASE.id, BASE.sha, "base", "flagged"),
-        Skip("set 0123456789", "e" * 40, "budget", ""),
-    ]
-    ledger.skip("watch", [*over, *before, Skip("zoo/other", "c" * 40, "license", "none")])
-    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
-    assert [note.subject for note in ledger.skips("watch")] == ["zoo/other"]
 
 
 def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:

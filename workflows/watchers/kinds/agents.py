@@ -11,10 +11,9 @@ whole set. A set is base@sha, agents@sha and the recipe, so it is merged once, h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
-from typing import Any
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
@@ -84,7 +83,6 @@ class AgentsWatcher(Watcher):
         base = facts_of(hub.repo_state(rule.base.id, rule.base.revision))
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, base, context)}
-        excluded = cache(lambda: _excluded(rule, context, listed))
         authors = {author.lower() for author in rule.agents.authors}
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
@@ -102,7 +100,7 @@ class AgentsWatcher(Watcher):
                     step = "a watcher reads on next time, and narrower authors or tags leave fewer"
                     return Decision(waiting=f"{new}; {step}")
                 budget -= 1
-                facts = self._read(rule, context, name, found, base, opened, excluded)
+                facts = self._read(rule, context, name, found, base, opened)
             named = _as_named(rule, name, facts)
             if {name, facts.id} & context.own or is_own_merge(named, base, rule.owner, context.own_merges):
                 facts = facts.model_copy(update={"own": True})
@@ -128,7 +126,6 @@ class AgentsWatcher(Watcher):
         found: Candidate | None,
         base: Facts,
         opened: Callable[[], Model],
-        excluded: Callable[[], set[str]],
     ) -> Facts:
         """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
         a base that cannot be opened ends the look."""
@@ -136,10 +133,7 @@ class AgentsWatcher(Watcher):
             facts = facts_of(context.hub.repo_state(name), found.tags if found else ())
         except HubmergeError as error:
             return _unreadable(context, name, found, error)
-        fits = refusal(rule, base, _as_named(rule, name, facts)) is None
-        if fits and facts.id in excluded():
-            facts = facts.model_copy(update={"code": "excluded", "text": "the rule excludes it by an earlier name"})
-        elif fits:
+        if refusal(rule, base, _as_named(rule, name, facts)) is None:
             model, ignore = opened(), rule.recipe.ignored
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
@@ -148,20 +142,6 @@ class AgentsWatcher(Watcher):
         if found is not None or name in context.known:  # whatever a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
-
-
-def _excluded(rule: AgentRule, context: WatchContext, listed: Mapping[str, Candidate]) -> set[str]:
-    """The present ids of repos that the rule excludes and no search shows: they may have been renamed."""
-    found = set()
-    for name in rule.agents.exclude:
-        try:
-            if name not in listed:
-                facts = facts_of(context.hub.repo_state(name))
-                context.remember(name, "", facts)
-                found.add(facts.id)
-        except HubmergeError as error:
-            _unreadable(context, name, None, error)
-    return found
 
 
 def _unreadable(context: WatchContext, name: str, found: Candidate | None, error: HubmergeError) -> Facts:
@@ -366,21 +346,16 @@ def _known(
     present = {mark for f in candidates if f.weights or not f.code for mark in (f.id, f.weights)}  # or renamed
     for past in history:
         theirs = past.members
-        if not past.merged or past.failed or theirs["recipe"] != mine["recipe"]:
+        alike = theirs["recipe"] == mine["recipe"] and "weights" in theirs  # which an older program did not write down
+        if not past.merged or past.failed or not alike:
             continue
-        by_weights = "weights" in theirs  # an older program wrote down commits alone
-        (base, *now), (their_base, *then) = (_contents(members, by_weights) for members in (mine, theirs))
+        (base, *now), (their_base, *then) = mine["weights"], theirs["weights"]
         lost = [
             (pin.partition("@")[0], held) for pin, held in zip(theirs["agents"], then, strict=True) if held not in now
         ]
         if base == their_base and set(now) <= set(then) and all(present.isdisjoint(agent) for agent in lost):
             return "nothing_new", "some agents are gone or not listed, and there is no new one"
     return None
-
-
-def _contents(members: Mapping[str, Any], by_weights: bool) -> list[str]:
-    """The base and the agents of a set: their weights, or their commits."""
-    return list(members["weights"]) if by_weights else [members["base"], *members["agents"]]
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
