@@ -61,7 +61,7 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     try:
         again = [named(digits) for digits in arguments.retry]  # all of them known before any is tried again
         for job in again:
-            vault = TokenVault.from_settings(settings, told=True)
+            vault = TokenVault.from_settings(settings)
             store.retry(job.id, user, vault.seal(job.id, settings.token))
         jobs = [_shown(job) for job in store.list_jobs(user=user, limit=_LISTED)]
     finally:

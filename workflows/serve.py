@@ -129,6 +129,8 @@ def serve(
         oauth = OAuthClient(
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )
+    if settings.secret is None:
+        log.warning("HUBMERGE_SECRET is not set: who can read the data folder can read the tokens of waiting jobs")
     vault = TokenVault.from_settings(settings)
     scores = recorded_scores(settings)
     rules = partial(load_rules, settings.rules_dir) if settings.rules_dir else RuleSet

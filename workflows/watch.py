@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
     words = "seconds between polls; default: 300"
     parser.add_argument("--every", type=whole(1, 86_400), default=300, metavar="S", help=words)
-    parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
@@ -53,12 +52,12 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         if arguments.dry_run and not settings.data_dir.exists():  # nor is there anything of the rule to know
             nothing = stack.enter_context(TemporaryDirectory(prefix="hubmerge-"))
             settings = settings.model_copy(update={"data_dir": Path(nothing)})
-        vault = TokenVault.from_settings(settings, told=arguments.dry_run)  # a look seals nothing
+        vault = TokenVault.from_settings(settings)
         scores = recorded_scores(settings)
         bot = Bot(settings, vault, lambda: RuleSet(rules), scores=scores, intervals=Intervals(poll_s=arguments.every))
         stack.callback(bot.store.close)
         if not (arguments.once or arguments.dry_run):
-            return _watch(bot, rules, settings, with_worker=not arguments.no_worker)
+            return _watch(bot, rules, settings)
         terminal.stage("watch")
         stack.callback(terminal.close)
         turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
@@ -68,7 +67,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     return int(any(turn.error is not None for turn in turns))
 
 
-def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_worker: bool) -> int:
+def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings) -> int:
     from workflows.jobs.process import set_up_logging, told_to_stop
     from workflows.serve import WorkerProcess
 
@@ -79,8 +78,7 @@ def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_wo
             for rule in rules:
                 bot.account.require(rule.owner)
         stack.enter_context(bot.scheduler)
-        if with_worker:
-            stack.enter_context(WorkerProcess(settings, stop=stop))
+        stack.enter_context(WorkerProcess(settings, stop=stop))
         logging.getLogger(__name__).info("watching by %s", ", ".join(rule.name for rule in rules))
         stop.wait()
     return 0

@@ -223,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
-    sign_command.add_arguments(add("sign", _sign, words))
+    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
     add("methods", "hubmerge.cli.methods", "the merge methods, their papers and parameters")
 
     command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
@@ -250,13 +250,6 @@ def _in_terminal(module: str, function: str) -> Callable[[Any, Settings], int]:
         return code
 
     return run
-
-
-def _sign(arguments: Any, settings: Settings) -> int:
-    from hubmerge.hub.login import hub_of_user
-    from workflows import sign_command
-
-    return int(sign_command.run_cli(arguments, settings, hub_of_user(settings)))
 
 
 def _localhub(arguments: Any, settings: Settings) -> int:

@@ -155,8 +155,6 @@ def of_sensitivity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what computes the gradients")
     words = "the dtype of the gradients"
     command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=words)
-    words = "after how many pairs the sums are kept; default: 16"
-    command.add_argument("--checkpoint-every", type=positive, default=16, metavar="PAIRS", help=words)
     command.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 

@@ -40,7 +40,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         dtype=arguments.dtype,
         progress=terminal.progress,
         resume=not arguments.restart,
-        checkpoint_every=arguments.checkpoint_every,
     )
     terminal.close()
     path, tensors, pairs_read, digest = file.path, len(file.tensors), file.metadata.pairs, file.metadata.data_digest

@@ -31,9 +31,7 @@ CANARY = "hf_canary"
 
 
 MERGE, EVALUATE = ["merge", "recipe.yaml", "--out", "out"], ["evaluate", "./model", "--suite", "zoo"]
-MEASURE = ["sensitivity", "./model", "--data", "d", "--prompt", "p", "--answer", "a", "--out", "s"]
 NUMBERS = {
-    "--checkpoint-every": MEASURE,
     "--port": ["localhub", "--data", "d"],
     "--every": ["watch", "rule.yaml"],
     **dict.fromkeys(("--threads", "--chunk-elements", "--disk-budget", "--device-memory"), MERGE),

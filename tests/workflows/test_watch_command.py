@@ -84,7 +84,7 @@ import sys
 from hubmerge.cli.main import main
 from workflows.jobs import process
 process.END_AFTER_S = 0.5
-main(["watch", sys.argv[1], "--no-worker"])
+main(["watch", sys.argv[1]])
 """
 
 
@@ -107,7 +107,7 @@ def test_a_command_that_could_never_merge_does_not_begin_to_watch(
     stopped = Event()
     stopped.set()
     monkeypatch.setattr("workflows.jobs.process.told_to_stop", lambda: stopped)  # if it begins, it ends at once
-    assert main(["watch", written(tmp_path, "ada/base", owner=owner), "--no-worker"]) == 1
+    assert main(["watch", written(tmp_path, "ada/base", owner=owner)]) == 1
     assert "E_LOGIN" in capsys.readouterr().err
 
 

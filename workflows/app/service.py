@@ -255,7 +255,6 @@ class WatcherView:
     name: str
     owner: str = ""
     about: str = ""  # what it does, in one sentence
-    facts: tuple[tuple[str, str], ...] = ()  # what the rule says, as name and value
     target: str = ""
     suite: str | None = None
     private: bool = False

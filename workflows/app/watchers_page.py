@@ -233,7 +233,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         el("span", f"by {view.owner}", cls="hm-dim") if view.owner else None,
         cls="hm-title",
     )
-    if view.problem is not None and not view.facts:  # a file that cannot be read says nothing else
+    if view.problem is not None and not view.about:  # a file that cannot be read says nothing else
         return el("article", title, problems_panel(view.problem, "This rule does not run"), data_rule=view.name)
     facts = (
         ("Last look", when(view.polled) if view.polled else "none so far"),
@@ -247,7 +247,6 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         el("button", label, type="button", data_act=act, data_rule=view.name, aria_label=f"{label}: {view.name}")
         for act, label in shown
     )
-    in_full = (*view.facts, ("Target", view.target), ("Evaluated with", view.suite or "nothing"))
     form = el("p", el("a", "Open it in the form", href=f"watchers?watcher={quote(view.name, safe='')}"))
     return el(
         "article",
@@ -260,7 +259,7 @@ def _rule(view: WatcherView, endpoint: str) -> Markup:
         _merges(view, endpoint),
         _left_out([event for event in view.events if event.kind != "merged"], endpoint, "What it left out"),
         el("p", *buttons, cls="hm-acts") if view.own else None,
-        fold("The rule in full", facts_grid(in_full), snippet(view.rule) if view.rule else None, form),
+        fold("The rule in full", snippet(view.rule) if view.rule else None, form),
         data_rule=view.name,
     )
 

@@ -120,12 +120,10 @@ class WatcherSource:
         next_look = None
         if self._every_s is not None and self._watchers.polled is not None:
             next_look = self._watchers.polled + timedelta(seconds=self._every_s)
-        kind = registry()[rule.watch]()
         return WatcherView(
             name=rule.name,
             owner=rule.owner,
-            about=kind.about(rule),
-            facts=kind.summary(rule),
+            about=registry()[rule.watch]().about(rule),
             target=rule.target,
             suite=rule.suite,
             private=rule.private,

@@ -83,15 +83,13 @@ TOKENS = Table(
     *_columns(String, "ciphertext"),
     *_columns(String, "expires_at", null=True),
 )
-# a webhook's deliveries, kept until a tick has handled them, and after that so that a replay is known
+# a webhook's deliveries, kept until a tick handles them
 DELIVERIES = Table(
     "deliveries",
     _TABLES,
     Column("id", Integer, primary_key=True),
     *_columns(String, "repo", "ref", "sha", "received"),
-    *_columns(String, "handled", null=True),
     UniqueConstraint("repo", "ref", "sha"),
-    Index("deliveries_unhandled", "handled", "id"),
 )
 # the facts that a rule last read of a model; `key`: everything that they depend on
 MODELS = Table(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -30,8 +29,6 @@ from hubmerge.errors import LoginError, SettingsError
 from hubmerge.machine.disk_errors import written
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import iso
-
-log = logging.getLogger(__name__)
 
 KEY_FILE = "secret.key"
 _INFO = b"hubmerge/tokens/1"
@@ -55,19 +52,9 @@ class TokenVault:
         )
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, told: bool = False) -> TokenVault:
-        """Keys from the configured secret, else from a random one that stays in the data folder, which is warned of
-        unless it was `told` already."""
-        if lines := secret_lines(settings.secret):
-            return cls(lines)
-        path = settings.data_dir / KEY_FILE
-        if not told:
-            log.warning(
-                "HUBMERGE_SECRET is not set: tokens are sealed with a random key in %s. "
-                "Whoever can read that file and the database can read the tokens of waiting jobs.",
-                path,
-            )
-        return cls([random_secret(path)])
+    def from_settings(cls, settings: Settings) -> TokenVault:
+        """Keys from the configured secret, else from a random one that stays in the data folder."""
+        return cls(secret_lines(settings.secret) or [random_secret(settings.data_dir / KEY_FILE)])
 
     def seal(self, job_id: str, token: SecretStr, expires_at: datetime | None = None) -> SealedToken:
         document = json.dumps({"job": job_id, "token": token.get_secret_value()})

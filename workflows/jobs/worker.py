@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         pipelines = {kind: pipelines[kind] for kind in options.kinds}
     stop = told_to_stop()
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user, lease_s=options.lease_seconds)
-    vault = TokenVault.from_settings(settings, told=options.die_with_parent)  # by the process that started this one
+    vault = TokenVault.from_settings(settings)
     timing = Timing(heartbeat_s=options.lease_seconds / 6)
     try:
         Worker(settings, store, vault, pipelines=pipelines, timing=timing).run_forever(stop)

@@ -117,10 +117,6 @@ class Watcher(ABC):
     def about(self, rule: Any) -> str:
         """What the rule does, in one sentence for somebody who knows no rules."""
 
-    @abstractmethod
-    def summary(self, rule: Any) -> tuple[tuple[str, str], ...]:
-        """What the rule says, as (name, value) pairs for a person."""
-
 
 def digest(value: Any) -> str:
     """sha256 (hex) of plain data, whatever the order of its keys."""

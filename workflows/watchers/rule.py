@@ -182,11 +182,6 @@ class Join(Strict):
             return value
         raise ValueError("write `all`, `fixed: [org/agent, …]` or `best: N`")
 
-    def __str__(self) -> str:
-        if self.fixed:
-            return ", ".join(self.fixed)
-        return f"the best {self.best} of the leaderboard" if self.best else "all so far"
-
 
 class AgentRule(RuleHead):
     """Merge the agents of a base."""

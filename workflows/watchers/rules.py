@@ -18,7 +18,6 @@ from workflows.watchers.rule import DEFAULT_KIND, SHAPES, RuleHead
 
 MAX_RULE_BYTES = 64 * 1024
 MAX_RULES = 200
-_ORDER = ("watch", "name", "owner", "base", "agents", "recipe", "join", "min_agents", "target")  # as people read it
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,7 @@ def rule_from_data(content: Any, where: str = "the rule") -> RuleHead:
 
 def rule_data(rule: RuleHead) -> dict[str, Any]:
     """The plain data of a rule as its file would say it; what has its default is left out."""
-    data = rule.model_dump(mode="json", exclude_defaults=True) | {"base": str(rule.base)}
-    order = [*(key for key in _ORDER if key in data), *(key for key in data if key not in _ORDER)]
-    return {key: data[key] for key in order}
+    return rule.model_dump(mode="json", exclude_defaults=True) | {"base": str(rule.base)}
 
 
 _PLAIN = {  # of pydantic's kinds of error, where a rule has words of its own

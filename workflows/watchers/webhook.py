@@ -5,20 +5,18 @@
 The Hub signs nothing: the secret is a bare header, which is compared in constant time before the body is read. A body
 is only a hint. Pushes to main of model repos go to the inbox; everything else (pull requests, tags, deleted branches,
 datasets, discussions) is answered and forgotten, so that the Hub does not send it again. The inbox is on disk before
-the sender is answered. A repeated delivery is the same row, which stays for a while after a tick has handled it.
+the sender is answered. A delivery that is repeated before a tick has handled it is the same row.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from pydantic import SecretStr
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.sqlite import insert
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -27,7 +25,7 @@ from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
 from hubmerge.hub.names import is_hub_id, is_sha
-from workflows.jobs.jobs import DatabaseBusyError, iso
+from workflows.jobs.jobs import DatabaseBusyError
 from workflows.jobs.schema import DELIVERIES
 from workflows.jobs.store import Store
 
@@ -35,7 +33,6 @@ PATH = "/webhooks/hub"
 MAIN = "refs/heads/main"
 MAX_BODY_BYTES = 64 * 1024
 MAX_REFS = 100
-KEEP = timedelta(days=30)
 
 
 class Push(NamedTuple):
@@ -50,28 +47,24 @@ class Inbox:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()  # SQLite lets waiting writers sleep; a queue here is faster and fair
 
     def receive(self, pushes: Sequence[Push]) -> int:
         """Store the new pushes in one transaction; returns their number."""
         statement = insert(DELIVERIES).on_conflict_do_nothing(index_elements=["repo", "ref", "sha"])
-        with self._lock, self._store.writing() as change:
+        with self._store.writing() as change:
             rows = [{**push._asdict(), "ref": MAIN, "received": change.now} for push in pushes]
             return sum(change.connection.execute(statement.values(row)).rowcount for row in rows)
 
     def pending(self, limit: int = 500) -> dict[int, str]:
         """The pushes that no tick has handled yet, oldest first: their numbers here, and the repos."""
-        query = select(DELIVERIES.c.id, DELIVERIES.c.repo).where(DELIVERIES.c.handled.is_(None))
+        query = select(DELIVERIES.c.id, DELIVERIES.c.repo).order_by(DELIVERIES.c.id).limit(limit)
         with self._store.reading() as connection:
-            return {row.id: row.repo for row in connection.execute(query.order_by(DELIVERIES.c.id).limit(limit))}
+            return {row.id: row.repo for row in connection.execute(query)}
 
     def settle(self, deliveries: Iterable[int]) -> None:
-        """Mark pushes as handled, and delete rows that are older than any replay."""
-        now = self._store.clock.now()
+        """Forget pushes that a tick handles; one that is sent again costs one more look."""
         with self._store.writing() as change:
-            handled = update(DELIVERIES).where(DELIVERIES.c.id.in_(list(deliveries)))
-            change.connection.execute(handled.values(handled=change.now))
-            change.connection.execute(delete(DELIVERIES).where(DELIVERIES.c.handled < iso(now - KEEP)))
+            change.connection.execute(delete(DELIVERIES).where(DELIVERIES.c.id.in_(list(deliveries))))
 
 
 def webhook_route(secret: SecretStr | None, inbox: Inbox) -> Route:

@@ -29,12 +29,6 @@ ZOO = WatcherView(
     owner="ada",
     about="Merges all fine-tunes of zoo/base by zoo, with RAM+, once there are 2 and again with each new one.",
     rule="name: zoo-watch\nowner: ada\nbase: zoo/base\n",
-    facts=(
-        ("Base", "zoo/base"),
-        ("Agents", "authors: zoo; lineage: finetune; licenses: apache-2.0, mit"),
-        ("Joining", "all so far, at least 2"),
-        ("Method", "ram_plus"),
-    ),
     target="ada/zoo-watch-{set}",
     suite="zoo",
     budget=4,
@@ -189,7 +183,7 @@ def test_strangers_text_stays_text() -> None:
         for e in ZOO.events
     )
     told = {"name": HOSTILE, "owner": HOSTILE, "about": HOSTILE, "rule": HOSTILE, "waiting": HOSTILE}
-    view = replace(ZOO, **told, facts=((HOSTILE, HOSTILE),), events=events)
+    view = replace(ZOO, **told, events=events)
     trial = Trial(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), HOSTILE, events, BROKEN.problem)
     text = str(watchers_panel([view, BROKEN], ENDPOINT)) + str(trial_panel(trial, ENDPOINT))
     assert "<img" not in text

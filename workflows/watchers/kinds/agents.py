@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 
-from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
+from hubmerge.errors import CorruptError, HubmergeError
 from hubmerge.hub.client import Candidate
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
 _READ = 6  # counts what a reading takes in, and its form: models that an older program read are read again
-_FAILED = "failed "  # and how often in a row: the key of a model that the Hub did not show
-PATIENCE = 3  # looks that one unreadable model may hold up
 
 
 class AgentsWatcher(Watcher):
@@ -41,23 +39,6 @@ class AgentsWatcher(Watcher):
 
     kind = "agents"
     rule = AgentRule
-
-    def summary(self, rule: AgentRule) -> tuple[tuple[str, str], ...]:
-        wanted = rule.agents
-        who = {
-            "authors": ", ".join(wanted.authors),
-            "tags": ", ".join(wanted.tags),
-            "lineage": "" if rule.join.fixed else wanted.lineage,
-            "licenses": ", ".join(wanted.licenses),
-            "excluded": ", ".join(wanted.exclude),
-        }
-        counts = "; ".join(f"{name}: {value}" for name, value in who.items() if value)
-        return (
-            ("Base", str(rule.base)),
-            ("Agents", counts),
-            ("Joining", f"{rule.join}, at least {rule.min_agents}"),
-            ("Method", methods()[rule.recipe.method].title),
-        )
 
     def about(self, rule: AgentRule) -> str:
         base, wanted = rule.base.id, rule.agents
@@ -127,35 +108,26 @@ class AgentsWatcher(Watcher):
         base: Facts,
         opened: Callable[[], Model],
     ) -> Facts:
-        """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left out;
-        a base that cannot be opened ends the look."""
+        """The facts at the head, with the result of the fit. A base that cannot be opened ends the look."""
         try:
             facts = facts_of(context.hub.repo_state(name), found.tags if found else ())
         except HubmergeError as error:
-            return _unreadable(context, name, found, error)
+            return _unreadable(name, found, error)
         if refusal(rule, base, _as_named(rule, name, facts)) is None:
             model, ignore = opened(), rule.recipe.ignored
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
             except HubmergeError as error:
-                return _unreadable(context, name, found, error)
+                return _unreadable(name, found, error)
         if found is not None or name in context.known:  # whatever a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
 
 
-def _unreadable(context: WatchContext, name: str, found: Candidate | None, error: HubmergeError) -> Facts:
-    """What is known of a model that cannot be read. Raises the error for the first looks in which the Hub does not
-    answer, since a set without the model now would be another set once it is back."""
+def _unreadable(name: str, found: Candidate | None, error: HubmergeError) -> Facts:
+    """What is known of a model that cannot be read: it is left out until it can."""
     sha, private = (found.sha, found.private) if found else ("", False)
-    facts = Facts(id=name, sha=sha, private=private, code=error.code, text=str(error))
-    if isinstance(error, HubUnavailableError):  # else it is gone, or closed to the owner
-        key, _ = context.known.get(name, ("", {}))
-        failed = 1 + int(key.removeprefix(_FAILED) if key.startswith(_FAILED) else 0)
-        context.remember(name, f"{_FAILED}{failed}", facts)
-        if failed <= PATIENCE:
-            raise error
-    return facts
+    return Facts(id=name, sha=sha, private=private, code=error.code, text=str(error))
 
 
 def _as_named(rule: AgentRule, name: str, facts: Facts) -> Facts:
