@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=path, help=YAML_FILE)
 
     words = "the statistics of a recipe's agents: density, overlap, conflicts"
-    command = add("probe", "hubmerge.cli.probe", words, "")
+    command = add("probe", "hubmerge.cli.inspect", words, "", function="run_probe")
     command.add_argument("recipe", type=path, help=YAML_FILE)
     add_stream_options(command)
 
