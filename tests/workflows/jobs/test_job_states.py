@@ -18,7 +18,6 @@ from workflows.jobs.jobs import (
     JobError,
     JobNotFoundError,
     NewJob,
-    StaleFenceError,
     State,
     backoff_s,
 )
@@ -253,27 +252,6 @@ def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> Non
         job = claim(store)
         assert store.release(job.id, job.fence).state is State.QUEUED
     assert claim(store).attempt == 4
-
-
-def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
-    slept = claimed(store)
-    clock.pass_time(store.lease_s + 1)
-    owner = store.claim("w2")
-    assert (owner.id, owner.fence, owner.attempt) == (slept.id, slept.fence + 1, 2)
-    before = store.get(owner.id), store.events(owner.id)
-    for write in (
-        lambda: store.heartbeat(slept.id, slept.fence),
-        lambda: store.set_progress(slept.id, slept.fence, "plan", None),
-        lambda: store.append_events(slept.id, slept.fence, [("warning", {})]),
-        lambda: store.finish(slept.id, slept.fence, {}),
-        lambda: store.fail(slept.id, slept.fence, FINAL),
-        lambda: store.cancelled(slept.id, slept.fence),
-        lambda: store.release(slept.id, slept.fence),
-    ):
-        with pytest.raises(StaleFenceError, match="E_FENCE"):
-            write()
-    assert (store.get(owner.id), store.events(owner.id)) == before
-    assert store.finish(owner.id, owner.fence, {}).state is State.DONE
 
 
 def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store, clock: FakeClock) -> None:

@@ -6,14 +6,11 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from job_helpers import FakeClock
 from pydantic import SecretStr
 from watch_helpers import RIGHT, SECRET, payload, post, serving
 
@@ -151,16 +148,6 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows_wherever_main_stands_among
     assert len(found) == 100
     assert inbox.receive(found) == 100
     assert inbox.receive(found) == 0
-
-
-def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
-    stores = [Store(tmp_path, clock=clock) for _ in range(4)]
-    wanted = [Push(f"zoo/agent-{n}", SHA) for n in range(25)]
-    with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda s: sum(Inbox(s).receive([push]) for push in wanted), stores)
-    assert sum(found) == len(inbox.pending()) == 25
-    for store in stores:
-        store.close()
 
 
 def test_a_delivery_waits_once_until_it_is_handled(inbox: Inbox) -> None:
