@@ -228,6 +228,15 @@ def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
 
 
+def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base(agents=2)
+    out, gone = agents.agent(base), f"{base}-deleted"
+    bot = bot_for(rule_for(base, agents={"authors": ["ada"], "exclude": [gone, out]}))
+    assert skipped(one(bot.watchers.poll())) == {out: "excluded"}
+    agents.api.move_repo(out, f"{out}-renamed")
+    assert skipped(one(bot.watchers.poll())) == {f"{out}-renamed": "excluded"}
+
+
 def test_whether_a_named_agent_fits_is_checked_however_its_name_is_written(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base()
     fits, wider = agents.agent(base), f"{base}-wide"

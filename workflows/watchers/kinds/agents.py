@@ -11,12 +11,13 @@ whole set. A set is base@sha, agents@sha and the recipe, so it is merged once, h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import product
 
-from hubmerge.errors import CorruptError, HubmergeError
-from hubmerge.hub.client import Candidate
+from hubmerge.errors import CorruptError, GatedError, HubmergeError, SourceNotFoundError
+from hubmerge.hub.client import Candidate, Hub
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
@@ -64,6 +65,7 @@ class AgentsWatcher(Watcher):
         base = facts_of(hub.repo_state(rule.base.id, rule.base.revision))
         opened = cache(lambda: open_model(ModelName.parse(base.pin), hub, allow_local=False))
         listed = {c.id: c for c in _search(rule, base, context)}
+        excluded = cache(lambda: set(_renamed(rule.agents.exclude, hub, listed)))
         authors = {author.lower() for author in rule.agents.authors}
         hinted = (name for name in context.hinted if not authors or name.partition("/")[0].lower() in authors)
         names = rule.join.fixed or tuple(dict.fromkeys([*listed, *hinted]))
@@ -81,7 +83,7 @@ class AgentsWatcher(Watcher):
                     step = "a watcher reads on next time, and narrower authors or tags leave fewer"
                     return Decision(waiting=f"{new}; {step}")
                 budget -= 1
-                facts = self._read(rule, context, name, found, base, opened)
+                facts = self._read(rule, context, name, found, base, opened, excluded)
             named = _as_named(rule, name, facts)
             if {name, facts.id} & context.own or is_own_merge(named, base, rule.owner, context.own_merges):
                 facts = facts.model_copy(update={"own": True})
@@ -107,13 +109,17 @@ class AgentsWatcher(Watcher):
         found: Candidate | None,
         base: Facts,
         opened: Callable[[], Model],
+        excluded: Callable[[], set[str]],
     ) -> Facts:
         """The facts at the head, with the result of the fit. A base that cannot be opened ends the look."""
         try:
             facts = facts_of(context.hub.repo_state(name), found.tags if found else ())
         except HubmergeError as error:
             return _unreadable(name, found, error)
-        if refusal(rule, base, _as_named(rule, name, facts)) is None:
+        fits = refusal(rule, base, _as_named(rule, name, facts)) is None
+        if fits and facts.id in excluded():
+            facts = facts.model_copy(update={"code": "excluded", "text": "the rule excludes it by an earlier name"})
+        elif fits:
             model, ignore = opened(), rule.recipe.ignored
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
@@ -122,6 +128,14 @@ class AgentsWatcher(Watcher):
         if found is not None or name in context.known:  # whatever a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
+
+
+def _renamed(names: Sequence[str], hub: Hub, listed: Container[str]) -> Iterator[str]:
+    """The present ids of those repos that the search does not show; what is gone, or closed to the owner, has none."""
+    for name in names:
+        with suppress(SourceNotFoundError, GatedError):
+            if name not in listed:
+                yield hub.repo_state(name).id
 
 
 def _unreadable(name: str, found: Candidate | None, error: HubmergeError) -> Facts:
