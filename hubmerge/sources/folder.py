@@ -31,7 +31,7 @@ from hubmerge.machine.disk_errors import remedy
 from hubmerge.sources.base import Model
 from hubmerge.sources.header import header_length
 
-_MAX_DEPTH = 2  # folders in folders; sentence-transformers' routes lie there
+_MAX_DEPTH = 3  # folders in folders; verl saves models to global_step_N/actor/huggingface
 _MAX_FILES = 20_000
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # of an adapter, in its place

@@ -26,7 +26,8 @@ a copy (Pop2Piano's config says so, falsely): it is merged with the same random 
     module.           data-parallel training
     _orig_mod.        torch.compile
 
-A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does. So are
+torch.compile, FSDP and activation checkpointing also wrap modules within a model; their names are taken out wherever
+they stand, where that alone makes the names equal. A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does. So are
 names that older versions of transformers and torch gave: LayerNorm.gamma and beta, weight_g and weight_v.
 """
 
@@ -54,6 +55,8 @@ _AGES = {
     ".weight_g": ".parametrizations.weight.original0",
     ".weight_v": ".parametrizations.weight.original1",
 }
+# names of wrappers around modules: of torch.compile, FSDP and activation checkpointing, also within data-parallel training
+_WRAPPERS = re.compile(r"^(?:_orig_mod\.)?module\.|(?<![^.])_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
 PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
@@ -276,7 +279,12 @@ def renaming(
             those = "those of its tensors that have it"
         for words, mapping in ((f"taken off {those}", off), ("put before its tensors' names", on)):
             candidates.append((f"the prefix {prefix!r} is {words} to match the base", mapping))
-    found = [(w, m) for w, m in candidates if len(set(m.values())) == len(m) and fits(m.values())]
+
+    def fitting(those: list[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+        return [(w, m) for w, m in those if len(set(m.values())) == len(m) and fits(m.values())]
+
+    words = "names of wrappers, such as '_orig_mod.', are taken out of its tensors' names to match the base"
+    found = fitting(candidates) or fitting([(words, {name: _WRAPPERS.sub("", name) for name in names})])
     return found[0] if len(found) == 1 else None
 
 

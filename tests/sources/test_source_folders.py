@@ -251,11 +251,11 @@ def test_a_model_of_too_many_tensors_is_refused(sharded: Path, monkeypatch: pyte
     assert f"the model has too many tensors in {sharded}" in refuse_folder(HeaderError, sharded)
 
 
-def test_folders_three_deep_are_no_part_of_a_model(tmp_path: Path):
-    for name in ("a/b/seen", "a/b/c/unseen"):
+def test_folders_four_deep_are_no_part_of_a_model(tmp_path: Path):
+    for name in ("a/b/c/seen", "a/b/c/d/unseen"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert list(list_folder(tmp_path)[0]) == ["a/b/seen"]
+    assert list(list_folder(tmp_path)[0]) == ["a/b/c/seen"]
 
 
 def test_a_repo_of_more_files_than_the_hub_advises_is_refused(

@@ -469,6 +469,26 @@ def test_other_prefixes_are_refused_with_the_names(tmp_path: Path, base: Path, o
     assert any("does not have" in t and f"{prefix}model.embed_tokens.weight" in t for t in listed)
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "model._orig_mod.{}",
+        "_fsdp_wrapped_module.model._fsdp_wrapped_module.{}",
+        "model._checkpoint_wrapped_module.{}",
+        "module._orig_mod.model.{}",
+        "_orig_mod.module.model.{}",
+    ],
+)
+def test_names_of_wrappers_within_a_model_are_taken_out(tmp_path: Path, base: Path, other: Path, stored: str):
+    """As torch.compile, FSDP and activation checkpointing leave them in a checkpoint."""
+    tensors = {stored.format(n.removeprefix("model.")): t for n, t in sparse_agent(BASE, 0.2, 1).items()}
+    head = stored.format("lm_head.weight")
+    tensors[head.replace("model._", "_").replace("model.lm", "lm")] = tensors.pop(head)
+    plan = plan_of(base, write_model(tmp_path / "a", tensors, config=llama_config(BASE)), other)
+    assert any("names of wrappers, such as '_orig_mod.', are taken out" in w for w in plan.warnings)
+    assert all(t.inputs[1].entry.name.endswith(t.name.removeprefix("model.")) for t in plan.tensors())
+
+
 NORM = "model.norm.weight"
 PREFIXED = renamed(BASE, "", "module.")
 NOT_ALIGNED = {
