@@ -17,13 +17,39 @@ from hubmerge.hub.names import FileInfo, stated_bases
 from hubmerge.recipe.model_name import is_path
 
 _PICKLED = re.compile(r"(?:pytorch_model[^/]*|adapter_model)\.bin")  # as transformers and peft wrote them
-_OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
+_OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz", ".distcp")
 _BELOW = {
     "adapters": ("/adapter_config.json",),  # as PEFT saves those of other names than `default`
     "models": ("/model.safetensors", "/model.safetensors.index.json"),  # a trainer's checkpoints, too
 }
+# what trainers leave in their own formats, and the command that writes safetensors from it, for the folder `{0}`
+_TRAINED = (
+    (
+        re.compile(r"(?:(.+)/)?model_world_size_\d+_rank_\d+\.pt"),
+        "shards of verl",
+        "python -m verl.model_merger merge --backend fsdp --local_dir {0} --target_dir {0}/huggingface",
+        "/huggingface",
+    ),
+    (
+        re.compile(r"(?:(.+)/)?zero_to_fp32\.py"),
+        "shards of DeepSpeed",
+        "python {0}/zero_to_fp32.py {0} {0} --safe_serialization",
+        "",
+    ),
+    (
+        re.compile(r"(?:(.+)/)?pytorch_model_fsdp_0/[^/]+\.distcp"),
+        "shards of FSDP",
+        "accelerate merge-weights {0}/pytorch_model_fsdp_0 {0}",
+        "",
+    ),
+    (
+        re.compile(r"(?:(.+)/)?adapters\.safetensors"),
+        "an adapter of MLX",
+        "mlx_lm.fuse --model BASE --adapter-path {0} --save-path {0}/fused",
+        "/fused",
+    ),
+)
 _FOLDER = re.compile(r"\w[\w.\-]*(?:/\w[\w.\-]*)*", re.ASCII)
-_NUMBER = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
 _CONVERT = "import sys, transformers as t; t.{}.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[1])"
 _CONVERT_ADAPTER = (
@@ -49,6 +75,8 @@ class Place:
         if pickled := sorted(f for f in self.files if _PICKLED.fullmatch(f)):
             named = ", ".join(ascii(f)[1:-1] for f in pickled[:3])
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert(config))
+        if converted := self._trained():
+            return self._error(expected, *converted)
         if others := sorted(f for f in self.files if "/" not in f and f.endswith(".safetensors")):
             return FormatError(
                 "no safetensors weights under transformers' names",
@@ -65,7 +93,11 @@ class Place:
         if any(f.endswith(".gguf") for f in found):
             origin = origin_of(self.card) or "the model that it was made from"
             return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {origin} instead.")
-        step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
+        step = (
+            "Only safetensors is opened; convert it with its trainer's tools, or ask the author."
+            if found
+            else "Look whether it is a model at all."
+        )
         return self._error(expected, named, step)
 
     def _error(self, expected: str, got: str, next_step: str) -> FormatError:
@@ -74,16 +106,32 @@ class Place:
     def _below(self, ends: tuple[str, ...]) -> list[str]:
         """The folders with a file of one of these names, of numbered ones the last first."""
         folders = {f.rpartition("/")[0] for f in self.files if f.endswith(ends)}
-        known = sorted(f for f in folders if _FOLDER.fullmatch(f))
-        return sorted(known, key=lambda f: max(map(int, _NUMBER.findall(f)), default=0), reverse=True)
+        return sorted((f for f in folders if _FOLDER.fullmatch(f)), key=_latest_first)
+
+    def _trained(self) -> tuple[str, str] | None:
+        """What a trainer left in its own format, and the command that converts it."""
+        for pattern, words, command, result in _TRAINED:
+            parts = {match[1] or "" for f in self.files if (match := pattern.fullmatch(f))}
+            for part in sorted((p for p in parts if not p or _FOLDER.fullmatch(p)), key=_latest_first):
+                below, fetch = f"/{part}".rstrip("/"), ""
+                here, name = shlex.quote(str(self.folder)), self._local(below + result)
+                if self.folder is None:
+                    here = _plain(self.id.rpartition("/")[2])
+                    fetch, name = f"hf download {self.id} --local-dir {here} && ", f"./{here}{below}{result}"
+                step = f"If you trust it, convert it, and name {name}: {fetch}{command.format(here + below)}"
+                return f"{words} in {part}" if part else words, step
+        return None
 
     def _take(self, part: str) -> str:
         if self.folder is not None:
-            begin = "" if is_path(self.id) else "./"
-            return f"Name one: {begin}{self.id.rstrip('/')}/{part}."
+            return f"Name one: {self._local(f'/{part}')}."
         here = _plain(self.id.rpartition("/")[2])
         fetch = f"hf download {self.id} --include '{part}/*' --local-dir {here}"
         return f"Fetch it (`{fetch}`), and name ./{here}/{part}."
+
+    def _local(self, below: str) -> str:
+        """How a recipe names a folder in this one."""
+        return f"{'' if is_path(self.id) else './'}{self.id.rstrip('/')}{below}"
 
     def _convert(self, config: Mapping[str, Any]) -> str:
         adapter = any(f == "adapter_model.bin" for f in self.files)
@@ -101,6 +149,11 @@ class Place:
 def origin_of(card: Mapping[str, Any]) -> str:
     """The model that a card says its own was made from, where it names one."""
     return next(iter(stated_bases(card)), "")
+
+
+def _latest_first(folder: str) -> tuple[list[int], str]:
+    """A key that sorts folders by the numbers in their names, as of steps, the highest first."""
+    return [-int(n) for n in re.findall(r"\d{1,12}", folder, re.ASCII)], folder
 
 
 def _plain(name: str) -> str:

@@ -27,8 +27,9 @@ a copy (Pop2Piano's config says so, falsely): it is merged with the same random 
     _orig_mod.        torch.compile
 
 torch.compile, FSDP and activation checkpointing also wrap modules within a model; their names are taken out wherever
-they stand, where that alone makes the names equal. A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does. So are
-names that older versions of transformers and torch gave: LayerNorm.gamma and beta, weight_g and weight_v.
+they stand, where that alone makes the names equal. A prefix is taken off or put on only if that alone makes the names
+equal to the base's, and no other prefix does. So are names that older versions of transformers and torch gave:
+LayerNorm.gamma and beta, weight_g and weight_v.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _AGES = {
     ".weight_g": ".parametrizations.weight.original0",
     ".weight_v": ".parametrizations.weight.original1",
 }
-# names of wrappers around modules: of torch.compile, FSDP and activation checkpointing, also within data-parallel training
+# names of wrappers around modules, of torch.compile, FSDP and activation checkpointing
 _WRAPPERS = re.compile(r"^(?:_orig_mod\.)?module\.|(?<![^.])_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
 PREFIXES = ("model.", "transformer.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,37 @@ def test_a_model_in_a_folder_of_the_repo_is_named(tmp_path: Path, other: Path):
     other.rename(tmp_path / "run" / "actor" / "huggingface")  # as verl saves it
     told = refuse_folder(FormatError, tmp_path / "run")
     assert f"got models in actor/huggingface. Name one: {tmp_path}/run/actor/huggingface." in told
+
+
+def test_of_several_models_below_the_one_of_the_latest_step_is_named(tmp_path: Path, other: Path):
+    for step in (20, 100):
+        shutil.copytree(other, tmp_path / "run" / f"global_step_{step}" / "actor" / "huggingface")
+    told = refuse_folder(FormatError, tmp_path / "run")
+    assert f"Name the model: {tmp_path}/run/global_step_100/actor/huggingface." in told
+
+
+TRAINED = {
+    "step_9/actor/model_world_size_2_rank_1.pt": "python -m verl.model_merger merge --backend fsdp --local_dir",
+    "zero_to_fp32.py": "--safe_serialization",
+    "pytorch_model_fsdp_0/__0_0.distcp": "accelerate merge-weights",
+    "adapters.safetensors": "mlx_lm.fuse --model BASE --adapter-path",
+}
+
+
+@pytest.mark.parametrize("file", TRAINED)
+def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that_converts_it(tmp_path: Path, file: str):
+    folder = tmp_path / "a run"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).touch()
+    (folder / "adapter_config.json").write_text("{}")
+    told = refuse_folder(FormatError, folder)
+    assert TRAINED[file] in told
+    assert f"'{folder}'" in told, "it is quoted for a shell"
+    files = {file: FileInfo(file, 1)}
+    place = Place("org/a@1", "org/a", None, files, {}, lambda path, start, end: b"", lambda path, most: b"")
+    told = str(place.without_weights("model.safetensors", {}))
+    assert "hf download org/a --local-dir a && " in told
+    assert TRAINED[file] in told
 
 
 DORA = {f"base_model.model.{Q}.lora_magnitude_vector": tensor(np.ones(16), "F32")}
