@@ -210,7 +210,7 @@ def test_of_several_models_below_the_one_of_the_latest_step_is_named(tmp_path: P
     for step in (20, 100):
         shutil.copytree(other, tmp_path / "run" / f"global_step_{step}" / "actor" / "huggingface")
     told = refuse_folder(FormatError, tmp_path / "run")
-    assert f"Name the model: {tmp_path}/run/global_step_100/actor/huggingface." in told
+    assert f"Name one: {tmp_path}/run/global_step_100/actor/huggingface." in told
 
 
 TRAINED = {
