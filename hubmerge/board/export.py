@@ -15,7 +15,7 @@ from typing import Any
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.scores import Estimate
 
-SCHEMA = 2
+SCHEMA = 3
 _A_PART = 100
 _OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
@@ -86,7 +86,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "committed": facts.created,
         "evaluated": row.created,
         "dtype": row.environment.dtype,
-        **_named(row, "narrowed", "run_by", "signed", "committed_by"),
+        **_named(row, "narrowed", "run_by", "signed"),
         "method": facts.method,
         "method_parameters": dict(facts.method_parameters),
         "recipe": facts.recipe,
@@ -155,7 +155,6 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "effective_scales": "; ".join("" if s is None else str(s) for s in row.facts.effective_scales),
         **as_told("size_bytes", "license", "author", "committed", "evaluated", "dtype", "narrowed", "run_by"),
         "signed": {True: "yes", False: "no", None: ""}[row.signed],
-        "committed_by": row.committed_by,
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hubmerge.board.standing import UNKNOWN, Committed
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import CONTROL, MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
@@ -54,9 +53,7 @@ class ResultFiles:
     flags: tuple[Flag, ...] = ()
     refused: tuple[Refusal, ...] = ()
     versions: Versions = field(default_factory=dict)
-    paths: tuple[str, ...] = ()  # of the results' files, in the results' order
     trusted: frozenset[str] = frozenset()  # the public keys that are believed
-    committed: Committed = UNKNOWN  # who committed the results that none of them signed
 
 
 def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = ()) -> ResultFiles:
@@ -66,7 +63,6 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
     that versions.json calls another one's equal count as that one's.
     """
     results: list[EvaluationResult] = []
-    paths: list[str] = []
     flags: tuple[Flag, ...] = ()
     refused: list[Refusal] = []
     versions: Versions = {}
@@ -88,8 +84,7 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
             refused.append(_refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
-        paths.append(path)
-    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, tuple(paths), frozenset(trusted))
+    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, frozenset(trusted))
 
 
 def renamed(results: Iterable[EvaluationResult], versions: Versions) -> tuple[EvaluationResult, ...]:

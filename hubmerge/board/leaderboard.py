@@ -22,7 +22,7 @@ from typing import Any
 
 from hubmerge.board.files import ResultFiles
 from hubmerge.board.lineage import Lineage, Node
-from hubmerge.board.standing import UNKNOWN, Committed, Standing
+from hubmerge.board.standing import Standing
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, SuiteBoard, TaskLine
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
@@ -56,19 +56,18 @@ def build_board(
     refused: Iterable[Refusal] = (),
     now: datetime | None = None,
     trusted: Collection[str] = (),
-    committed: Committed = UNKNOWN,
 ) -> Board:
     """The board of `split`. `refused`: files that could not be read, to be listed with what is refused here.
 
     `suite_versions`: the version to show of a suite. `now`: a result from more than a day later is refused, since a
     wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
-    believed. `committed`: who committed the results that none of them signed.
+    believed.
     """
     flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason, f.community)))
     out = set(refused)
     decided = _accept(results, now, frozenset(trusted), out)
     accepted = [result for result, _ in decided.values()]
-    standing = Standing({key: found for key, (_, found) in decided.items()}, committed)
+    standing = Standing({key: found for key, (_, found) in decided.items()})
     descent: dict[bool, _Descent] = {}
     for is_signed, told in standing.ancestry(accepted).items():
         lineage = Lineage(told)
@@ -113,7 +112,6 @@ def board_of(read: ResultFiles, *, suite_versions: Mapping[str, str] | None = No
         refused=read.refused,
         now=datetime.now(UTC),
         trusted=read.trusted,
-        committed=read.committed,
     )
 
 
@@ -301,8 +299,7 @@ def _rows(
                 ancestors=tuple(f"{id}@{sha}" for id, sha in of[node][0].ancestors(node)),
                 flags=marks[node],
                 superseded=node != newest[node[0]],
-                provenance=standing.shown(own.result),
-                committed_by=standing.committed_by(own.result),
+                provenance=standing.of(own.result),
             )
         )
     orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]

@@ -56,7 +56,7 @@ def _schema() -> Any:
             *of(whole, "parameters", "size_bytes"),
             *of(text, "committed", "evaluated", "dtype", "narrowed", "run_by"),
             ("signed", yes_or_no),
-            *of(text, "committed_by", "method"),
+            ("method", text),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),
             ("agents", whole),

@@ -9,7 +9,6 @@ lost answer to a commit shows as a result that is already there.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +19,11 @@ from typing import Any
 from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, parse_files, readable, renamed
 from hubmerge.board.leaderboard import board_of
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
-from hubmerge.board.standing import Committed
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Refusal
 from hubmerge.errors import (
     EvaluationError,
     FormatError,
-    HubmergeError,
     HubUnavailableError,
     ResultError,
     SourceNotFoundError,
@@ -42,7 +39,6 @@ BOARD_TABLE = "data/board.parquet"
 RESULTS_TABLE = "data/results.parquet"
 CARD = "README.md"
 MAX_TABLE_BYTES = 512 * 1024 * 1024
-MAX_FILES_A_LOOK = 200  # whose committers are asked for at once; the next look goes on
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
 _CARD_BYTES = 1024 * 1024
 _DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
@@ -76,8 +72,6 @@ A failed run has a status and an error but no scores, which is not a zero. A sco
 names.
 """
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedResults(ResultFiles):
@@ -87,7 +81,6 @@ class LoadedResults(ResultFiles):
     contents: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)  # path → (blob id, bytes)
     tree: Mapping[str, TreeFile] = field(default_factory=dict)
     published: tuple[str, ...] = ()  # public keys in keys.json, which anyone who may write there can change
-    knows_committers: bool = True  # False: some are still to be asked for
 
     @cached_property
     def believed(self) -> tuple[EvaluationResult, ...]:
@@ -103,19 +96,16 @@ class ResultsDataset:
         self.repo = repo
         self._trust = trust or Trust()
         self._loaded: LoadedResults | None = None
-        self._committers: dict[tuple[str, str], tuple[str, ...]] = {}  # path, blob id → accounts, each asked for once
 
     @property
     def url(self) -> str:
         return self._hub.url(self.repo)
 
     def load(self) -> LoadedResults:
-        """The results at the head of main; while the head has not moved, only missing committers are asked for."""
+        """The results at the head of main; while the head has not moved, nothing else is asked for."""
         sha = self._hub.head(self.repo)
         if self._loaded is None or self._loaded.sha != sha:
             self._loaded = self._load_at(sha)
-        elif not self._loaded.knows_committers:
-            self._loaded = self._with_committers(self._loaded)
         return self._loaded
 
     def publish(
@@ -210,9 +200,7 @@ class ResultsDataset:
         """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
         contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
-        known = {path: names for path, names in loaded.committed.accounts.items() if path not in new}
-        committed = replace(loaded.committed, accounts=known)  # whose the new files are, the Hub says after the commit
-        read = replace(loaded, results=renamed(parsed.results, loaded.versions), committed=committed)
+        read = replace(loaded, results=renamed(parsed.results, loaded.versions))
         files = dict(new)
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
@@ -246,34 +234,7 @@ class ResultsDataset:
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
         read = parse_files(files, trusted)
         found = {**vars(read), "refused": (*read.refused, *refused)}
-        loaded = LoadedResults(**found, sha=sha, contents=contents, tree=tree, published=published)
-        return self._with_committers(loaded)
-
-    def _with_committers(self, loaded: LoadedResults) -> LoadedResults:
-        """With who committed each result that no trusted key claims to have signed, as far as the Hub says now.
-
-        A Hub that does not answer costs the names, and the next look asks again.
-        """
-        files = {
-            (path, loaded.contents[path][0]): result
-            for path, result in zip(loaded.paths, loaded.results, strict=True)
-            if result.signature is None or result.signature.key not in loaded.trusted
-        }
-        missing = [file for file in files if file not in self._committers]
-        if asked := missing[:MAX_FILES_A_LOOK]:
-            try:
-                found = self._hub.committers(self.repo, loaded.sha, [path for path, _ in asked])
-            except HubmergeError as error:
-                log.info("who committed %d results of %s is not known: %s", len(missing), self.repo, error)
-            else:
-                self._committers |= {(path, oid): found.get(path, ()) for path, oid in asked}
-        known = {file: self._committers[file] for file in files if file in self._committers}
-        accounts: dict[str, tuple[str, ...]] = {}
-        for file, names in known.items():  # two files may be results of one version that bears two names
-            shown = result_path(files[file])
-            accounts[shown] = tuple(dict.fromkeys((*accounts.get(shown, ()), *names)))
-        committed = Committed(accounts, self.repo.partition("/")[0])
-        return replace(loaded, committed=committed, knows_committers=len(known) == len(files))
+        return LoadedResults(**found, sha=sha, contents=contents, tree=tree, published=published)
 
     def _contents(
         self, sha: str, tree: Mapping[str, TreeFile], wanted: Sequence[TreeFile], refused: list[Refusal]

@@ -1,60 +1,29 @@
-"""Whose a result is: signed by a trusted key, committed by the dataset's owner, or the community's.
+"""Whose a result is: signed by a trusted key, or the community's.
 
 Community results, which no trusted key signed, are listed beside signed ones on a board where they can displace nothing
-(`Standing.admit`), and decide nothing. Without a signed result of the split nothing changes.
-
-The accounts that committed unsigned files come from the Hub's history. They are told and decide nothing: with
-`git push` whoever may write to a repo can write any author. Only a signature proves who ran something
-(hubmerge/evaluation/signing.py).
+(`Standing.admit`), and decide nothing. Without a signed result of the split nothing changes. Only a signature proves
+who ran something (hubmerge/evaluation/signing.py): with `git push` whoever may write to a repo can write any author.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from hubmerge.board.lineage import Node
-from hubmerge.board.values import Refusal, RowProvenance
+from hubmerge.board.values import Refusal
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.signing import Provenance
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The accounts by the result's path; `owner` is the account that the dataset belongs to."""
-
-    accounts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    owner: str = ""
-
-    def by(self, result: EvaluationResult) -> tuple[str, ...]:
-        """Empty where it is not known."""
-        return self.accounts.get(result_path(result), ())
-
-
-UNKNOWN = Committed()
 
 
 class Standing:
     """The provenance of every accepted result: `known` by its run."""
 
-    def __init__(self, known: Mapping[tuple[str, ...], Provenance], committed: Committed) -> None:
+    def __init__(self, known: Mapping[tuple[str, ...], Provenance]) -> None:
         self._known = known
-        self._committed = committed
 
     def of(self, result: EvaluationResult) -> Provenance:
         return self._known.get(result.run_key, "community")
-
-    def shown(self, result: EvaluationResult) -> RowProvenance:
-        """As a row says it: what the dataset's owner committed unsigned is not the community's."""
-        found = self.of(result)
-        assert found != "forged"  # left out when the results were accepted
-        is_owners = self._committed.by(result) == (self._committed.owner,)
-        return "unsigned" if found == "community" and is_owners else found
-
-    def committed_by(self, result: EvaluationResult) -> str | None:
-        """Only told where no signature says who ran it."""
-        return None if self.is_signed(result) else ", ".join(self._committed.by(result)) or None
 
     def is_signed(self, result: EvaluationResult) -> bool:
         return self.of(result) == "signed"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
+from hubmerge.evaluation.signing import Provenance
 from hubmerge.output.scores import DomainLine, Estimate, ParentLine, SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
-RowProvenance = Literal["signed", "unsigned", "community", "unverified"]
 FlagKind = Literal["contaminated", "withdrawn"]
 FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
@@ -81,15 +81,14 @@ class Row:
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
-    provenance: RowProvenance = "community"  # unverified: a signature that cannot be checked on this machine
+    provenance: Provenance = "community"
     narrowed: str | None = None  # "bfloat16, stored as float32": a machine with more memory would take the latter
-    committed_by: str | None = None  # accounts that brought an unsigned row, as the Hub's history says; no proof
     claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
 
     @property
     def run_by(self) -> str:
-        """The account that ran it where a trusted signature says so, else `unsigned`, `community` or `unverified`."""
+        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
         return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
 
     @property

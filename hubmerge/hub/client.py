@@ -24,7 +24,6 @@ from hubmerge.hub.errors import (
     checked_endpoint,
     checked_token,
     quiet_client,
-    translated,
 )
 from hubmerge.hub.names import FileInfo, is_hub_id, is_sha, stated_license
 from hubmerge.hub.names import RepoState as RepoState
@@ -268,23 +267,6 @@ class Hub(HubWriting):
         url = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/commits/{sha}"
         return islice(paginate(url, params={}, headers=headers), MAX_COMMITS)
 
-    def committers(self, repo_id: str, sha: str, paths: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """The accounts that wrote the last commit of each file at `sha`, as the history says; nobody vouches for it.
-
-        A file whose commit lies more than MAX_COMMITS back has none. Two questions, which only the client repeats.
-        """
-        authors: dict[str, tuple[str, ...]] = {}
-        with translated(f"{repo_id}@{sha}", pinned=True):
-            files = self._api.get_paths_info(repo_id, list(paths), expand=True, revision=sha, repo_type=self.repo_type)
-            last = {f.path: f.last_commit.oid for f in files if f.last_commit is not None}
-            wanted = set(last.values())
-            for commit in self._history(repo_id, sha) if wanted else ():
-                if commit["id"] in wanted:
-                    authors[commit["id"]] = tuple(_account(author["user"]) for author in commit["authors"])
-                    if len(authors) == len(wanted):
-                        break
-        return {path: authors.get(oid, ()) for path, oid in last.items()}
-
     def url(self, repo_id: str) -> str:
         return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
 
@@ -295,11 +277,6 @@ def _file_info(sibling: Any) -> FileInfo:
     if not (isinstance(found.path, str) and isinstance(found.size, int) and isinstance(found.sha256, str | None)):
         raise TypeError("a file without a name, a size or a digest")
     return found
-
-
-def _account(name: Any) -> str:
-    """An author of a commit, whose name may be any text, without what a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in str(name)[:100])
 
 
 def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -231,8 +231,7 @@ def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypat
         "inspect", "methods", "leaderboard", "leaderboard --results REPO", "localhub",
     ]  # fmt: skip
     folder, hub = tables
-    # a folder knows no committers, so that its unsigned rows are the community's
-    assert folder.replace("community", "unsigned").split() == hub.split()
+    assert folder.split() == hub.split()
     assert all(f"org{k}/model-{k}" in folder for k in range(3))
 
 

@@ -17,9 +17,7 @@ from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.files import parse_flags
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
-from hubmerge.board.standing import Committed
 from hubmerge.board.values import Flag
-from hubmerge.evaluation.result import result_path
 from hubmerge.output.card_scores import scores_view
 from workflows.app.model_panels import score_sections
 
@@ -93,9 +91,8 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
     strange = result("evil/x", "f", tasks, environment=ENVIRONMENT | ran, facts={"recipe": "method: ram"})
     flags = [Flag("withdrawn", "org/math"), Flag("contaminated", "org/code", reason="leaked", community=True)]
-    committed = Committed({result_path(strange): ("eve",)}, "org")
     results = [*own("carol"), strange, result("org/failed", "9")]
-    board = build_board(results, flags, trusted=TRUSTED, committed=committed)
+    board = build_board(results, flags, trusted=TRUSTED)
     data = json.loads(board_json(board))
     assert {f["model"]: f["community"] for f in data["flags"]} == {"org/math": False, "org/code": True}
     told = [
@@ -111,18 +108,18 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
         assert line == row
     assert {column for column in lines[0] if not any(line[column] for line in lines)} == {"superseded", "skills_rank"}
     rows = {row["model"]: row for row in told}
-    assert {m: (r["run_by"], r["signed"], r["committed_by"]) for m, r in rows.items()} == {
-        **{r.model: ("carol", True, None) for r in family()},
-        "evil/x": ("community", False, "eve"),
-        "org/failed": ("community", False, None),
+    assert {m: (r["run_by"], r["signed"]) for m, r in rows.items()} == {
+        **{r.model: ("carol", True) for r in family()},
+        "evil/x": ("community", False),
+        "org/failed": ("community", False),
     }
     assert [f["community"] for f in rows["org/merge"]["flags"]] == [False, True]
     assert (rows["evil/x"]["dtype"], rows["evil/x"]["narrowed"]) == ("bfloat16", words)
     assert [t["truncated"] for t in rows["evil/x"]["tasks"]] == [3, 3, 3]
     cells = {line["model"]: line for line in rows_of(suite_csv(board.suites[0]))}
-    columns = ("run_by", "signed", "committed_by", "dtype", "narrowed")
-    assert [cells["evil/x"][c] for c in columns] == ["community", "no", "eve", "bfloat16", words]
-    assert [cells["org/base"][c] for c in columns] == ["carol", "yes", "", "float32", ""]
+    columns = ("run_by", "signed", "dtype", "narrowed")
+    assert [cells["evil/x"][c] for c in columns] == ["community", "no", "bfloat16", words]
+    assert [cells["org/base"][c] for c in columns] == ["carol", "yes", "float32", ""]
     assert cells["org/code"]["flags"] == "contaminated (says the community): leaked"
     assert [cells["org/failed"][c] for c in ("status", "overall", "math")] == ["failed", "", ""]
     assert cells["org/failed"]["error"].startswith("E_EVALUATION")

@@ -263,6 +263,16 @@ def test_the_page_has_a_column_of_who_ran_a_row() -> None:
     assert [column.text(row) for row in built.suites[0].rows] == ["bot"] * 4 + ["community"]
 
 
+def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> None:
+    def marked(*results: EvaluationResult) -> dict[str, bool]:
+        [suite] = board(*results).suites
+        cell = columns(suite)["model"].text
+        return {row.model: f">{row.run_by}<" in str(cell(row)) for row in suite.rows}
+
+    assert marked(*own(), strange("evil/x")) == {"evil/x": True, **{r.model: False for r in own()}}
+    assert marked(strange("evil/x")) == {"evil/x": False}
+
+
 def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> None:
     base = own()
     results = [

@@ -99,7 +99,7 @@ GROUPS = {
             *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "source")),
             *(
                 f"tests/board/test_{name}.py"
-                for name in ("committers", "eval_results", "keepers", "leaderboard", "provenance", "results_dataset")
+                for name in ("eval_results", "keepers", "leaderboard", "provenance", "results_dataset")
             ),
             "tests/output/test_scores.py",
         ),

@@ -136,7 +136,6 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Size", None if facts.size_bytes is None else bytes_text(facts.size_bytes)),
         ("Made", when(facts.created) if facts.created else None),
         ("Commit", el("code", row.sha[:12])),
-        ("Committed by", row.committed_by),
     ]
     sha = row.sha if len(row.sha) == 40 else ""
     page = el("p", "On the Hub: ", repo_link(endpoint, row.model, sha)) if is_hub_id(row.model) else None
