@@ -42,7 +42,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         device=arguments.device,
         dtype=arguments.dtype,
         seed=arguments.seed,
-        backend=arguments.backend,
         wall_s=arguments.wall_limit,
         memory_bytes=arguments.memory_limit,
     )
