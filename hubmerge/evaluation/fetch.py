@@ -5,8 +5,7 @@
 Only this process has the token and the network. It loads the rows through `datasets`, as any reader of the Hub would,
 in one of the formats that are nothing but data, and keeps them as Arrow files, which the evaluating process opens
 without the network. A folder's name holds all that its content depends on (the dataset's commit, subset, split, how
-many rows). So runs can share a store of folders, and one that exists is right and not fetched again. Of a store that
-has grown too large the longest unused go, but none that an evaluation may be about to read.
+many rows). So runs can share a store of folders, and one that exists is right and not fetched again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import time
 from typing import Any
 
 from hubmerge.errors import EvaluationError, HubmergeError, MachineFaultError, MemoryLimitError
@@ -30,14 +28,11 @@ from hubmerge.isolation.child import ChildJob, Event, fresh_environment, run_chi
 from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.isolation.in_child import Reporter, WallLimitError, first_line, ran_out_of_memory, run
 from hubmerge.machine.disk_errors import of_disk
-from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.dataset_rows import load_split
 
 MODULE = "hubmerge.evaluation.fetch"
 MAX_ROWS = 1_000_000
 MAX_WALL_S = 3600.0
-MAX_STORE_BYTES = 20 * 10**9
-IN_USE_S = 24 * 3600.0  # since its last use, in which a folder stays: its rows are read when the model is loaded
 _MAX_FILE_BYTES = 64 * 10**9
 
 
@@ -49,7 +44,7 @@ def fetch_rows(
     EvaluationError when a dataset cannot be read, MachineFaultError where the fetching was killed or took too long.
     """
     folders = {task.name: store / _folder_name(task) for task in suite.tasks}
-    missing = [task for task in suite.tasks if not _is_there(folders[task.name])]
+    missing = [task for task in suite.tasks if not folders[task.name].is_dir()]
     if missing:
         store.mkdir(parents=True, exist_ok=True)
         cache = workdir / "datasets"  # the library's own, which is removed afterwards
@@ -75,13 +70,6 @@ def fetch_rows(
     return folders
 
 
-def _is_there(folder: Path) -> bool:
-    """Whether the rows are there; from now on they are in use."""
-    with suppress(OSError):  # a store that may only be read
-        os.utime(folder)
-    return folder.is_dir()
-
-
 def _folder_name(task: PinnedTask) -> str:
     rows = task.task.rows
     cut = "all" if task.limit is None or task.task.expand is not None else str(task.limit)
@@ -104,7 +92,6 @@ def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
         fcntl.flock(held, fcntl.LOCK_EX)
         for left in store.glob("*.partial"):
             shutil.rmtree(left, ignore_errors=True)
-    prune(store)
     for number, task in enumerate(tasks):
         reporter.progress("fetch data", number, len(tasks), "tasks")
         folder = Path(task["folder"])
@@ -112,18 +99,6 @@ def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             _fetch_task(task, folder, spec["token"], Path(spec["cache"]))
     reporter.progress("fetch data", len(tasks), len(tasks), "tasks")
     return {}
-
-
-def prune(store: Path) -> None:
-    """Remove the longest unused rows of a store that has grown too large."""
-    used = sorted((path.stat().st_mtime, path) for path in store.iterdir() if path.is_dir())
-    left = used_bytes([store])
-    for last, folder in used:
-        if left <= MAX_STORE_BYTES or time() - last < IN_USE_S:
-            break
-        left -= used_bytes([folder])
-        # nobody takes a half-removed one for whole
-        shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}.partial")), ignore_errors=True)
 
 
 def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -190,30 +189,3 @@ def test_a_fetching_that_the_machine_ended_is_tried_again(
     with pytest.raises(MachineFaultError, match=ended.what) as fault:
         fetch_module.fetch_rows(pin("zoo", hub), tmp_path, hub, tmp_path, 9.0, lambda _: None)
     assert fault.value.retryable
-
-
-def test_the_longest_unused_rows_leave_a_full_store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, suite = tmp_path / "store", pin("zoo", hub)
-
-    def fetched(job: ChildJob, _: object) -> None:
-        for folder in (store / "of-a-pin-that-moved", *(Path(task["folder"]) for task in job.spec["tasks"])):
-            folder.mkdir(exist_ok=True)
-            (folder / "data.arrow").write_bytes(b"x" * 4096)
-
-    def asked() -> list[str]:
-        folders = fetch_module.fetch_rows(suite, store, hub, tmp_path, 9.0, lambda _: None)
-        return sorted(folder.name for folder in folders.values())
-
-    def kept(folders: int) -> list[str]:
-        monkeypatch.setattr(fetch_module, "MAX_STORE_BYTES", folders * 4096)
-        fetch_module.prune(store)
-        return sorted(path.name for path in store.iterdir())
-
-    monkeypatch.setattr(fetch_module, "run_child", fetched)
-    names = asked()
-    for age, name in enumerate(["of-a-pin-that-moved", *names]):
-        os.utime(store / name, (age, age))
-    assert [len(kept(folders)) for folders in (4, 3, 2)] == [4, 3, 2]
-    assert kept(2) == names[1:]
-    assert asked() == names
-    assert kept(0) == sorted([*names, "of-a-pin-that-moved"])  # they are in use
