@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from hubmerge.board.values import Board, Row
 from hubmerge.evaluation.result import EvaluationResult, result_path
@@ -135,13 +132,6 @@ def written(folder: Path, *results: EvaluationResult, **files: bytes) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
     return folder
-
-
-def without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if it were not installed."""
-    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
 
 
 def rows(board: Board, suite: str = "trio") -> dict[str, Row]:

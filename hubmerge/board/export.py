@@ -154,7 +154,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         **as_told("parameters", "agents", "density", "overlap", "conflict"),
         "effective_scales": "; ".join("" if s is None else str(s) for s in row.facts.effective_scales),
         **as_told("size_bytes", "license", "author", "committed", "evaluated", "dtype", "narrowed", "run_by"),
-        "signed": {True: "yes", False: "no", None: ""}[row.signed],
+        "signed": "yes" if row.signed else "no",
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }

@@ -88,13 +88,13 @@ class Row:
 
     @property
     def run_by(self) -> str:
-        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
-        return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
+        """The account that ran it where a trusted signature says so, else `community`."""
+        return (self.claimed_by or "signed") if self.signed else self.provenance
 
     @property
-    def signed(self) -> bool | None:
-        """By a trusted key; None where that cannot be checked."""
-        return None if self.provenance == "unverified" else self.provenance == "signed"
+    def signed(self) -> bool:
+        """By a trusted key."""
+        return self.provenance == "signed"
 
     @property
     def is_flagged(self) -> bool:

@@ -33,8 +33,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
 def _text(board: Board) -> str:
     parts = [_suite_text(suite) for suite in board.suites] or ["There are no results yet."]
-    if any(row.signed is None for suite in board.suites for row in suite.rows):
-        parts.append("unverified: signatures cannot be checked without `cryptography` (pip install 'hubmerge[app]')\n")
     if board.refused:
         parts.append(f"Left out: {len(board.refused)}")
         parts += [f"  {_printable(r.where)}: {_printable(r.reason)}" for r in board.refused[:20]]

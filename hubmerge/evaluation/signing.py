@@ -19,9 +19,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from hubmerge.evaluation.result import EvaluationResult, Signature
+from hubmerge.machine.extras import require
 
-# signed by a trusted key; no trusted key vouches; cannot be checked here; names a trusted key that did not sign it
-Provenance = Literal["signed", "community", "unverified", "forged"]
+# signed by a trusted key; no trusted key vouches; names a trusted key that did not sign it
+Provenance = Literal["signed", "community", "forged"]
 
 
 def signed(result: EvaluationResult, seed: bytes, run_by: str) -> EvaluationResult:
@@ -70,11 +71,10 @@ def _sign(content: bytes, seed: bytes) -> str:
 def _provenance(key: str, value: str, content: bytes, trusted: Collection[str]) -> Provenance:
     if key not in trusted:
         return "community"
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ImportError:
-        return "unverified"
+    require("eval", "the check of a signature", "cryptography")
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(value), content)
     except (InvalidSignature, ValueError):
@@ -83,15 +83,13 @@ def _provenance(key: str, value: str, content: bytes, trusted: Collection[str]) 
 
 
 def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
-    """The results that may decide something: the signed ones or, where nothing can be checked, all but forged ones.
+    """The results that may decide something: the signed ones or, where no key is trusted, all.
 
     Of a run that two files tell of, since the keepers call the versions of its suite equal, one that is done, and then
     the newest.
     """
-    known = [(result, provenance(result, trusted)) for result in results]
-    decisive = ("signed",) if trusted and all(p != "unverified" for _, p in known) else ("community", "unverified")
-    found = sorted((r for r, p in known if p in decisive), key=lambda r: (r.status == "done", r.created))
-    return tuple({r.run_key: r for r in found}.values())
+    decisive = [r for r in results if not trusted or provenance(r, trusted) == "signed"]
+    return tuple({r.run_key: r for r in sorted(decisive, key=lambda r: (r.status == "done", r.created))}.values())
 
 
 def _content(result: EvaluationResult, suite_version: str) -> bytes:

@@ -23,7 +23,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     ),
     "eval": (
         *("lighteval", "datasets", "transformers", "torch", "accelerate", "safetensors", "pyarrow", "psutil"),
-        *("langdetect", "nltk", "xxhash"),
+        *("langdetect", "nltk", "xxhash", "cryptography"),
     ),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, without_cryptography, written
+from board_helpers import OTHER, SEED, TRUSTED, family, own, rows, written
 from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import Done, Refused
@@ -140,15 +140,6 @@ def test_a_signature_is_for_one_of_the_two_files() -> None:
         {},
         [Refusal("versions.json, entry 1", "its signature is not of this content")],
     )
-
-
-def test_without_cryptography_what_names_a_trusted_key_counts_and_what_names_none_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    entries = [by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]
-    without_cryptography(monkeypatch)
-    flags, _ = parse_flags(file("flags", *entries), TRUSTED)
-    assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", True)]
 
 
 # --- signing ---------------------------------------------------------------------------------------------

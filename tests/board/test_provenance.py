@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,16 @@ from board_helpers import (
     rows,
     strange,
     task,
-    without_cryptography,
     written,
 )
-from processes import Done
+from processes import Done, Refused
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag
 from hubmerge.errors import DiskError, ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
-from hubmerge.evaluation.signing import believed, provenance, public_key, signed
+from hubmerge.evaluation.signing import provenance, public_key, signed
 from hubmerge.settings import Settings
 from workflows.app.board_table import columns
 
@@ -221,27 +221,16 @@ def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> N
     assert provenance(claims, TRUSTED) == "forged"
 
 
-def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    results = tuple(own())
-    without_cryptography(monkeypatch)
-    built = board(*results, strange("evil/x"))
-    found = rows(built)
-    assert {m: (r.run_by, r.signed) for m, r in found.items()} == {
-        "evil/x": ("community", False),
-        **dict.fromkeys(("org/base", "org/math", "org/code", "org/merge"), ("unverified", None)),
-    }
-    assert believed(results, TRUSTED) == results
-
-
-def test_the_command_line_says_what_is_missing_to_check_signatures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: Done
+def test_without_cryptography_signed_rows_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     folder = written(tmp_path, *own(), keys=keys_file([KEY]))
-    without_cryptography(monkeypatch)
-    said = "unverified: signatures cannot be checked without `cryptography`"
-    assert said in done("leaderboard", "--results", folder).out
+    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    said = refused("leaderboard", "--results", folder)
+    assert "the check of a signature needs packages that are not installed" in said
+    assert "hubmerge[eval]" in said
 
 
 def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(tmp_path: Path, done: Done) -> None:

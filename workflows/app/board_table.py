@@ -42,7 +42,7 @@ def columns(suite: SuiteBoard) -> Mapping[str, Column]:
     """Every column that a board may show, by its key."""
     several = len(suite.domains) > 1
     skills = dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills)  # of some merge
-    is_signed = any(r.signed is not False for r in suite.rows)  # where nothing is, a mark on every row says nothing
+    is_signed = any(r.signed for r in suite.rows)  # where nothing is, a mark on every row says nothing
     found = (
         Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
         Column("model", "Model", lambda r: r.model.lower(), lambda r: _model_cell(r, is_signed), is_number=False),
@@ -91,7 +91,7 @@ def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
         marks.append("older commit")
     marks += [f.kind for f in row.flags if f.inherited_from is None and not f.community]
     marks += ["inherits a flag"] if any(f.inherited_from and not f.community for f in row.flags) else []
-    notes = [row.run_by] if in_signed_suite and row.signed is False else []
+    notes = [row.run_by] if in_signed_suite and not row.signed else []
     notes += [f"in {row.narrowed.partition(',')[0][:20]}"] if row.narrowed else []
     notes += ["flagged by the community"] if any(f.community for f in row.flags) else []
     badges = [el("span", " ", el("small", mark, cls="hm-mark")) for mark in dict.fromkeys(marks)]
