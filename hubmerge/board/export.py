@@ -36,7 +36,7 @@ def json_parts(board: Board) -> Iterator[str]:
             rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
             yield (", " if first else "") + ", ".join(rows)
         yield "]}"
-    flags = [_named(flag, "kind", "model", "sha", "reason", "community") for flag in board.flags]
+    flags = [_named(flag, "kind", "model", "sha", "reason") for flag in board.flags]
     refused = [_named(refusal, "where", "reason") for refusal in board.refused]
     yield f'], "flags": {_json(flags)}, "refused": {_json(refused)}}}\n'
 
@@ -51,7 +51,7 @@ def row_data(row: Row) -> dict[str, Any]:
     return {
         **_named(row, "rank", "model", "sha", "status"),
         "error": _named(row.error, "code", "message") if row.error else None,
-        "flags": [_named(flag, "kind", "reason", "inherited_from", "community") for flag in row.flags],
+        "flags": [_named(flag, "kind", "reason", "inherited_from") for flag in row.flags],
         "failures": {suite: _named(error, "code", "message") for suite, error in sorted(row.failures.items())},
         "superseded": row.superseded,
         "overall": _estimate(row.overall),
@@ -179,9 +179,7 @@ def _three(name: str, estimate: Estimate | None) -> dict[str, float | None]:
 
 def flag_text(flag: RowFlag) -> str:
     """contaminated (inherited from org/x): why."""
-    notes = ["says the community"] if flag.community else []
-    notes += [f"inherited from {flag.inherited_from}"] if flag.inherited_from else []
-    noted = f" ({', '.join(notes)})" if notes else ""
+    noted = f" (inherited from {flag.inherited_from})" if flag.inherited_from else ""
     return f"{flag.kind}{noted}" + (f": {flag.reason}" if flag.reason else "")
 
 

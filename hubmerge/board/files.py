@@ -8,8 +8,7 @@ A file or entry that cannot be believed is left out, with the reason.
 
 The keepers of the dataset write the latter two by hand. Whoever may write to the dataset can write an entry, so each
 is signed by itself (hubmerge/evaluation/signing.py): one that a stranger adds spoils no other. Where a trusted key is
-known, a flag that none signed is the community's, which is shown and takes no rank, and a version that none signed is
-not applied. Where none is known, all entries count alike.
+known, an entry that none signed is not applied. Where none is known, all entries count alike.
 """
 
 from __future__ import annotations
@@ -162,31 +161,23 @@ class Entry:
 
 
 def parse_flags(data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Flag, ...], list[Refusal]]:
-    """The flags of flags.json; a broken or forged one is refused by its place and takes no other with it."""
-    entries, refused = entries_of(FLAGS, data, trusted)
-    flags = tuple(
-        replace(entry.value, community=bool(trusted) and entry.provenance == "community")
-        for entry in entries
-        if isinstance(entry.value, Flag)
-    )
-    if strange := sum(flag.community for flag in flags):
-        refused.append(
-            Refusal(FLAGS, f"entries that no trusted key signed: {strange}; they are shown and take no rank")
-        )
-    return flags, refused
+    """The flags of flags.json; one that does not count is refused by its place and takes no other with it."""
+    values, refused = _counting(FLAGS, data, trusted)
+    return tuple(value for value in values if isinstance(value, Flag)), refused
 
 
 def parse_versions(data: bytes, trusted: Collection[str] = ()) -> tuple[Versions, list[Refusal]]:
-    """The table of versions.json: one step, no chains; a broken, forged or unsigned entry is refused by its place."""
-    entries, refused = entries_of(VERSIONS, data, trusted)
-    found: dict[tuple[str, str], str] = {}
-    for entry in entries:
-        if trusted and entry.provenance == "community":
-            refused.append(_entry_refusal(VERSIONS, entry.place, _NOT_SIGNED))
-        elif isinstance(entry.value, tuple):
-            suite, version, same_as = entry.value
-            found[suite, version] = same_as
-    return found, refused
+    """The table of versions.json: one step, no chains; an entry that does not count is refused by its place."""
+    values, refused = _counting(VERSIONS, data, trusted)
+    return {value[:2]: value[2] for value in values if isinstance(value, tuple)}, refused
+
+
+def _counting(path: str, data: bytes, trusted: Collection[str]) -> tuple[list[_Value], list[Refusal]]:
+    """What the entries say that are not broken, forged or, where a trusted key is known, unsigned."""
+    entries, refused = entries_of(path, data, trusted)
+    unsigned = {entry.place for entry in entries if trusted and entry.provenance != "signed"}
+    refused += [_entry_refusal(path, place, _NOT_SIGNED) for place in sorted(unsigned)]
+    return [entry.value for entry in entries if entry.place not in unsigned], refused
 
 
 def entries_of(path: str, data: bytes, trusted: Collection[str] = ()) -> tuple[list[Entry], list[Refusal]]:

@@ -63,7 +63,7 @@ def build_board(
     wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
     believed.
     """
-    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason, f.community)))
+    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
     out = set(refused)
     decided = _accept(results, now, frozenset(trusted), out)
     accepted = [result for result, _ in decided.values()]
@@ -277,8 +277,7 @@ def _rows(
             if (node := (p.id, p.sha)) in scored and node not in shown:
                 shown.add(node)
                 waiting.append(node)
-    flagged = {n for n, found in marks.items() if not all(flag.community for flag in found)}
-    counted = {n for n in shown if n not in flagged and n == newest[n[0]] and id(scored[n].result) in decisive}
+    counted = {n for n in shown if not marks[n] and n == newest[n[0]] and id(scored[n].result) in decisive}
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)

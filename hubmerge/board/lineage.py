@@ -50,12 +50,12 @@ class Lineage:
         return tuple(seen)
 
     def flagged(self, flags: Iterable[Flag]) -> dict[Node, tuple[RowFlag, ...]]:
-        """Every node that carries flags, its own or ancestors': at most MAX_ROW_FLAGS, the keepers' before others."""
-        told: dict[tuple[bool, str, str | None], list[Flag]] = defaultdict(list)  # by the model
-        for flag in sorted(flags, key=lambda f: (f.community, f.model, f.sha or "", f.kind, f.reason)):
-            told[flag.community, flag.model, flag.sha].append(flag)
+        """Every node that carries flags, its own or ancestors': at most MAX_ROW_FLAGS."""
+        told: dict[tuple[str, str | None], list[Flag]] = defaultdict(list)  # by the model
+        for flag in sorted(flags, key=lambda f: (f.model, f.sha or "", f.kind, f.reason)):
+            told[flag.model, flag.sha].append(flag)
         found: dict[Node, dict[RowFlag, None]] = defaultdict(dict)
-        for (_, model, sha), same in told.items():
+        for (model, sha), same in told.items():
             own = {n for n in self._by_id.get(model, ()) if sha is None or n[1] == sha}
             seen = set(own)
             waiting = deque(own)
@@ -64,13 +64,13 @@ class Lineage:
                 if (room := MAX_ROW_FLAGS - len(found[node])) <= 0:
                     continue  # nor have those that descend from it any room
                 origin = None if node in own else model
-                found[node] |= {RowFlag(f.kind, f.reason, origin, f.community): None for f in same[:room]}
+                found[node] |= {RowFlag(f.kind, f.reason, origin): None for f in same[:room]}
                 for child in self._children.get(node, ()):
                     if child not in seen:
                         seen.add(child)
                         waiting.append(child)
 
-        def order(flag: RowFlag) -> tuple[bool, str, str, str]:
-            return (flag.community, flag.inherited_from or "", flag.kind, flag.reason)
+        def order(flag: RowFlag) -> tuple[str, str, str]:
+            return (flag.inherited_from or "", flag.kind, flag.reason)
 
         return {node: tuple(sorted(own, key=order)) for node, own in found.items()}

@@ -34,7 +34,7 @@ def _schema() -> Any:
     task += [*of(whole, "samples", "truncated", "few_shot", "task_version"), *of(text, "dataset", "dataset_revision")]
     skill = [*of(text, "task", "domain", "best_parent"), ("kept", yes_or_no), *limits]
     skills = [("kept", whole), ("mean", estimate), ("skills", pa.list_(pa.struct(skill)))]
-    flag = [*of(text, "kind", "reason", "inherited_from"), ("community", yes_or_no)]
+    flag = of(text, "kind", "reason", "inherited_from")
     parent = [*of(text, "role", "id", "sha"), ("weight", real), ("status", text)]
     return pa.schema(
         [

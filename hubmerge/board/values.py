@@ -18,13 +18,12 @@ FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag on a model, at one commit or at all (`sha` None): of the keepers of the results, or of the community."""
+    """A flag on a model, at one commit or at all (`sha` None)."""
 
     kind: FlagKind
     model: str
     sha: str | None = None
     reason: str = ""
-    community: bool = False  # no trusted key signed it: it is shown, and takes nothing from anybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class RowFlag:
     kind: FlagKind
     reason: str
     inherited_from: str | None = None
-    community: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +93,6 @@ class Row:
     def signed(self) -> bool:
         """By a trusted key."""
         return self.provenance == "signed"
-
-    @property
-    def is_flagged(self) -> bool:
-        """By the keepers; a flag of the community takes nothing from a row."""
-        return any(not flag.community for flag in self.flags)
 
     @property
     def agents(self) -> int:

@@ -61,7 +61,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
         _printable(", ".join(row.synergy) or "-"),
         _printable(row.facts.method or "-"),
         _printable(row.run_by),
-        ", ".join(f"{f.kind} (community)" if f.community else f.kind for f in row.flags),
+        ", ".join(f.kind for f in row.flags),
     ]
 
 

@@ -79,7 +79,7 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     assert (suite["suite"], suite["version"], suite["split"], suite["versions"]) == ("trio", "1", "test", ["1"])
     assert suite["domains"] == ["math", "instruction", "code"]
     merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
-    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math", "community": False}
+    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}
     assert merge["flags"] == [inherited]
     assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
     assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
@@ -90,11 +90,11 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
     ran, words = {"dtype": "bfloat16", "stored_dtype": "float32"}, "bfloat16, stored as float32"
     tasks = [task(f"{domain}_task", domain, 0.5, truncated=3) for domain in ("math", "instruction", "code")]
     strange = result("evil/x", "f", tasks, environment=ENVIRONMENT | ran, facts={"recipe": "method: ram"})
-    flags = [Flag("withdrawn", "org/math"), Flag("contaminated", "org/code", reason="leaked", community=True)]
+    flags = [Flag("withdrawn", "org/failed"), Flag("contaminated", "org/code", reason="leaked")]
     results = [*own("carol"), strange, result("org/failed", "9")]
     board = build_board(results, flags, trusted=TRUSTED)
     data = json.loads(board_json(board))
-    assert {f["model"]: f["community"] for f in data["flags"]} == {"org/math": False, "org/code": True}
+    assert {f["model"]: f["kind"] for f in data["flags"]} == {"org/failed": "withdrawn", "org/code": "contaminated"}
     told = [
         {"suite": suite["suite"], "suite_version": suite["version"], "split": suite["split"], **row}
         for suite in data["suites"]
@@ -113,14 +113,15 @@ def test_json_parquet_and_csv_say_the_same_of_every_row() -> None:
         "evil/x": ("community", False),
         "org/failed": ("community", False),
     }
-    assert [f["community"] for f in rows["org/merge"]["flags"]] == [False, True]
+    assert [f["inherited_from"] for f in rows["org/merge"]["flags"]] == ["org/code"]
     assert (rows["evil/x"]["dtype"], rows["evil/x"]["narrowed"]) == ("bfloat16", words)
     assert [t["truncated"] for t in rows["evil/x"]["tasks"]] == [3, 3, 3]
     cells = {line["model"]: line for line in rows_of(suite_csv(board.suites[0]))}
     columns = ("run_by", "signed", "dtype", "narrowed")
     assert [cells["evil/x"][c] for c in columns] == ["community", "no", "bfloat16", words]
     assert [cells["org/base"][c] for c in columns] == ["carol", "yes", "float32", ""]
-    assert cells["org/code"]["flags"] == "contaminated (says the community): leaked"
+    assert cells["org/code"]["flags"] == "contaminated: leaked"
+    assert cells["org/merge"]["flags"] == "contaminated (inherited from org/code): leaked"
     assert [cells["org/failed"][c] for c in ("status", "overall", "math")] == ["failed", "", ""]
     assert cells["org/failed"]["error"].startswith("E_EVALUATION")
 

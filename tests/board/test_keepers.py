@@ -1,4 +1,4 @@
-"""What the keepers of a results dataset say of it: signed entries decide, a stranger's are shown or left out."""
+"""What the keepers of a results dataset say of it: signed entries decide, a stranger's are left out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from workflows.jobs.account import results_keys
 from workflows.jobs.evaluations import RecordedScores
 
 CONTAMINATED = {"kind": "contaminated", "model": "org/math", "reason": "trained on the test"}
+NOT_APPLIED = "no trusted key signed it, so it is not applied"
 RENAMED = {"suite": "trio", "version": "1", "same_as": "2"}
 
 
@@ -57,8 +58,6 @@ def by(entry: dict[str, Any], seed: bytes = SEED, key: str = "flags") -> dict[st
 def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its_merges() -> None:
     found = rows(board(by(CONTAMINATED)))
     assert {m: r.rank for m, r in found.items() if r.flags} == {"org/math": None, "org/merge": None}
-    assert found["org/math"].is_flagged
-    assert not found["org/math"].flags[0].community
 
 
 @pytest.mark.parametrize(
@@ -71,17 +70,10 @@ def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its
     ],
     ids=["unsigned", "another key", "no signature", "broken signature"],
 )
-def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: dict[str, Any]) -> None:
-    built, without = board(entry), board()
-    found = rows(built)
-    assert [(f.kind, f.community) for f in found["org/math"].flags] == [("contaminated", True)]
-    assert [(f.inherited_from, f.community) for f in found["org/merge"].flags] == [("org/math", True)]
-    assert {m: (r.rank, r.skills_rank, r.is_flagged) for m, r in found.items()} == {
-        m: (r.rank, r.skills_rank, False) for m, r in rows(without).items()
-    }
-    assert built.refused == (
-        Refusal("flags.json", "entries that no trusted key signed: 1; they are shown and take no rank"),
-    )
+def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None:
+    built = board(entry)
+    assert built.suites == board().suites
+    assert built.refused == (Refusal("flags.json, entry 1", NOT_APPLIED),)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +81,7 @@ def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: di
 )
 def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
     flags, refused = parse_flags(file("flags", by(CONTAMINATED) | change, by(CONTAMINATED)), TRUSTED)
-    assert [(f.model, f.community) for f in flags] == [("org/math", False)]
+    assert [f.model for f in flags] == ["org/math"]
     assert refused == [Refusal("flags.json, entry 1", "its signature is not of this content")]
 
 
@@ -103,22 +95,13 @@ def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
         public.verify(bytes.fromhex(signature["value"]), f"hubmerge {key} 1\n{text}".encode())
 
 
-def test_pages_tell_a_community_flag_from_the_keepers() -> None:
-    built = board(by({**CONTAMINATED, "model": "org/code"}), CONTAMINATED)
-    math, code = rows(built)["org/math"], rows(built)["org/code"]
-    assert "Flag of the community" in str(model_head(math, "http://hub"))
-    assert "hm-notice hm-bad" not in str(model_head(math, "http://hub"))
-    assert "hm-notice hm-bad" in str(model_head(code, "http://hub"))
-    assert "flagged by the community" in str(_model_cell(math, True))
-    assert ">contaminated<" not in str(_model_cell(math, True))
-    assert ">contaminated<" in str(_model_cell(code, True))
-
-
-def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
-    strange, theirs = board(CONTAMINATED), board(by(CONTAMINATED))
-    assert [r.model for r in latest_merges(strange)] == ["org/merge"]
-    assert latest_merges(theirs) == []
-    assert [len(_points(b.suites[0], "math")) for b in (strange, theirs)] == [1, 0]
+def test_a_flag_stands_on_the_pages_of_its_model_and_hides_its_merges_from_home_and_chart() -> None:
+    theirs, without = board(by(CONTAMINATED)), board()
+    math = rows(theirs)["org/math"]
+    assert "hm-notice hm-bad" in str(model_head(math, "http://hub"))
+    assert ">contaminated<" in str(_model_cell(math, True))
+    assert [[r.model for r in latest_merges(b)] for b in (without, theirs)] == [["org/merge"], []]
+    assert [len(_points(b.suites[0], "math")) for b in (without, theirs)] == [1, 0]
 
 
 # --- versions --------------------------------------------------------------------------------------------
@@ -131,7 +114,7 @@ def test_only_a_signed_entry_renames_a_version_and_results_stay_signed_under_its
     for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
         found = read(entry, key="versions")
         assert {r.suite_version for r in found.results} == {"1"}
-        assert found.refused == (Refusal("versions.json, entry 1", "no trusted key signed it, so it is not applied"),)
+        assert found.refused == (Refusal("versions.json, entry 1", NOT_APPLIED),)
 
 
 def test_a_signature_is_for_one_of_the_two_files() -> None:
@@ -197,7 +180,7 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     answer = listed(done, repo, *ids)
     assert [e["signed"] for e in answer["entries"]] == ["signed", "community", "signed"]
     loaded = dataset.load()
-    assert [(f.model, f.community) for f in loaded.flags] == [("org/math", False), ("org/code", True)]
+    assert [f.model for f in loaded.flags] == ["org/math"]
     assert {r.suite_version for r in loaded.results} == {"2"}
     assert list(scores.flagged(models)) == [("org/math", "c" * 40)]
     head = api.repo_info(repo, repo_type="dataset").sha

@@ -92,7 +92,7 @@ def _points(suite: SuiteBoard, domain: str | None) -> list[_Point]:
     for row in suite.rows:
         line = row.domain(domain) if domain else None
         score = line.score if line else row.overall if domain is None else None
-        if score is not None and row.facts.density and not row.superseded and not row.is_flagged:
+        if score is not None and row.facts.density and not row.superseded and not row.flags:
             found.append(_Point(row, row.facts.density, score))
     return found[:MAX_POINTS]
 

@@ -89,11 +89,10 @@ def _model_cell(row: Row, in_signed_suite: bool) -> Markup:
         marks.append("failed")
     if row.superseded:
         marks.append("older commit")
-    marks += [f.kind for f in row.flags if f.inherited_from is None and not f.community]
-    marks += ["inherits a flag"] if any(f.inherited_from and not f.community for f in row.flags) else []
+    marks += [f.kind for f in row.flags if f.inherited_from is None]
+    marks += ["inherits a flag"] if any(f.inherited_from for f in row.flags) else []
     notes = [row.run_by] if in_signed_suite and not row.signed else []
     notes += [f"in {row.narrowed.partition(',')[0][:20]}"] if row.narrowed else []
-    notes += ["flagged by the community"] if any(f.community for f in row.flags) else []
     badges = [el("span", " ", el("small", mark, cls="hm-mark")) for mark in dict.fromkeys(marks)]
     badges += [el("span", " ", el("small", note, cls="hm-mark hm-note")) for note in notes]
     sha = row.sha if row.superseded else ""

@@ -102,9 +102,7 @@ def _latest(source: DatasetBoard | None) -> Markup | None:
 
 def latest_merges(board: Board) -> list[Row]:
     """The newest merges whose skills kept are known, each model once."""
-    known = [
-        r for s in board.suites for r in s.rows if r.skills and r.skills.skills and not (r.is_flagged or r.superseded)
-    ]
+    known = [r for s in board.suites for r in s.rows if r.skills and r.skills.skills and not (r.flags or r.superseded)]
     once: dict[str, Row] = {}
     for row in sorted(known, key=lambda row: row.created, reverse=True):
         once.setdefault(row.model, row)

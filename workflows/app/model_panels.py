@@ -125,8 +125,7 @@ def model_head(row: Row, endpoint: str) -> Markup:
         marks.append(el("span", f"Rank {row.rank}", cls="hm-badge hm-good"))
     if row.superseded:
         marks.append(el("span", "Older commit", cls="hm-badge hm-warn"))
-    titles = (("warn", "Flag of the community") if f.community else ("bad", f.kind.capitalize()) for f in row.flags)
-    flags = [notice(*title, el("p", flag_text(f))) for title, f in zip(titles, row.flags, strict=True)]
+    flags = [notice("bad", f.kind.capitalize(), el("p", flag_text(f))) for f in row.flags]
     listed: list[tuple[str, object | None]] = [
         ("Method", method_title(row.facts.method or NOTHING)[:80] if facts.is_merge else None),
         ("Agents", str(row.agents) if facts.is_merge else None),

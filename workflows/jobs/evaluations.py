@@ -100,10 +100,9 @@ class RecordedScores:
     def flagged(self, models: Sequence[Pin]) -> Mapping[Pin, str]:
         """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
         loaded = self._loaded()
-        flags = [flag for flag in loaded.flags if not flag.community]
-        if not flags:
+        if not loaded.flags:
             return {}
-        marks = Lineage(loaded.believed, models).flagged(flags)
+        marks = Lineage(loaded.believed, models).flagged(loaded.flags)
         return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
 
     def _loaded(self) -> LoadedResults:
