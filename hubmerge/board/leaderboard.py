@@ -25,7 +25,7 @@ from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.standing import Standing
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, SuiteBoard, TaskLine
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, TaskScore, result_path
-from hubmerge.evaluation.signing import Provenance, provenance
+from hubmerge.evaluation.signing import provenance
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.scores import (
     INSTRUCTION,
@@ -67,7 +67,7 @@ def build_board(
     out = set(refused)
     decided = _accept(results, now, frozenset(trusted), out)
     accepted = [result for result, _ in decided.values()]
-    standing = Standing({key: found for key, (_, found) in decided.items()})
+    standing = Standing({key for key, (_, is_signed) in decided.items() if is_signed})
     descent: dict[bool, _Descent] = {}
     for is_signed, told in standing.ancestry(accepted).items():
         lineage = Lineage(told)
@@ -117,9 +117,9 @@ def board_of(read: ResultFiles, *, suite_versions: Mapping[str, str] | None = No
 
 def _accept(
     results: Iterable[EvaluationResult], now: datetime | None, trusted: Collection[str], out: set[Refusal]
-) -> dict[tuple[str, ...], tuple[EvaluationResult, Provenance]]:
-    """Per run one credible result and its provenance, in an order that does not depend on the input's."""
-    best: dict[tuple[str, ...], tuple[EvaluationResult, Provenance]] = {}
+) -> dict[tuple[str, ...], tuple[EvaluationResult, bool]]:
+    """Per run one credible result, and whether it is signed, in an order that does not depend on the input's."""
+    best: dict[tuple[str, ...], tuple[EvaluationResult, bool]] = {}
     for result in results:
         if reason := _doubt(result, now):
             out.add(Refusal(result_path(result)[:300], reason))
@@ -127,13 +127,10 @@ def _accept(
         if (found := provenance(result, trusted)) == "forged":
             out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
             continue
-        key = result.run_key
-        known = best.get(key)
-        if known is None:
-            best[key] = (result, found)
-        elif known[0] != result:
-            pairs = [known, (result, found)]
-            (other, _), best[key] = sorted(pairs, key=lambda pair: (pair[1] == "signed", *_preference(pair[0])))
+        key, mine = result.run_key, (result, found == "signed")
+        known = best.setdefault(key, mine)
+        if known[0] != result:
+            (other, _), best[key] = sorted((known, mine), key=lambda pair: (pair[1], *_preference(pair[0])))
             why = f"another result of the same run is preferred to that of {other.created}"
             out.add(Refusal(result_path(other), why))
     return dict(sorted(best.items(), key=itemgetter(0)))
@@ -298,7 +295,7 @@ def _rows(
                 ancestors=tuple(f"{id}@{sha}" for id, sha in of[node][0].ancestors(node)),
                 flags=marks[node],
                 superseded=node != newest[node[0]],
-                provenance=standing.of(own.result),
+                signed=standing.is_signed(own.result),
             )
         )
     orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]

@@ -13,20 +13,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from hubmerge.board.lineage import Node
 from hubmerge.board.values import Refusal
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
-from hubmerge.evaluation.signing import Provenance
 
 
 class Standing:
-    """The provenance of every accepted result: `known` by its run."""
+    """Which of the accepted results a trusted key signed: those of the runs `signed`."""
 
-    def __init__(self, known: Mapping[tuple[str, ...], Provenance]) -> None:
-        self._known = known
-
-    def of(self, result: EvaluationResult) -> Provenance:
-        return self._known.get(result.run_key, "community")
+    def __init__(self, signed: Collection[tuple[str, ...]]) -> None:
+        self._signed = signed
 
     def is_signed(self, result: EvaluationResult) -> bool:
-        return self.of(result) == "signed"
+        return result.run_key in self._signed
 
     def signed_first(self, results: Iterable[EvaluationResult]) -> list[EvaluationResult]:
         """The signed results, or all where none is signed."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
-from hubmerge.evaluation.signing import Provenance
 from hubmerge.output.scores import DomainLine, Estimate, ParentLine, SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
@@ -79,7 +78,7 @@ class Row:
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
-    provenance: Provenance = "community"
+    signed: bool = False  # by a trusted key
     narrowed: str | None = None  # "bfloat16, stored as float32": a machine with more memory would take the latter
     claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
@@ -87,12 +86,7 @@ class Row:
     @property
     def run_by(self) -> str:
         """The account that ran it where a trusted signature says so, else `community`."""
-        return (self.claimed_by or "signed") if self.signed else self.provenance
-
-    @property
-    def signed(self) -> bool:
-        """By a trusted key."""
-        return self.provenance == "signed"
+        return (self.claimed_by or "signed") if self.signed else "community"
 
     @property
     def agents(self) -> int:

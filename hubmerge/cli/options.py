@@ -171,7 +171,6 @@ def of_evaluate(command: argparse.ArgumentParser) -> None:
     words = "auto: as the model is stored; any other makes it another suite version"
     command.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help=words)
     command.add_argument("--batch-size", type=positive, default=32, metavar="N", help="prompts at once; default: 32")
-    command.add_argument("--seed", type=whole(0), default=0, help="the seed of random draws; decoding is greedy")
     words = "when the run ends at the latest; default: 14400"
     command.add_argument("--wall-limit", type=seconds, default=4 * 3600.0, metavar="SECONDS", help=words)
     command.add_argument("--memory-limit", type=gigabytes, metavar="GB", help="what the evaluating process may take")

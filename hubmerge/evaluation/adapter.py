@@ -40,13 +40,7 @@ def on_its_base(adapter: Model, hub: Hub) -> Plan:
     try:
         named = ModelName(id=name or "", revision=revision)
     except ValidationError:
-        raise EvaluationError(
-            "an adapter cannot be evaluated without its base",
-            where=str(adapter.ref),
-            expected="base_model_name_or_path in its config: a model on the Hub, and a revision of it, if any",
-            got=ascii("@".join(filter(None, (name, revision))) or "none")[1:-1][:120],
-            next_step="Merge it with its base first, and evaluate the result.",
-        ) from None
+        raise _without_base(adapter, ascii("@".join(filter(None, (name, revision))) or "none")[1:-1][:120]) from None
     base = _open_base(adapter, named, hub)
     own = {"model": ModelName(id=adapter.ref.id, local=adapter.ref.kind == "local")}
     recipe = Recipe.model_validate(
@@ -72,11 +66,15 @@ def _open_base(adapter: Model, name: ModelName, hub: Hub) -> Model:
             return base
     except SourceNotFoundError:
         pass
-    raise EvaluationError(
+    raise _without_base(adapter, str(name))
+
+
+def _without_base(adapter: Model, named: str) -> EvaluationError:
+    return EvaluationError(
         "the adapter's base is not there, or private",
         where=str(adapter.ref),
-        expected="base_model_name_or_path in its config: a public model on the Hub",
-        got=str(name),
+        expected="base_model_name_or_path in its config: a public model on the Hub, and a revision of it, if any",
+        got=named,
         next_step="Merge it with its base first, and evaluate the result.",
     )
 

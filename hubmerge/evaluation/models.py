@@ -99,7 +99,7 @@ def _transformers(spec: Mapping[str, Any]) -> Any:
         dtype=spec["dtype"],
         cache_dir=spec["cache"],
         device=spec["device"],
-        generation_parameters={"temperature": 0, "seed": spec["seed"]},
+        generation_parameters={"temperature": 0, "seed": 0},
     )
     own = config.get_transformers_config().get_text_config()
     lengths = [getattr(own, name, None) for name in ("n_positions", "max_position_embeddings", "n_ctx")]

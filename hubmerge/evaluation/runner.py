@@ -102,7 +102,6 @@ class EvaluateOptions:
     batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: str = "auto"  # auto: as stored, or bfloat16 where that does not fit; part of the suite's version
-    seed: int = 0
     wall_s: float = 4 * 3600.0
     memory_bytes: int | None = None  # of the evaluating process; None: 90% of what this machine lets it use
     data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
@@ -286,8 +285,6 @@ def _check(options: EvaluateOptions, suite: PinnedSuite) -> None:
     if not (1 <= options.batch_size <= MAX_SMALL and 0 < options.wall_s <= MAX_SECONDS):
         most = f"{MAX_SMALL:,} prompts and {MAX_SECONDS:g} s"
         raise EvaluationError(f"batch size and wall limit must be positive, and at most {most}")
-    if not 0 <= options.seed < 2**63:
-        raise EvaluationError("a seed is a whole number from 0 to 2^63 - 1", got=str(options.seed)[:40])
 
 
 def _device(asked: str) -> Literal["cpu", "cuda"]:
@@ -326,7 +323,6 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "device": options.device,
         "dtype": run.dtype,
         "weights": asdict(run.weights),
-        "seed": options.seed,
         "max_model_len": run.suite.suite.max_model_len,
         "memory_bytes": run.memory_bytes,
         "cpu_s": math.ceil(options.wall_s * resources.cores()),
@@ -406,7 +402,7 @@ def _record(
         torch=version("torch"),
         backend="transformers",
         batch_size=run.batch_size,
-        seed=run.options.seed,
+        seed=0,
         seconds=round(time.monotonic() - run.started, 1),
         adapter_base=None if run.whole is None else f"{run.whole.base.ref.id}@{run.whole.base.ref.sha}",
         **found,

@@ -31,7 +31,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from io import FileIO
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,9 +71,9 @@ def run_python(program: str | Sequence[str], tests: str = "", *, given: str = ""
     solution, asking = {"role": "solution", "units": units}, {"role": "tests", "tests": tests, "given": given}
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
-        verdict_end, verdict_in = _pipe(stack)
-        asked_end, asked_in = _pipe(stack)
-        answered_end, answered_in = _pipe(stack)
+        verdict_end, verdict_in = map(stack.enter_context, Pipe(duplex=False))
+        asked_end, asked_in = map(stack.enter_context, Pipe(duplex=False))
+        answered_end, answered_in = map(stack.enter_context, Pipe(duplex=False))
         stack.enter_context(_child(solution, limits, output, asked_end, answered_in))
         stack.enter_context(_child(asking, more, output, answered_end, asked_in, verdict_in))
         verdict = _listen(verdict_end.fileno(), timeout_s)
@@ -90,7 +91,12 @@ def run_python(program: str | Sequence[str], tests: str = "", *, given: str = ""
 
 @contextlib.contextmanager
 def _child(
-    role: Mapping[str, Any], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
+    role: Mapping[str, Any],
+    limits: Limits,
+    output: IO[bytes],
+    reading: Connection,
+    writing: Connection,
+    *others: Connection,
 ) -> Iterator[None]:
     """One of the two processes. Only it keeps its ends of the pipes, and it has ended when the context ends."""
     ends = [reading, writing, *others]
@@ -126,12 +132,6 @@ def _child(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
-    """The reading and the writing end."""
-    reading, writing = os.pipe()
-    return stack.enter_context(FileIO(reading, "r")), stack.enter_context(FileIO(writing, "w"))
 
 
 def _listen(said: int, timeout_s: float) -> bytes:

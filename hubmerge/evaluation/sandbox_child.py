@@ -22,6 +22,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
+from multiprocessing.connection import Connection
 from typing import Any
 
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -292,37 +293,17 @@ def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 class Channel:
-    """Messages of JSON over two pipes, each after its length in 8 bytes. EOFError once the other side is gone."""
+    """Messages of JSON over two pipes. EOFError once the other side is gone."""
 
     def __init__(self, reading_fd: int, writing_fd: int) -> None:
-        self._reading, self._writing = reading_fd, writing_fd
-        self._read, self._write = os.read, os.write  # the solution may replace them in their module
+        self._reading = Connection(reading_fd, writable=False)
+        self._writing = Connection(writing_fd, readable=False)
 
     def send(self, message: Any) -> None:
-        data = json.dumps(message).encode()
-        if len(data) > _MAX_MESSAGE_BYTES:
-            raise ValueError("more than a message holds")
-        view = memoryview(len(data).to_bytes(8, "big") + data)
-        while view:
-            try:
-                view = view[self._write(self._writing, view) :]
-            except BrokenPipeError:
-                raise EOFError from None
+        self._writing.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Any:
-        size = int.from_bytes(self._exactly(8), "big")
-        if size > _MAX_MESSAGE_BYTES:
-            raise ValueError("more than a message holds")
-        return json.loads(self._exactly(size))
-
-    def _exactly(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            more = self._read(self._reading, min(size - len(parts), 1 << 20))
-            if not more:
-                raise EOFError
-            parts += more
-        return bytes(parts)
+        return json.loads(self._reading.recv_bytes(_MAX_MESSAGE_BYTES))
 
 
 def _text_of(error: BaseException) -> str:

@@ -346,7 +346,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def line_of(prompts: Iterable[str], *, max_model_len: int | None = None) -> pipeline.JournaledPipeline:
     """A pipeline that asks these prompts of the model in the working folder."""
     Dataset.from_list([{"prompt": prompt} for prompt in prompts]).save_to_disk("test")
-    about = {"identity": "", "dtype": "float32", "seed": 0, "max_model_len": max_model_len, "batch_size": 8}
+    about = {"identity": "", "dtype": "float32", "max_model_len": max_model_len, "batch_size": 8}
     about |= {"cache": "cache", "generations": "generations", "tasks": [task_spec("short", Path())]}
     spec = {**MACHINE, **about, "batch_tokens": None}
     names, told = lighteval_tasks.install(spec["tasks"]), types.SimpleNamespace(stage=print, progress=print)

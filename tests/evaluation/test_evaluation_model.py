@@ -186,8 +186,8 @@ def test_an_adapter_is_asked_by_its_own_tokenizer(tmp_path: Path, hub: Hub, monk
 @pytest.mark.parametrize(
     ("base", "changes", "reason"),
     [
-        ("/home/ada/base", {}, "without its base"),
-        ("zoo/base", {"revision": "../main"}, "without its base.*got zoo/base@../main"),
+        ("/home/ada/base", {}, "not there, or private.*got /home/ada/base"),
+        ("zoo/base", {"revision": "../main"}, "not there, or private.*got zoo/base@../main"),
         ("zoo/nowhere", {}, "not there, or private"),
         ("zoo/other", {}, "does not fit its base"),
     ],
