@@ -41,7 +41,6 @@ CARD = "README.md"
 MAX_TABLE_BYTES = 512 * 1024 * 1024
 _WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
 _CARD_BYTES = 1024 * 1024
-_DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
 # of the card: the configurations that `datasets.load_dataset` reads, and the text
 CONFIGS: tuple[dict[str, Any], ...] = (
     {"config_name": "board", "data_files": "data/board.parquet", "default": True},
@@ -109,47 +108,32 @@ class ResultsDataset:
         return self._loaded
 
     def publish(
-        self,
-        results: Sequence[EvaluationResult],
-        details: Mapping[str, Path] | None = None,
-        *,
-        private: bool = False,
-    ) -> tuple[str, ...]:
-        """Add results and their details in one commit; returns the paths of the result files written.
+        self, result: EvaluationResult, details: Mapping[str, Path] | None = None, *, private: bool = False
+    ) -> bool:
+        """Add a result and its details (`details_of`) in one commit; False where it is not needed.
 
-        Nothing is committed when all of them are there.
-
-        `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
-        that is done in the dataset is kept; a failed one is replaced by one that is done, or by a later one. What a
-        trusted key signed replaces what none did, and is replaced by signed results only. `private` counts for a
+        A run that is done in the dataset is kept; a failed one is replaced by one that is done, or by a later one. What
+        a trusted key signed replaces what none did, and is replaced by signed results only. `private` counts for a
         dataset that does not exist yet.
         """
-        contents = {result_path(r): r.to_json().encode() for r in results}
-        for path, data in contents.items():
-            parse_result(data, where=path)  # what is written must be readable
-        owners = {path: _owner(path, results) for path in details or {}}
+        path, data = result_path(result), result.to_json().encode()
+        parse_result(data, where=path)  # what is written must be readable
         if self._missing():
             self._hub.create_repo(self.repo, private=private)
-        operations = {path: self._hub.preupload(self.repo, file, path) for path, file in (details or {}).items()}
+        operations = [self._hub.preupload(self.repo, file, place) for place, file in (details or {}).items()]
 
-        def prepare() -> Callable[[], tuple[str, ...]] | None:
+        def prepare() -> Callable[[], bool] | None:
             loaded = self.load()
-            new = {p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted)}
 
-            def commit() -> tuple[str, ...]:
-                self._hub.commit(
-                    self.repo,
-                    [operation for path, operation in operations.items() if owners[path] in new],
-                    self._files(loaded, new).items(),
-                    message=_title(results, new),
-                    description="",
-                    parent=loaded.sha,
-                )
-                return tuple(sorted(new))
+            def commit() -> bool:
+                files = self._files(loaded, path, data).items()
+                title = f"{result.suite} on {result.model}@{result.sha[:12]}"
+                self._hub.commit(self.repo, operations, files, message=title, description="", parent=loaded.sha)
+                return True
 
-            return commit if new else None
+            return commit if self._replaces(data, loaded.contents.get(path), path, loaded.trusted) else None
 
-        return self._hub.patience.on_head(prepare) or ()
+        return self._hub.patience.on_head(prepare) or False
 
     def find(self, model: str, sha: str, suite: str, version: str, split: Split) -> EvaluationResult | None:
         """The recorded and believed run of a model at a commit under a suite at its version; None: there is none."""
@@ -196,12 +180,12 @@ class ResultsDataset:
             return mine
         return known.status == "failed" and (own.status == "done" or own.created > known.created)
 
-    def _files(self, loaded: LoadedResults, new: Mapping[str, bytes]) -> dict[str, bytes]:
-        """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
-        contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
-        parsed = parse_files((path, data) for path, (_, data) in contents.items())
+    def _files(self, loaded: LoadedResults, path: str, data: bytes) -> dict[str, bytes]:
+        """The commit's small files: the result, both tables rebuilt, and the card where it needs a change."""
+        contents = {**loaded.contents, path: (blob_id(data), data)}
+        parsed = parse_files((place, known) for place, (_, known) in contents.items())
         read = replace(loaded, results=renamed(parsed.results, loaded.versions))
-        files = dict(new)
+        files = {path: data}
         if self._trust.keys - set(loaded.published):
             files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
@@ -283,25 +267,6 @@ def details_of(result: EvaluationResult, workdir: Path) -> dict[str, Path]:
     if result.status != "done":
         return {}
     return {details_folder(result) + path.name: path for path in sorted((workdir / "details").glob("*.parquet"))}
-
-
-def _owner(path: str, results: Sequence[EvaluationResult]) -> str:
-    """The result file that a details file belongs to."""
-    for result in results:
-        folder = details_folder(result)
-        if path.startswith(folder) and _DETAIL.fullmatch(path.removeprefix(folder)):
-            return result_path(result)
-    raise ResultError(
-        "details that belong to none of the results",
-        where=path[:200],
-        expected="details/MODEL/SHA/SUITE-VERSION-SPLIT/NAME.parquet",
-    )
-
-
-def _title(results: Sequence[EvaluationResult], new: Mapping[str, bytes]) -> str:
-    first = next(r for r in results if result_path(r) in new)
-    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-    return f"{first.suite} on {first.model}@{first.sha[:12]}{more}"
 
 
 def _is_utf8(data: bytes) -> bool:

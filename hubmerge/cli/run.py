@@ -183,7 +183,7 @@ class _Run:
             self.terminal.say(table(result), evaluations=[json.loads(result.to_json())])
             if dataset is not None and result is not known:
                 details = details_of(result, evaluation_folder(self.settings, name, suite))
-                dataset.publish([result], details, private=self.arguments.private)
+                dataset.publish(result, details, private=self.arguments.private)
         publish_scores(self.hub, published.repo, results, source_url=dataset.url if dataset else "")
         return int(results[0].status != "done")
 

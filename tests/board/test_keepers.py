@@ -167,7 +167,8 @@ def test_the_command_lists_entries_and_signs_those_that_are_named(
     trust = Trust(frozenset({public_key(keeper)}))
     hub = Hub(local_hub.endpoint, local_hub.tokens["ada"])
     dataset = ResultsDataset(hub, repo, trust=trust)
-    dataset.publish([signed(r, keeper, "ada") for r in family()])
+    for each in family():
+        dataset.publish(signed(each, keeper, "ada"))
     stranger = {"kind": "withdrawn", "model": "org/code"}
     files = {"flags.json": file("flags", CONTAMINATED, stranger), "versions.json": file("versions", RENAMED)}
     publish(api, repo, files)

@@ -68,7 +68,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
         if spec.signing_key is not None:
             result = signed(result, bytes.fromhex(spec.signing_key.get_secret_value()), spec.user)
         observer.stage("record")
-        dataset.publish([result], details_of(result, workdir))
+        dataset.publish(result, details_of(result, workdir))
     if result.error is not None:
         raise EvaluationError(
             "the model could not be evaluated",

@@ -217,7 +217,8 @@ def test_nothing_recorded_yet_is_no_error(hub: Hub) -> None:
 
 def test_flags_are_known_of_models_with_and_without_results_and_of_merges_of_them(api: HfApi, hub: Hub) -> None:
     dataset = ResultsDataset(hub, "ada/flagged-results")
-    dataset.publish(family())
+    for each in family():
+        dataset.publish(each)
     flags = [
         {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
         {"kind": "withdrawn", "model": "org/new", "sha": "f" * 40, "reason": ""},
@@ -244,7 +245,7 @@ def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_i
     pin = ("zoo/base", job.payload["sha"])
     version = RecordedScores(hub, ResultsDataset(hub, repo)).suite_version("zoo")
     forged = result("zoo/base", "a", {"math": 1.0}, suite="zoo", suite_version=version)
-    ResultsDataset(hub, repo).publish([forged.model_copy(update={"sha": job.payload["sha"]})])
+    ResultsDataset(hub, repo).publish(forged.model_copy(update={"sha": job.payload["sha"]}))
     dataset = ResultsDataset(hub, repo, trust=keys.trust)
     scores = RecordedScores(hub, dataset)
     assert scores.known_scores() == frozenset()
