@@ -9,40 +9,32 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.scores import Estimate
 
 SCHEMA = 3
-_A_PART = 100
 _OF_TASKS = ("samples", "truncated", "few_shot", "task_version", "dataset", "dataset_revision")
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 
 
 def board_json(board: Board) -> str:
-    return "".join(json_parts(board))
-
-
-def json_parts(board: Board) -> Iterator[str]:
-    """The JSON of a board in parts of some rows each, so that it need not be in memory as a whole."""
+    data = {
+        "schema_version": SCHEMA,
+        "suites": [
+            {
+                **_named(suite, "suite", "version", "split", "versions", "domains"),
+                "rows": [row_data(row) for row in suite.rows],
+            }
+            for suite in board.suites
+        ],
+        "flags": [_named(flag, "kind", "model", "sha", "reason") for flag in board.flags],
+        "refused": [_named(refusal, "where", "reason") for refusal in board.refused],
+    }
     # without indentation: that would take Python's slow encoder, seconds for ten thousand rows
-    yield f'{{"schema_version": {SCHEMA}, "suites": ['
-    for place, suite in enumerate(board.suites):
-        head = _named(suite, "suite", "version", "split", "versions", "domains")
-        yield f'{", " if place else ""}{_json(head).removesuffix("}")}, "rows": ['
-        for first in range(0, len(suite.rows), _A_PART):
-            rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
-            yield (", " if first else "") + ", ".join(rows)
-        yield "]}"
-    flags = [_named(flag, "kind", "model", "sha", "reason") for flag in board.flags]
-    refused = [_named(refusal, "where", "reason") for refusal in board.refused]
-    yield f'], "flags": {_json(flags)}, "refused": {_json(refused)}}}\n'
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def row_data(row: Row) -> dict[str, Any]:
@@ -108,24 +100,15 @@ def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
     return None if estimate is None else _limits(estimate)
 
 
-def suite_csv(suite: SuiteBoard) -> str:
-    """One suite's rows; three columns per domain, and the skills kept."""
-    return "".join(suite_csv_parts(suite, suite.rows))
-
-
-def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
-    """The CSV of `rows` of a suite in parts of some rows each."""
-    heads = list(_line(rows[0], suite)) if rows else [*_head(suite), "rank", "model", "sha", "status"]
+def suite_csv(suite: SuiteBoard, rows: Sequence[Row] | None = None) -> str:
+    """`rows` of a suite, by default all; three columns per domain, and the skills kept."""
+    lines = [_line(row, suite) for row in (suite.rows if rows is None else rows)]
+    heads = list(lines[0]) if lines else [*_head(suite), "rank", "model", "sha", "status"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(h) for h in heads])
-    for first in range(0, len(rows), _A_PART):
-        lines = (_line(row, suite) for row in rows[first : first + _A_PART])
-        writer.writerows([_cell(line[h]) for h in heads] for line in lines)
-        yield out.getvalue()
-        out.seek(0)
-        out.truncate()
-    yield out.getvalue()
+    writer.writerows([_cell(line[h]) for h in heads] for line in lines)
+    return out.getvalue()
 
 
 def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:

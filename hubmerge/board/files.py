@@ -59,20 +59,19 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
     """Results and flags out of (path, bytes); a path below `results/`, `flags.json` or `versions.json`.
 
     `trusted`: public keys that are believed, by which the entries of the latter two are judged. Results of a version
-    that versions.json calls another one's equal count as that one's.
+    that versions.json calls another one's equal count as that one's: one step, no chains. An entry that does not count
+    is refused by its place, and takes no other with it.
     """
     results: list[EvaluationResult] = []
-    flags: tuple[Flag, ...] = ()
+    flags: list[Flag] = []
     refused: list[Refusal] = []
-    versions: Versions = {}
+    versions: dict[tuple[str, str], str] = {}
     for path, data in files:
-        if path == VERSIONS:
-            versions, bad = parse_versions(data, trusted)
+        if path in KEEPERS_FILES:
+            values, bad = _counting(path, data, trusted)
             refused += bad
-            continue
-        if path == FLAGS:
-            flags, bad = parse_flags(data, trusted)
-            refused += bad
+            flags += [value for value in values if isinstance(value, Flag)]
+            versions |= {value[:2]: value[2] for value in values if isinstance(value, tuple)}
             continue
         try:
             result = parse_result(data, where=path)
@@ -83,7 +82,7 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
             refused.append(_refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
-    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, frozenset(trusted))
+    return ResultFiles(renamed(results, versions), tuple(flags), tuple(refused), versions, frozenset(trusted))
 
 
 def renamed(results: Iterable[EvaluationResult], versions: Versions) -> tuple[EvaluationResult, ...]:
@@ -158,18 +157,6 @@ class Entry:
     content: Mapping[str, Any]  # without the signature
     value: _Value  # the flag, or suite, version and the version that it is
     provenance: Provenance
-
-
-def parse_flags(data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Flag, ...], list[Refusal]]:
-    """The flags of flags.json; one that does not count is refused by its place and takes no other with it."""
-    values, refused = _counting(FLAGS, data, trusted)
-    return tuple(value for value in values if isinstance(value, Flag)), refused
-
-
-def parse_versions(data: bytes, trusted: Collection[str] = ()) -> tuple[Versions, list[Refusal]]:
-    """The table of versions.json: one step, no chains; an entry that does not count is refused by its place."""
-    values, refused = _counting(VERSIONS, data, trusted)
-    return {value[:2]: value[2] for value in values if isinstance(value, tuple)}, refused
 
 
 def _counting(path: str, data: bytes, trusted: Collection[str]) -> tuple[list[_Value], list[Refusal]]:

@@ -14,7 +14,7 @@ from processes import Done, Refused, printed_by
 
 from benchmarks.board import synthetic
 from hubmerge.board.export import board_json, row_data, suite_csv
-from hubmerge.board.files import parse_flags
+from hubmerge.board.files import parse_files
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
@@ -41,7 +41,7 @@ def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
 
 def test_the_reason_of_a_flag_ends_no_line_of_the_csv() -> None:
     entry = {"kind": "contaminated", "model": "org/code", "reason": "leaked\r=1+1\n\u202e\x1b[2J, as told"}
-    flags, _ = parse_flags(json.dumps({"flags": [entry]}).encode())
+    flags = parse_files([("flags.json", json.dumps({"flags": [entry]}).encode())]).flags
     lines = list(csv.reader(io.StringIO(suite_csv(build_board(family(), flags).suites[0]), newline="")))
     assert [line[0] for line in lines] == ["suite", *["trio"] * 4]
     assert "contaminated: leaked =1+1\n  [2J, as told" in lines[-1]

@@ -11,7 +11,7 @@ import pytest
 from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task, written
 
 from hubmerge.board.export import board_json
-from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder, results_folder
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, read_folder, results_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError
@@ -101,9 +101,9 @@ def test_flags_are_read_one_by_one() -> None:
         "withdrawn",
     ]
     half = [{"kind": "withdrawn", "model": "org/base", name: "\ud800"} for name in ("sha", "reason")]
-    flags, refused = parse_flags(json.dumps({"flags": [*entries, *half]}).encode())
-    assert flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 12)]
+    read = parse_files([("flags.json", json.dumps({"flags": [*entries, *half]}).encode())])
+    assert read.flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
+    assert [r.where for r in read.refused] == [f"flags.json, entry {k}" for k in range(3, 12)]
 
 
 BROKEN = (b"{", b"[]", b"null", b'{"KEY": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1))

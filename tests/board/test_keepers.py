@@ -12,7 +12,7 @@ from datasets_by_hand import publish
 from huggingface_hub import HfApi
 from processes import Done, Refused
 
-from hubmerge.board.files import ResultFiles, entries_of, parse_files, parse_flags, parse_versions, with_signatures
+from hubmerge.board.files import ResultFiles, entries_of, parse_files, with_signatures
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.trust import Trust, keys_file
@@ -80,9 +80,9 @@ def test_a_strangers_flag_is_told_and_not_applied(entry: dict[str, Any]) -> None
     "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
 )
 def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
-    flags, refused = parse_flags(file("flags", by(CONTAMINATED) | change, by(CONTAMINATED)), TRUSTED)
-    assert [f.model for f in flags] == ["org/math"]
-    assert refused == [Refusal("flags.json, entry 1", "its signature is not of this content")]
+    found = read(by(CONTAMINATED) | change, by(CONTAMINATED))
+    assert [f.model for f in found.flags] == ["org/math"]
+    assert found.refused == (Refusal("flags.json, entry 1", "its signature is not of this content"),)
 
 
 def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
@@ -119,10 +119,9 @@ def test_only_a_signed_entry_renames_a_version_and_results_stay_signed_under_its
 
 def test_a_signature_is_for_one_of_the_two_files() -> None:
     swapped = {**RENAMED, "signature": by(RENAMED, key="flags")["signature"]}
-    assert parse_versions(file("versions", swapped), TRUSTED) == (
-        {},
-        [Refusal("versions.json, entry 1", "its signature is not of this content")],
-    )
+    found = read(swapped, key="versions")
+    assert found.versions == {}
+    assert found.refused == (Refusal("versions.json, entry 1", "its signature is not of this content"),)
 
 
 # --- signing ---------------------------------------------------------------------------------------------

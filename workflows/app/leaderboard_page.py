@@ -5,8 +5,8 @@ link or a form of the board changes the address and the content, and keeps the p
 loaded only where that fails. Beside the page are
 
 /board/page?…         what it shows, as HTML
-/board.json           everything, streamed
-/board/SUITE.csv?…    the rows that the filters leave, streamed
+/board.json           everything
+/board/SUITE.csv?…    the rows that the filters leave
 /board/SUITE.json?…   as many of them as `limit` says, from `offset`
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from hubmerge.board.export import json_parts, row_data, suite_csv_parts
+from hubmerge.board.export import board_json, row_data, suite_csv
 from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
@@ -105,7 +105,7 @@ def board_routes(source: DatasetBoard) -> list[BaseRoute]:
         return answered
 
     return [
-        Route("/board.json", of_board(lambda board, _: StreamingResponse(json_parts(board), media_type=_JSON))),
+        Route("/board.json", of_board(lambda board, _: Response(board_json(board), media_type=_JSON))),
         Route("/board/page", page),
         Route("/board/{suite}.csv", of_board(_of_suite)),
         Route("/board/{suite}.json", of_board(_of_suite)),
@@ -138,4 +138,4 @@ def _of_suite(board: Board, request: Request) -> Response:
         return _as_json(suite, rows, request)
     # a suite's name holds letters, digits and . + - _ only
     headers = {"content-disposition": f'attachment; filename="{suite.suite}.csv"'}
-    return StreamingResponse(suite_csv_parts(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(suite_csv(suite, rows), media_type="text/csv; charset=utf-8", headers=headers)
