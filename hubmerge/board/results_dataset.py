@@ -289,18 +289,15 @@ def dataset_card(current: bytes | None) -> bytes | None:
         text = current.decode("utf-8-sig").replace("\r\n", "\n")
         found = _FRONT_MATTER.match(text)
         header = (load_plain_yaml(found[1]) if found else None) or {}
-    except ValueError:
+        configs = list(header.get("configs") or ())
+        names = [c.get("config_name") for c in configs]
+        has_default = any(c.get("default") for c in configs)
+    except (ValueError, TypeError, AttributeError):
         return None  # not ours to repair
-    if not isinstance(header, dict):
-        return None
-    configs = header.get("configs") or []
-    if not isinstance(configs, list):
-        return None
-    names = [c.get("config_name") for c in configs if isinstance(c, dict)]
     lacking = [c for c in CONFIGS if c["config_name"] not in names]
     if not lacking:
         return None
-    if any(isinstance(c, dict) and c.get("default") for c in configs):
+    if has_default:
         lacking = [{k: v for k, v in c.items() if k != "default"} for c in lacking]
     body = text[found.end() :] if found else text
     return f"---\n{dump_plain_yaml({**header, 'configs': [*configs, *lacking]})}---\n{body}".encode()
