@@ -10,7 +10,6 @@ server-side rendering and uploads are off; no path of the disk is served; and ev
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import gradio as gr
 import uvicorn
@@ -53,7 +52,6 @@ from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
 from workflows.app.watchers_source import WatcherSource
 
-T = TypeVar("T")
 QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
 _START_TIMEOUT_S = 60.0
@@ -135,44 +133,40 @@ def build_web_app(
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
     served = [*routes, *site_routes(), *(board_routes(board) if board is not None else ())]
-
-    def assembled() -> FastAPI:
-        demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
-        app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=served)
-        with warnings.catch_warnings():
-            # said of every app of several pages, though server-side rendering is off
-            warnings.filterwarnings("ignore", "SSR mode is not supported", UserWarning)
-            gr.mount_gradio_app(
-                app,
-                demo,
-                path="/",
-                theme=theme(),
-                css=CSS,
-                ssr_mode=False,
-                run_history=False,
-                show_error=False,
-                enable_monitoring=False,
-                pwa=False,
-                mcp_server=True,
-                allowed_paths=[],
-                max_file_size=1,
-                footer_links=["api"],
-                # gradio has no words for what it tells readers of the screen at the end of an event
-                i18n=gr.I18n(en={"common.complete": "Done"}),
-            )
-        mounted: Any = app.routes[-1]
-        mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
-        for kind in (FnIndexInferError, KeyError, TypeError):
-            mounted.app.add_exception_handler(kind, _not_understood)
-        answer_mcp_here(demo, app)
-        app.add_middleware(AskedScopes)
-        hosts = _space_hosts(settings)
-        app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
-        app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
-        app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
-        return app
-
-    return in_loop(assembled)
+    demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
+    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=served)
+    with warnings.catch_warnings():
+        # said of every app of several pages, though server-side rendering is off
+        warnings.filterwarnings("ignore", "SSR mode is not supported", UserWarning)
+        gr.mount_gradio_app(
+            app,
+            demo,
+            path="/",
+            theme=theme(),
+            css=CSS,
+            ssr_mode=False,
+            run_history=False,
+            show_error=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=True,
+            allowed_paths=[],
+            max_file_size=1,
+            footer_links=["api"],
+            # gradio has no words for what it tells readers of the screen at the end of an event
+            i18n=gr.I18n(en={"common.complete": "Done"}),
+        )
+    mounted: Any = app.routes[-1]
+    mounted.app.user_middleware.append(Middleware(SmallSession))  # within gradio's own, which has the sessions
+    for kind in (FnIndexInferError, KeyError, TypeError):
+        mounted.app.add_exception_handler(kind, _not_understood)
+    answer_mcp_here(demo, app)
+    app.add_middleware(AskedScopes)
+    hosts = _space_hosts(settings)
+    app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
+    app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
+    app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
+    return app
 
 
 def _not_understood(request: Request, error: Exception) -> Response:
@@ -180,24 +174,6 @@ def _not_understood(request: Request, error: Exception) -> Response:
     if "/gradio_api/call/" not in request.url.path:
         raise error
     return JSONResponse({"detail": str(misread(error))}, status_code=422)
-
-
-def in_loop(make: Callable[[], T]) -> T:
-    """Call `make()` while an event loop runs; otherwise gradio leaves a new loop open for every Blocks."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        loop = asyncio.new_event_loop()
-    else:
-        return make()
-
-    async def made() -> T:
-        return make()
-
-    try:
-        return loop.run_until_complete(made())
-    finally:
-        loop.close()
 
 
 def _space_hosts(settings: Settings) -> tuple[str, ...]:

@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import gradio
 import gradio.oauth
+import gradio.queueing
+import gradio.utils
 import pytest
 from gradio_client import Client
 from pages_session import Site, browser_cookie, serving, session_cookie
 
-# seconds that every answer may take longer, each another time: late answers must not undo what came after the question
-LATENCY_S = float(os.environ.get("HUBMERGE_TEST_LATENCY_S", "0"))
 PATIENCE_MS = 60_000  # on a busy machine; what a page shows ends the wait
 
 
 @pytest.fixture(scope="package", autouse=True)
-def latency() -> Iterator[None]:
-    if not LATENCY_S:
-        yield
-        return
-    answered, chance = gradio.Blocks.process_api, random.Random(os.environ.get("HUBMERGE_TEST_SEED", "0"))
-
-    async def late(*args: Any, **named: Any) -> Any:
-        await asyncio.sleep(chance.choice((0, chance.uniform(0, LATENCY_S))))
-        answer = await answered(*args, **named)
-        await asyncio.sleep(chance.choice((0, chance.uniform(0, LATENCY_S))))
-        return answer
-
+def no_event_loop_is_left_open() -> Iterator[None]:
+    """gradio leaves one for every Blocks, which Python has not needed since 3.10."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradio.Blocks, "process_api", late)
+        for place in (gradio.queueing, gradio.utils):
+            patch.setattr(place, "safe_get_lock", asyncio.Lock)
+        patch.setattr(gradio.utils, "safe_get_stop_event", asyncio.Event)
         yield
 
 

@@ -19,7 +19,6 @@ from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import sweep_from_dict
-from workflows.app.app import in_loop
 from workflows.app.format import el
 from workflows.app.forms import (
     EVERYONE,
@@ -58,11 +57,8 @@ class Sample(Linear):
 
 
 def in_blocks(make: Callable[[], Any]) -> Any:
-    def made() -> Any:
-        with gr.Blocks(analytics_enabled=False):
-            return make()
-
-    return in_loop(made)
+    with gr.Blocks(analytics_enabled=False):
+        return make()
 
 
 def held(update: Any, before: Any) -> Any:
