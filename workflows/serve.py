@@ -36,7 +36,7 @@ from workflows.jobs.account import results_keys
 from workflows.jobs.evaluations import RecordedScores
 from workflows.jobs.process import set_up_logging, told_to_stop
 from workflows.jobs.tokens import TokenVault
-from workflows.service import MergeService
+from workflows.service import Service
 from workflows.watchers.rules import RuleSet, load_rules
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def serve(
             stack.enter_context(bot.scheduler)
             if scores is not None:
                 stack.enter_context(WorkerProcess(settings, kinds=("evaluate",), stop=stop))
-        service = MergeService(settings, bot.store, vault, bot.requests)
+        service = Service(settings, bot.store, vault, bot.requests)
         board = DatasetBoard(scores.dataset) if scores else None
         routes = bot.routes if settings.token is not None else ()
         app = stack.enter_context(

@@ -45,19 +45,7 @@ from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
 from hubmerge.sources.open import open_model
-from workflows.app.format import duration_text
-from workflows.app.service import (
-    PAGE_JOBS,
-    Comparison,
-    EvaluationAnswer,
-    EvaluationQueue,
-    JobView,
-    MergeRequest,
-    ModelFacts,
-    Published,
-    QueuedEvaluation,
-    Visitor,
-)
+from hubmerge.text.markdown import duration
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import (
     ASKED,
@@ -73,6 +61,18 @@ from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.kept import KeptAnswers
 from workflows.trail import Trail
+from workflows.values import (
+    PAGE_JOBS,
+    Comparison,
+    EvaluationAnswer,
+    EvaluationQueue,
+    JobView,
+    MergeRequest,
+    ModelFacts,
+    Published,
+    QueuedEvaluation,
+    Visitor,
+)
 
 MAX_READ_BYTES = 16_000_000  # of a model's card, and of a merge's report
 MOST_OF_MEMORY = 0.6  # that weights may take: batches and the process itself need the rest
@@ -82,8 +82,8 @@ _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 
 
-class MergeService:
-    """Implements workflows.app.service.Service. Without `requests` nothing is evaluated here."""
+class Service:
+    """Each action raises HubmergeError with a message fit to be shown. Without `requests` nothing is evaluated here."""
 
     def __init__(
         self, settings: Settings, store: Store, vault: TokenVault, requests: EvaluationRequests | None = None
@@ -108,9 +108,12 @@ class MergeService:
     def search(
         self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
     ) -> list[RepoSummary]:
+        """Models whose id holds the text and that carry all tags, most downloaded first."""
         return self._hub(visitor).search_models(text, limit, tags=tags)
 
     def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
+        """Of org/name or org/name@revision; SourceNotFoundError and friends where it cannot be read."""
+
         def ask() -> ModelFacts:
             model = ModelName.parse(name)
             return _facts(self._hub(visitor).repo_state(model.id, model.revision))
@@ -118,6 +121,7 @@ class MergeService:
         return self._facts.get((_digest(visitor.token if visitor else ""), name), ask)
 
     def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
+        """A model's card and report; SourceNotFoundError and friends where the visitor cannot read it."""
         hub = self._hub(visitor)
         state = hub.repo_state(name, sha)
 
@@ -139,6 +143,8 @@ class MergeService:
         )
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
+        """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
+        chosen already."""
         request = Request(license=license or None, calibrate="find")
         plan = prepare(recipe_from_dict(dict(recipe)), self._hub(visitor), request).plan
         self._seconds(plan)
@@ -153,16 +159,18 @@ class MergeService:
                 "the merge would take too long here",
                 where=plan.recipe.method,
                 expected=f"{self._longest_s / 3600:g} h at most",
-                got=f"about {duration_text(seconds)}",
+                got=f"about {duration(seconds)}",
                 next_step=f"Choose {less}a smaller model or another method, or merge on a machine of your own "
                 "(`hubmerge run`).",
             )
         return seconds
 
     def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
+        """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
         return preview(self.inspect(recipe, visitor), self._hub(visitor), tell)
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
+        """Check everything that can be checked now, then queue; the same request again finds the same job."""
         target = Target(request.target.strip(), request.private, expose=not request.private)
         recipe = recipe_from_dict(dict(request.recipe))
         prepared = prepare(recipe, self._hub(visitor), Request(target, request.license, calibrate="apart"))
@@ -175,11 +183,13 @@ class MergeService:
         return self._trail.view(job, own=True)
 
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
+        """Two models on the Hub as their headers have them; IncompatibleError and friends carry every problem."""
         plan = open_comparison(comparison_recipe(base, agent), self._hub(visitor))
         job = self._store.find(comparison_id(plan, visitor.name if visitor else ""))
         return Comparison(plan, None if job is None else self._view(job, visitor))
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
+        """Queue their comparison, or find it; the result of its job is a `Diff` as JSON."""
         plan = open_comparison(comparison_recipe(base, agent), self._hub(visitor))
         new = comparison_job(plan, visitor.name)
         sealed = self._vault.seal(new.id, SecretStr(visitor.token), visitor.expires_at)
@@ -214,7 +224,7 @@ class MergeService:
         return get_suite(suite, self.suites).name
 
     def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
-        """Ask for a score of a model at its present commit, or at the revision that the name has."""
+        """Ask for a score of a public model, org/name or org/name@revision; an empty suite is the usual one."""
         if self._requests is None:
             raise EvaluationError(
                 "no models are evaluated here",
@@ -299,6 +309,7 @@ class MergeService:
         return EvaluationQueue(tuple(reversed(running)), tuple(shown[:MOST_LISTED]), len(shown))
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        """A job; one with a private target is shown to its owner only."""
         return self._view(self._seen(job_id, visitor), visitor)
 
     def _seen(self, job_id: str, visitor: Visitor | None) -> Job:
@@ -313,26 +324,32 @@ class MergeService:
         return job
 
     def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
+        """The visitor's own jobs and the evaluations that the visitor asked for, newest first, a page of them;
+        `before`: the ticket of the last one seen."""
         jobs = self._store.list_jobs(user=visitor.name, asked=True, before=before, limit=PAGE_JOBS)
         return [self._trail.view(job, own=_is_own(job, visitor), in_full=False) for job in jobs]
 
     def public_jobs(self, before: int | None = None) -> list[JobView]:
+        """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
         kinds = ("merge", "diff")  # evaluations stand with their merges
         jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=PAGE_JOBS)
         return [self._trail.view(job, own=False, in_full=False) for job in jobs]
 
     def under_way(self) -> tuple[int, int, int]:
+        """How many public jobs are merging, are evaluating, and wait; for everybody."""
         jobs = [j for j in self._store.list_jobs(states=ACTIVE, limit=None) if not j.payload.get("private")]
         running = [job.kind for job in jobs if job.state is not State.QUEUED]
         return running.count("merge"), running.count("evaluate"), len(jobs) - len(running)
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
+        """Only the owner may."""
         if not visitor.token:
             raise PermissionDeniedError("only its owner may cancel a job", where=f"job {job_id[:12]}")
         self._seen(job_id, visitor)
         return self._trail.view(self._store.request_cancel(job_id, visitor.name), own=True)
 
     def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        """Queue a failed or cancelled job once more, with the visitor's present sign-in. Only the owner may."""
         job = self._seen(job_id, visitor)
         if self._settings.token is not None and is_the_bot_s(job):  # a sign-in may not write to the results dataset
             sealed = self._vault.seal(job.id, self._settings.token)

@@ -9,11 +9,10 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from operator import itemgetter
 
-from workflows.app.format import list_of, number_of, table_of
-from workflows.app.service import JobView, LogLine, Scoring
 from workflows.jobs.evaluations import suite_of
 from workflows.jobs.jobs import Job, JobEvent, State, pinned_models
 from workflows.jobs.store import Store
+from workflows.values import JobView, LogLine, Scoring, list_of, number_of, table_of
 
 LOG_EVENTS = 300  # of a job, that its page shows
 _ASKED = 20  # earlier ones, from which a stage's usual time is taken

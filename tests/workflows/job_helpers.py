@@ -18,7 +18,6 @@ from processes import ROOT
 
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.app.service import Visitor
 from workflows.jobs.evaluations import Pin, RecordedScores, ScoreKey
 from workflows.jobs.jobs import Job, JobError, NewJob
 from workflows.jobs.protocol import JobSpec
@@ -26,7 +25,8 @@ from workflows.jobs.store import Store
 from workflows.jobs.supervision import Timing
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.worker import Worker
-from workflows.service import MergeService
+from workflows.service import Service
+from workflows.values import Visitor
 
 HERE = Path(__file__).parent
 NOWHERE = "http://127.0.0.1:9"  # where nobody answers
@@ -103,10 +103,10 @@ def visitor(hub: LocalHubProcess, name: str, **more: Any) -> Visitor:
     return Visitor(name, hub.tokens[name], (name,), **more)
 
 
-def service_of(endpoint: str, store: Store, **settings: Any) -> MergeService:
+def service_of(endpoint: str, store: Store, **settings: Any) -> Service:
     """The service of an app whose secret is "test secret"."""
     configured = Settings(endpoint=endpoint, secret="test secret", **settings)
-    return MergeService(configured, store, TokenVault.from_settings(configured))
+    return Service(configured, store, TokenVault.from_settings(configured))
 
 
 def claim(store: Store, owner: str = "w1") -> Job:

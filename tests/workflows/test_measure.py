@@ -23,7 +23,6 @@ from hubmerge.errors import (
 )
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
-from workflows.app.service import EvaluationAnswer, MergeRequest, Visitor
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import (
     ASKED_EACH,
@@ -39,7 +38,8 @@ from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.serve import recorded_scores
-from workflows.service import MergeService
+from workflows.service import Service
+from workflows.values import EvaluationAnswer, MergeRequest, Visitor
 
 SHA = "a" * 40
 VAULT = TokenVault([b"s" * 40])
@@ -60,7 +60,7 @@ class Site:
         scores = FakeScores("zoo", version="v1")
         self.known = scores.known
         self.requests = EvaluationRequests(store, Account(self.settings, VAULT), scores)
-        self.service = MergeService(self.settings, store, VAULT, self.requests)
+        self.service = Service(self.settings, store, VAULT, self.requests)
 
     def tick(self) -> None:
         """Every evaluation that is due is asked for, however many jobs there are."""
@@ -234,14 +234,14 @@ def test_a_model_that_the_memory_does_not_hold_is_refused(site: Site, monkeypatc
 @pytest.mark.parametrize("bot", ["no account", "no results dataset"])
 def test_a_site_that_evaluates_nothing_says_so(site: Site, bot: str) -> None:
     settings = site.settings if bot == "no results dataset" else Settings(endpoint=site.settings.endpoint)
-    nothing = MergeService(settings, site.store, VAULT, None if bot == "no results dataset" else site.requests)
+    nothing = Service(settings, site.store, VAULT, None if bot == "no results dataset" else site.requests)
     assert nothing.suites == {}
     with pytest.raises(EvaluationError, match="no models are evaluated here"):
         nothing.request_evaluation("zoo/base", "zoo", site.visitor("bob"))
 
 
 def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
-    misspelt = MergeService(site.settings.model_copy(update={"suite": "zo"}), site.store, VAULT, site.requests)
+    misspelt = Service(site.settings.model_copy(update={"suite": "zo"}), site.store, VAULT, site.requests)
     with pytest.raises(EvaluationError, match="there is no such suite"):
         misspelt.request_evaluation("zoo/base", "", site.visitor("bob"))
     with pytest.raises(EvaluationError, match="there is no such suite"):  # nor does an app begin with one
@@ -251,7 +251,7 @@ def test_a_site_whose_own_suite_does_not_exist_says_so(site: Site) -> None:
 def test_suites_are_offered_by_their_titles_the_site_s_own_first(site: Site) -> None:
     assert site.service.suites == {"zoo": "The example agents' three domains"}
     public = Settings(token=SecretStr("hf_x" * 10), suite="code")
-    offered = MergeService(public, site.store, VAULT, site.requests).suites
+    offered = Service(public, site.store, VAULT, site.requests).suites
     assert next(iter(offered.items())) == ("code", "Code")
     assert "zoo" not in offered
     assert offered["math"] == "Mathematics"
@@ -269,7 +269,7 @@ def test_the_queue_shows_what_a_page_holds_and_no_private_one(site: Site, monkey
 
 
 def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MergeService, "suites", {"zoo": "", "tool": ""})
+    monkeypatch.setattr(Service, "suites", {"zoo": "", "tool": ""})
     recipe = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
     ada = site.visitor("ada")
     chosen = MergeRequest(recipe, "ada/chosen", private=False, suite="tool")
@@ -287,7 +287,7 @@ def test_a_merge_is_evaluated_with_the_suite_chosen_for_it(site: Site, monkeypat
     ):
         with pytest.raises(EvaluationError, match=told):
             site.service.submit(replace(chosen, target="ada/wrong", **wrong), ada)
-    nothing = MergeService(site.settings, site.store, VAULT)
+    nothing = Service(site.settings, site.store, VAULT)
     with pytest.raises(EvaluationError, match="no merges are evaluated here"):
         nothing.submit(replace(chosen, target="ada/wrong"), ada)
 

@@ -26,13 +26,13 @@ from hubmerge.errors import (
 from hubmerge.methods import registry
 from hubmerge.output.plan_words import plan_summary
 from localhub.process import LocalHubProcess
-from workflows.app.service import MergeRequest, Visitor
 from workflows.app.submission import newest_ticket
 from workflows.jobs.jobs import JobNotFoundError, State, iso
 from workflows.jobs.schema import JOBS
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
 from workflows.jobs.transaction import MAX_WAITING
+from workflows.values import MergeRequest, Visitor
 
 VAULT = TokenVault([b"test secret"])
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}

@@ -12,12 +12,12 @@ from job_helpers import NOWHERE, RETRYABLE, FakeClock, claim, ended, job_id, ser
 
 from hubmerge.errors import SourceNotFoundError
 from localhub.process import LocalHubProcess
-from workflows.app.service import JobView, Visitor
 from workflows.jobs.evaluations import ScoreKey, evaluation_job
 from workflows.jobs.jobs import NewJob
 from workflows.jobs.store import Store
-from workflows.service import MergeService
+from workflows.service import Service
 from workflows.trail import Trail, scoring_time, stage_times
+from workflows.values import JobView, Visitor
 
 SHA = "a" * 40
 RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' * 40}"}, "local/folder"]}
@@ -191,12 +191,12 @@ def test_no_time_is_told_for_an_evaluation_that_begins_again(store: Store, clock
 
 
 @pytest.fixture
-def service(local_hub: LocalHubProcess, store: Store) -> MergeService:
+def service(local_hub: LocalHubProcess, store: Store) -> Service:
     return service_of(local_hub.endpoint, store)
 
 
 def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without_measure_is_left_out(
-    service: MergeService, ada: HfApi, name: str, monkeypatch: pytest.MonkeyPatch
+    service: Service, ada: HfApi, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada.create_repo(name)
     for path, data in (("README.md", b"---\nlicense: [mit]\n---\n# It\n"), ("hubmerge.json", b'{"hubmerge": "1"}')):
@@ -226,15 +226,13 @@ def test_card_and_report_come_with_the_commit_and_the_license_and_a_file_without
         b'{"x": %s}' % (b"[" * 900 + b"]" * 900),
     ],
 )
-def test_a_report_that_is_none_is_empty(service: MergeService, ada: HfApi, name: str, text: bytes) -> None:
+def test_a_report_that_is_none_is_empty(service: Service, ada: HfApi, name: str, text: bytes) -> None:
     ada.create_repo(name)
     ada.upload_file(path_or_fileobj=text, path_in_repo="hubmerge.json", repo_id=name)
     assert service.published(name, None, None).report == {}
 
 
-def test_a_private_model_is_read_by_its_owner_alone(
-    service: MergeService, ada: HfApi, local_hub: LocalHubProcess
-) -> None:
+def test_a_private_model_is_read_by_its_owner_alone(service: Service, ada: HfApi, local_hub: LocalHubProcess) -> None:
     ada.create_repo("ada/private-one", private=True)
     assert not service.published("ada/private-one", None, visitor(local_hub, "ada")).is_open
     for stranger in (None, visitor(local_hub, "bob")):

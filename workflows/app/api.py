@@ -29,16 +29,6 @@ from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_en
 from workflows.app.forms import MAX_NUMBER
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import on_the_web
-from workflows.app.service import (
-    Comparison,
-    EvaluationAnswer,
-    EvaluationQueue,
-    JobView,
-    ModelFacts,
-    Published,
-    Service,
-    Visitor,
-)
 from workflows.app.session import caller_of, signed_in, writer_of
 from workflows.app.submission import (
     checked_comparison,
@@ -49,6 +39,8 @@ from workflows.app.submission import (
     sweep_requests,
 )
 from workflows.app.watchers_source import WatcherSource
+from workflows.service import Service
+from workflows.values import Comparison, EvaluationAnswer, EvaluationQueue, JobView, ModelFacts, Published, Visitor
 
 SEARCH_AT_MOST = 20
 _TYPES = {str: "text", int: "a whole number", bool: "true or false", dict[str, Any]: "an object of names and values"}

@@ -12,9 +12,9 @@ from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.board_query import MAX_LINES, asked, matching
-from workflows.app.service import Trial, Visitor, WatcherView
 from workflows.app.session import signed_in
 from workflows.app.watchers_source import WatcherSource
+from workflows.values import Trial, Visitor, WatcherView
 
 
 class BoardPage(TypedDict):

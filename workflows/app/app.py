@@ -46,11 +46,11 @@ from workflows.app.leaderboard_page import board_routes, leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
-from workflows.app.service import Service
 from workflows.app.signin import AskedScopes, OAuthClient, SmallSession, use_oauth_client
 from workflows.app.site import Site, site_routes
 from workflows.app.watchers_page import watchers_page
 from workflows.app.watchers_source import WatcherSource
+from workflows.service import Service
 
 QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit

@@ -26,9 +26,10 @@ from workflows.app.job_steps import TERMINAL, progress_panel, stage_track
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, fold, header, notice, problems_panel, section, table, warnings_panel
 from workflows.app.search import model_box, suggest_models
-from workflows.app.service import Comparison, JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in
 from workflows.app.submission import MOST_CHARACTERS, checked_comparison
+from workflows.service import Service
+from workflows.values import Comparison, JobView, Visitor
 
 POLL_S = 2.0
 LISTED = 10  # tensors

@@ -19,9 +19,10 @@ from workflows.app.job_steps import EVALUATION_STAGES
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, header, left_out_panel, notice, problems_panel, section, table
 from workflows.app.search import model_box, suggest_models
-from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import MOST_CHARACTERS, one_model
+from workflows.service import Service
+from workflows.values import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 
 POLL_S = 5.0
 

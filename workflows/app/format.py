@@ -6,11 +6,7 @@ and in attributes, so text of strangers stays text.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup, escape
@@ -125,34 +121,3 @@ def when(text: str | None) -> Markup:
             counted = f"{count} {unit}{'s' * (count > 1)}" if count else "less than a minute"
             said = f"in {counted}" if away < 0 else f"{counted} ago" if count else "just now"
     return el("time", said, datetime=value.isoformat(), title=time_text(text))
-
-
-def number(value: Any) -> float | None:
-    """A finite number of untyped data, None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    with suppress(OverflowError):  # of an integer beyond any float
-        return float(value) if math.isfinite(value) else None
-    return None
-
-
-def number_of(values: Any, key: str) -> float | None:
-    """The same, of what stands under `key`."""
-    return number(values.get(key)) if isinstance(values, Mapping) else None
-
-
-def table_of(values: Any, key: str) -> Mapping[str, Any]:
-    """The object under `key` of untyped data; empty where there is none."""
-    found = values.get(key) if isinstance(values, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def list_of(values: Any, key: str) -> list[Any]:
-    """The list under `key` of untyped data; empty where there is none."""
-    found = values.get(key) if isinstance(values, Mapping) else None
-    return list(found) if isinstance(found, list | tuple) else []
-
-
-def tables_of(values: Any, key: str) -> list[Mapping[str, Any]]:
-    """The objects in the list under `key` of untyped data."""
-    return [each for each in list_of(values, key) if isinstance(each, Mapping)]

@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from hubmerge.settings import Settings
 from workflows.app.format import el
-from workflows.app.service import Visitor
 from workflows.app.session import for_visitor
+from workflows.values import Visitor
 
 PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}  # of events, none of which is an endpoint
 QUIET: Mapping[str, Any] = {**PRIVATE, "show_progress": "hidden"}

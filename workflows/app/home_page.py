@@ -14,7 +14,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings
 from workflows.app.format import el, join, model_link
 from workflows.app.frame import AT_ONCE, LOADING, PURPOSE, html
-from workflows.app.service import Service
+from workflows.service import Service
 
 LATEST = 5
 # percent right: base, the skill's own agent, plain average, RAM+; docs/data/zoo_evaluation.json has their source

@@ -28,8 +28,9 @@ from hubmerge.text.markdown import size
 from workflows.app.format import bytes_text, diff_href, duration_text, el, join, repo_link
 from workflows.app.lanes import in_thread
 from workflows.app.panels import access_offer, plan_panel, problems_panel
-from workflows.app.service import ModelFacts, Service, Visitor
 from workflows.app.submission import checked_recipe, suggested_name
+from workflows.service import Service
+from workflows.values import ModelFacts, Visitor
 
 SUGGESTED = 8  # agents that are offered for a base
 _THREADS = 8  # that ask at once

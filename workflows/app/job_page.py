@@ -31,10 +31,7 @@ from workflows.app.format import (
     link,
     model_href,
     moment,
-    number,
-    number_of,
     percent_text,
-    table_of,
     time_text,
     when,
 )
@@ -44,8 +41,9 @@ from workflows.app.job_steps import TERMINAL, is_under_way, log_panel, progress_
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.model_panels import published_row, verdict_panel
 from workflows.app.panels import facts_grid, fold, known_already, method_title, notice, problems_panel, warnings_panel
-from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, signed_in, writer_of
+from workflows.service import Service
+from workflows.values import JobView, Visitor, number, number_of, table_of
 
 POLL_S = 2.0
 # a link that is shared, or opened again, started nothing

@@ -11,10 +11,10 @@ from typing import Any
 from markupsafe import Markup
 
 from hubmerge.text.markdown import short_count
-from workflows.app.format import el, join, list_of, number, number_of, percent_text, table_of, tables_of
+from workflows.app.format import el, join, percent_text
 from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import fold, section, table
-from workflows.app.service import JobView
+from workflows.values import JobView, list_of, number, number_of, table_of, tables_of
 
 MOST_LAYERS = 200  # drawn
 _SHARES = (

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from hubmerge.methods import registry
 from hubmerge.text.markdown import short_count
-from workflows.app.format import bytes_text, duration_text, el, moment, number, number_of, percent_text, table_of
+from workflows.app.format import bytes_text, duration_text, el, moment, percent_text
 from workflows.app.panels import coded, fold, notice, table
-from workflows.app.service import JobView, LogLine, Scoring
+from workflows.values import JobView, LogLine, Scoring, number, number_of, table_of
 
 TERMINAL = ("done", "failed", "cancelled")
 # stage → its name, and what the job does then

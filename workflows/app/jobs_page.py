@@ -15,14 +15,15 @@ from markupsafe import Markup
 
 from hubmerge.board.source import DatasetBoard
 from hubmerge.errors import HubmergeError
-from workflows.app.format import el, job_href, join, link, number_of, percent_text, when
+from workflows.app.format import el, job_href, join, link, percent_text, when
 from workflows.app.frame import AT_ONCE, LOADING, html
 from workflows.app.job_page import badge, scorings_panel, settled, shown_state
 from workflows.app.job_steps import EVALUATION_STAGES, STAGES, is_under_way, stage_of
 from workflows.app.model_panels import published_row
 from workflows.app.panels import fold, header, left_out_panel, method_title, notice, problems_panel, table, tabs
-from workflows.app.service import PAGE_JOBS, JobView, Service, Visitor
 from workflows.app.session import for_visitor
+from workflows.service import Service
+from workflows.values import PAGE_JOBS, JobView, Visitor, number_of
 
 POLL_S = 5.0
 

@@ -35,8 +35,8 @@ import gradio as gr
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
-from workflows.app.service import Visitor
 from workflows.app.session import bearer_of, visitor_of
+from workflows.values import Visitor
 
 ANONYMOUS_AT_ONCE = 8
 ANONYMOUS_EACH = 3  # of one address; IPv6 counts by the /64 that a line has

@@ -31,10 +31,11 @@ from workflows.app.merge_address import TEXTS, address_of, read_address, text_of
 from workflows.app.panels import SIGNED_OUT, access_offer, coded, known_already, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.search import suggest_models
-from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import checked_recipe, chosen_target, names_in, newest_ticket, submission
 from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
+from workflows.service import Service
+from workflows.values import Visitor
 
 _TARGET = ("suite", "namespace", "name", "visibility", "license")  # MergeForm.target_inputs
 _NOTHING = len(merge_form.fill({}))

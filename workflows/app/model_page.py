@@ -26,18 +26,7 @@ from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.sources.ancestry import ancestors_in
 from localhub.card_html import card_html
 from workflows.app import model_panels
-from workflows.app.format import (
-    el,
-    evaluate_href,
-    job_href,
-    join,
-    link,
-    model_href,
-    number_of,
-    repo_link,
-    table_of,
-    tables_of,
-)
+from workflows.app.format import el, evaluate_href, job_href, join, link, model_href, repo_link
 from workflows.app.frame import LOADING, QUIET, html
 from workflows.app.job_statistics import MOST_LAYERS, layers_figure, statistics_parts
 from workflows.app.lanes import ASKING, Lanes
@@ -52,8 +41,9 @@ from workflows.app.panels import (
     snippet,
     tabs,
 )
-from workflows.app.service import Published, Service, Visitor
 from workflows.app.session import for_visitor
+from workflows.service import Service
+from workflows.values import Published, Visitor, number_of, table_of, tables_of
 
 TABS = {"scores": "Scores", "changed": "What changed", "reproduce": "Reproduce", "card": "Card"}
 MOST_AGENTS = 32  # drawn

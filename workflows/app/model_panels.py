@@ -25,7 +25,7 @@ from workflows.app.board_table import NOTHING, domain_title, interval_text, shar
 from workflows.app.board_view import suite_title
 from workflows.app.format import bytes_text, diff_href, el, join, link, model_link, repo_link, time_text, when
 from workflows.app.panels import facts_grid, fold, method_title, notice, section, snippet, table
-from workflows.app.service import JobView
+from workflows.values import JobView
 
 MOST_DRAWN = 12  # parents beside one score
 MAX_LINEAGE = 60  # models drawn

@@ -20,9 +20,9 @@ from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
 from workflows.app.format import bytes_text, el, join, link, repo_link
-from workflows.app.service import Visitor
 from workflows.app.session import FOR_PROGRAMS
 from workflows.app.signin import GATED, PRIVATE, sign_in_link
+from workflows.values import Visitor
 
 ARXIV = "https://arxiv.org/abs/"
 # errors are made for every surface: a step that names an option, a command or a variable is of no use to a visitor

@@ -21,8 +21,9 @@ from workflows.app.job_statistics import agents_table, share_bar
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import MergeForm
 from workflows.app.panels import notice, problems_panel
-from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor
+from workflows.service import Service
+from workflows.values import Visitor
 
 _LOOKING = """(base, agents) => ['<p class="hm-dim" role="status">Reading a few megabytes of each model …</p>',
   [base, agents]]"""

@@ -10,9 +10,10 @@ import gradio as gr
 from hubmerge.recipe.recipe import MAX_AGENTS
 from workflows.app.frame import QUIET, choice_box
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.service import Service, Visitor
 from workflows.app.session import for_visitor
 from workflows.app.submission import names_in
+from workflows.service import Service
+from workflows.values import Visitor
 
 _FOUND = 10
 _CHOICES_KEPT = 100  # of one box

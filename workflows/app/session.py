@@ -12,7 +12,8 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import LoginError
-from workflows.app.service import Service, Visitor
+from workflows.service import Service
+from workflows.values import Visitor
 
 FOR_PROGRAMS = "; a program sends its token (Client(…, oauth_token=…))"  # of a next step; pages leave it out
 

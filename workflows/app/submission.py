@@ -13,7 +13,8 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
-from workflows.app.service import MergeRequest, Service, Visitor
+from workflows.service import Service
+from workflows.values import MergeRequest, Visitor
 
 MOST_CHARACTERS = 400  # of a model's name and revision
 _HUBS = ("huggingface.co", "www.huggingface.co", "hf.co")

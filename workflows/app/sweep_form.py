@@ -29,9 +29,10 @@ from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import MergeForm
 from workflows.app.merge_script import COUNT, SWEPT, UNNAMED
 from workflows.app.panels import SIGNED_OUT, access_offer, method_choices, method_title, notice, problems_panel
-from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import for_visitor, writer_of
 from workflows.app.submission import checked_sweep, chosen_target, newest_ticket, sweep_requests
+from workflows.service import Service
+from workflows.values import JobView, Visitor
 
 _SETTINGS = 2  # that may have several values at once
 _NAMED = 12  # variants that are named before they are started

@@ -24,14 +24,15 @@ from hubmerge.methods import registry
 from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
-from workflows.app.format import el, table_of
+from workflows.app.format import el
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
 from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import fold, method_choices
 from workflows.app.search import model_box, suggest_models
-from workflows.app.service import Service
+from workflows.service import Service
+from workflows.values import table_of
 from workflows.watchers.rules import MAX_RULE_BYTES
 
 ALL, NAMED, BEST = "all", "fixed", "best"

@@ -25,10 +25,11 @@ from workflows.app.job_page import badge
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import coded, facts_grid, fold, header, notice, problems_panel, snippet, table
-from workflows.app.service import Service, Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.session import for_visitor, signed_in, visitor_of
 from workflows.app.submission import names_in
 from workflows.app.watchers_source import WatcherSource
+from workflows.service import Service
+from workflows.values import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.watchers.kinds import registry
 from workflows.watchers.rules import rule_data, rule_from_data
 

@@ -14,10 +14,10 @@ from hubmerge.errors import LoginError, PermissionDeniedError, RuleError
 from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 from hubmerge.text.plain_yaml import dump_plain_yaml
-from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.submission import checked_recipe
 from workflows.jobs.jobs import iso
 from workflows.jobs.store import Store
+from workflows.values import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rule import MergeSpec, RuleHead

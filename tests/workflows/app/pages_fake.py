@@ -18,7 +18,7 @@ from hubmerge.plan.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
-from workflows.app.service import (
+from workflows.values import (
     Comparison,
     EvaluationAnswer,
     EvaluationQueue,
@@ -86,7 +86,7 @@ def comparison_id(plan: Plan) -> str:
 
 
 class FakeService:
-    """Keeps the promises of workflows.app.service.Service, with `store` in the test's hands."""
+    """Keeps the promises of workflows.service.Service, with `store` in the test's hands."""
 
     def __init__(self, endpoint: str = "http://127.0.0.1:9") -> None:
         self.endpoint = endpoint

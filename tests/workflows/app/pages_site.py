@@ -14,7 +14,7 @@ from report_helpers import DATA, report_data
 from test_ui_board import FakeBoard, full_board
 from test_watch_pages import Source
 
-from workflows.app.service import JobView, LogLine, Published, Scoring
+from workflows.values import JobView, LogLine, Published, Scoring
 
 RUNS, WAITS, DONE, FAILED, SCORED = ("1" * 64, "2" * 64, "3" * 64, "4" * 64, "5" * 64)
 TWO = "merge?base=zoo/base&agent=zoo/math-agent"

@@ -10,8 +10,8 @@ from pages_fake import CATALOGUE, HOSTILE, FakeService
 from hubmerge.errors import RecipeError
 from workflows.app.evaluate_page import answer_panel, of_address, queue_panel
 from workflows.app.model_page import _shown
-from workflows.app.service import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 from workflows.app.submission import one_model
+from workflows.values import EvaluationAnswer, EvaluationQueue, QueuedEvaluation, Visitor
 
 SHA = "a" * 40
 

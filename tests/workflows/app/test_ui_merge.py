@@ -17,8 +17,8 @@ from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
 from workflows.app.merge_page import _asked_for
 from workflows.app.search import _CHOICES_KEPT, _search
-from workflows.app.service import Visitor
 from workflows.app.submission import names_in
+from workflows.values import Visitor
 
 HUB = "http://127.0.0.1:9"
 

@@ -25,7 +25,7 @@ from workflows.app.job_page import _shown as job_shown
 from workflows.app.jobs_page import _listing as activity
 from workflows.app.model_page import TABS, _asked, _lineage, _shown, card_tab, changed_tab, parents_of, reproduce_tab
 from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
-from workflows.app.service import Published, Scoring, Visitor
+from workflows.values import Published, Scoring, Visitor
 
 SHA = "7" * 40
 RECALL = ("ruler_single_7k", "ruler_single_14k")

@@ -14,8 +14,8 @@ from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.panels import in_the_form
-from workflows.app.service import LogLine
 from workflows.app.signin import sign_in_link
+from workflows.values import LogLine
 
 IN_SIGHT = """() => { const {top, bottom} = document.querySelector("#said").getBoundingClientRect();
   return top >= 0 && bottom <= document.querySelector(".hm-bar-start").getBoundingClientRect().top; }"""

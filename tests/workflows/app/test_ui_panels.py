@@ -32,9 +32,9 @@ from workflows.app.panels import (
     problems_panel,
     warnings_panel,
 )
-from workflows.app.service import LogLine, Scoring, Visitor
 from workflows.app.session import signed_in
 from workflows.jobs.store import Store
+from workflows.values import LogLine, Scoring, Visitor
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 

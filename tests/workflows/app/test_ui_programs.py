@@ -25,8 +25,9 @@ from hubmerge.board.source import DatasetBoard
 from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
 from workflows.app import lanes
-from workflows.app.service import Published, Service, WatcherView
 from workflows.app.watchers_source import WatcherSource
+from workflows.service import Service
+from workflows.values import Published, WatcherView
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 VARIED = {"sweep": [{"method": "ties", "parameters": {"density": [0.2, 0.5]}}]}

@@ -28,7 +28,6 @@ from localhub.process import LocalHubProcess
 from localhub.users import Org, default_users
 from workflows.app.app import RunningApp, build_web_app, launch_app
 from workflows.app.panels import access_offer
-from workflows.app.service import Visitor
 from workflows.app.signin import (
     BACK_MAX_CHARACTERS,
     SCOPES,
@@ -38,6 +37,7 @@ from workflows.app.signin import (
     sign_in_link,
     use_oauth_client,
 )
+from workflows.values import Visitor
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("gradio_oauth")

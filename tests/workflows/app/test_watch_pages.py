@@ -13,8 +13,8 @@ from pages_session import Site, serving, untouched
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
 from hubmerge.settings import Settings
-from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.watchers_page import trial_panel, watchers_panel
+from workflows.values import Trial, Visitor, WatcherEvent, WatcherView
 
 ENDPOINT = "http://127.0.0.1:9"
 SHA = "0123456789abcdef" * 2 + "01234567"

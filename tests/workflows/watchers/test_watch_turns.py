@@ -18,8 +18,8 @@ from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, j
 from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError, LoginError
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
-from workflows.app.service import Visitor
 from workflows.jobs.jobs import State
+from workflows.values import Visitor
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor) -> None:

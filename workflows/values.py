@@ -1,18 +1,17 @@
-"""The protocols by which the pages ask and act: a few typed questions and actions.
+"""The values that pages, API and their service hand on: visitors, models, jobs, evaluations and watchers.
 
-The pages know neither the job store nor the worker. `workflows.service` implements `Service`, and tests may use
-another implementation.
+What a job's record or a stranger's file holds is untyped JSON; the functions below look each value up with care.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
-from hubmerge.engine.preview import Preview, Tell, untold
-from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
 
 PAGE_JOBS = 25  # of a list
@@ -167,72 +166,6 @@ class EvaluationQueue:
     waiting_in_all: int
 
 
-class Service(Protocol):
-    """Every action of the pages and of the API; each raises HubmergeError with a message fit to be shown."""
-
-    endpoint: str
-
-    @property
-    def suites(self) -> Mapping[str, str]:
-        """Name → title of the suites that an evaluation may be asked for with, the usual one first; none: nothing is
-        evaluated here."""
-
-    def visitor(self, name: str | None, token: str) -> Visitor:
-        """The user with the namespaces that the token may write to; LoginError where it is not `name`'s, if given."""
-
-    def search(
-        self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
-    ) -> list[RepoSummary]:
-        """Models whose id holds the text and that carry all tags, most downloaded first."""
-
-    def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
-        """Of org/name or org/name@revision; SourceNotFoundError and friends where it cannot be read."""
-
-    def published(self, name: str, sha: str | None, visitor: Visitor | None) -> Published:
-        """A model's card and report; SourceNotFoundError and friends where the visitor cannot read it."""
-
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
-        """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
-        chosen already."""
-
-    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None, tell: Tell = untold) -> Preview:
-        """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
-
-    def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
-        """Check everything that can be checked now, then queue; the same request again finds the same job."""
-
-    def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
-        """Two models on the Hub as their headers have them; IncompatibleError and friends carry every problem."""
-
-    def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
-        """Queue their comparison, or find it; the result of its job is a `Diff` as JSON."""
-
-    def request_evaluation(self, model: str, suite: str, visitor: Visitor) -> EvaluationAnswer:
-        """Ask for a score of a public model, org/name or org/name@revision; an empty suite is the usual one."""
-
-    def evaluation_queue(self) -> EvaluationQueue:
-        """What is measured now and what waits; nothing private."""
-
-    def job(self, job_id: str, visitor: Visitor | None) -> JobView:
-        """A job; one with a private target is shown to its owner only."""
-
-    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
-        """The visitor's own jobs and the evaluations that the visitor asked for, newest first, a page of them;
-        `before`: the ticket of the last one seen."""
-
-    def public_jobs(self, before: int | None = None) -> list[JobView]:
-        """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
-
-    def under_way(self) -> tuple[int, int, int]:
-        """How many public jobs are merging, are evaluating, and wait; for everybody."""
-
-    def cancel(self, job_id: str, visitor: Visitor) -> JobView:
-        """Only the owner may."""
-
-    def retry(self, job_id: str, visitor: Visitor) -> JobView:
-        """Queue a failed or cancelled job once more, with the visitor's present sign-in. Only the owner may."""
-
-
 @dataclass(frozen=True)
 class WatcherEvent:
     """Something that a watcher did, or left out with its reason."""
@@ -283,3 +216,34 @@ class Trial:
     left_out: tuple[WatcherEvent, ...] = ()
     problem: dict[str, Any] | None = None  # why that merge is not possible
     anew: bool = True  # as a watcher that has merged nothing; its owner's trial knows what it has merged
+
+
+def number(value: Any) -> float | None:
+    """A finite number of untyped data, None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    with suppress(OverflowError):  # of an integer beyond any float
+        return float(value) if math.isfinite(value) else None
+    return None
+
+
+def number_of(values: Any, key: str) -> float | None:
+    """The same, of what stands under `key`."""
+    return number(values.get(key)) if isinstance(values, Mapping) else None
+
+
+def table_of(values: Any, key: str) -> Mapping[str, Any]:
+    """The object under `key` of untyped data; empty where there is none."""
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def list_of(values: Any, key: str) -> list[Any]:
+    """The list under `key` of untyped data; empty where there is none."""
+    found = values.get(key) if isinstance(values, Mapping) else None
+    return list(found) if isinstance(found, list | tuple) else []
+
+
+def tables_of(values: Any, key: str) -> list[Mapping[str, Any]]:
+    """The objects in the list under `key` of untyped data."""
+    return [each for each in list_of(values, key) if isinstance(each, Mapping)]
