@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import gradio as gr
 import uvicorn
@@ -127,8 +128,6 @@ def build_web_app(
 
     Off a Space and without `oauth` nobody can sign in; searching and inspecting still work.
     """
-    if oauth is not None and settings.space_id is not None:
-        raise InternalError("on a Space the platform's own OAuth client is used", where="build_web_app")
     if oauth is not None:
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
@@ -162,10 +161,9 @@ def build_web_app(
         mounted.app.add_exception_handler(kind, _not_understood)
     answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
-    hosts = _space_hosts(settings)
-    app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
+    app.add_middleware(Site, pages=pages_of(board), host=settings.space_host)
     app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
-    app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
+    app.add_middleware(Guard, hub=settings.endpoint, host=settings.space_host)
     return app
 
 
@@ -176,60 +174,25 @@ def _not_understood(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(misread(error))}, status_code=422)
 
 
-def _space_hosts(settings: Settings) -> tuple[str, ...]:
-    """The hosts of a Space's pages: as the platform states it, and owner-name.hf.space."""
-    if not settings.space_id:
-        return ()
-    named = re.sub(r"[^a-z0-9]+", "-", settings.space_id.lower()).strip("-") + ".hf.space"
-    return tuple(dict.fromkeys(host for host in (settings.space_host, named) if host))
-
-
+@dataclass(frozen=True)
 class RunningApp:
     """A server in a thread; `url` is where it answers, `app` the FastAPI app that it serves."""
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
-        self.app = app
-        self._listener = listener
-        config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="pages", daemon=True)
-
-    def start(self) -> Self:
-        """Start the server; returns once the port answers."""
-        self._thread.start()
-        end = time.monotonic() + _START_TIMEOUT_S
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > end:
-                raise InternalError("the server did not start", where=self.url)
-            time.sleep(0.02)
-        self.app.state.own_url = self.url
-        return self
-
-    @property
-    def url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  (a comparison)
-        return f"http://{f'[{name}]' if ':' in name else name}:{port}"
-
-    def stop(self) -> None:
-        """End; requests that go on after moments, as the stream of an open page does, are cut off."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # each of them would be told with a traceback
-        self._server.should_exit = True
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    app: FastAPI
+    url: str
+    stop: Callable[[], None]
 
 
+@contextmanager
 def launch_app(
     service: Service, settings: Settings, *, host: str = "127.0.0.1", port: int = 7860, **how: Any
-) -> RunningApp:
-    """Build the app as `build_web_app` does, and serve it in a thread; port 0 takes a free one.
+) -> Iterator[RunningApp]:
+    """Build the app as `build_web_app` does, and serve it in a thread once the port answers; port 0 takes a free one.
 
-    SettingsError where the port cannot be had."""
+    SettingsError where the port cannot be had. At the end requests that go on after moments, as the stream of an open
+    page does, are cut off.
+    """
+    app = build_web_app(service, settings, **how)
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -239,4 +202,26 @@ def launch_app(
             got=str(error),
             next_step="Choose another --port.",
         ) from error
-    return RunningApp(build_web_app(service, settings, **how), listener).start()
+    bound_host, bound = listener.getsockname()[:2]
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound_host, bound_host)  # noqa: S104  (a comparison)
+    url = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
+    app.state.own_url = url
+    config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="pages", daemon=True)
+    thread.start()
+    end = time.monotonic() + _START_TIMEOUT_S
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > end:
+            raise InternalError("the server did not start", where=url)
+        time.sleep(0.02)
+
+    def stop() -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what is cut off would be told with a traceback
+        server.should_exit = True
+        thread.join()
+
+    try:
+        yield RunningApp(app, url, stop)
+    finally:
+        stop()

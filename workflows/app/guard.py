@@ -10,17 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.responses import PlainTextResponse
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 1024 * 1024  # a recipe has at most 64 KB
 CLOSED = (
@@ -41,11 +35,11 @@ CLOSED = (
 
 
 class Guard:
-    """Wraps an ASGI app. `hosts`: names under which pages of this site may run besides the request's own."""
+    """Wraps an ASGI app. `host`: a name of this site besides the one that a request says."""
 
-    def __init__(self, app: App, *, hub: str, hosts: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, hub: str, host: str | None = None) -> None:
         self._app = app
-        self._hosts = hosts
+        self._host = host
         self._headers = (
             (b"content-security-policy", f"frame-ancestors 'self' {hub}".encode("ascii", "ignore")),
             (b"x-content-type-options", b"nosniff"),
@@ -75,7 +69,7 @@ class Guard:
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
-        return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc in self._hosts)
+        return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc == self._host)
 
 
 def _capped(receive: Receive) -> Receive:

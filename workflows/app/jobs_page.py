@@ -62,6 +62,7 @@ def _listing(
         return [join(above, nobody), gr.update(active=False)]
     try:
         shown = views(before_of(asked))
+        is_more = len(shown) == PAGE_JOBS and bool(views(shown[-1].ticket))  # a full page may be the last one
     except HubmergeError as error:
         return [join(above, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
     if not shown:
@@ -69,11 +70,6 @@ def _listing(
         if "before" in asked:
             title, way = "Nothing older", link("activity" + ("?show=all" * everybody), "The newest")
         return [join(above, notice("info", title, el("p", way))), gr.update(active=False)]
-    try:
-        # a full page may be the last one
-        is_more = len(shown) == PAGE_JOBS and bool(views(shown[-1].ticket))
-    except HubmergeError:
-        is_more = False
     address = f"activity?show={'all' if everybody else 'mine'}&before={shown[-1].ticket}"
     older = el("p", link(address, "Older ones")) if is_more else None
     rows = ((v.id, published_row(v, board)) for v in shown)

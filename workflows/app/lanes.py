@@ -3,10 +3,10 @@
 A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot block the app
 for signed-in ones; within a lane everybody has a share. A program's token gets it the lane of the signed-in, once the
 Hub has said whose it is, which is asked in a third lane. A visitor who finds no room is refused at once, with
-QuotaError and the seconds after which a place is free at the latest. Waiting in gradio's queue would block all pages,
-which share it. The work runs in threads of the lane, and a question that exceeds the lane's wall limit is refused. A
-thread cannot be ended from outside, so it keeps its place. But past the limit it sends the Hub no further request
-(`ASKED_UNTIL`), and the request that it waits for has a time limit of its own.
+QuotaError. Waiting in gradio's queue would block all pages, which share it. The work runs in threads of the lane, and
+a question that exceeds the lane's wall limit is refused. A thread cannot be ended from outside, so it keeps its place.
+But past the limit it sends the Hub no further request (`ASKED_UNTIL`), and the request that it waits for has a time
+limit of its own.
 
     lanes = Lanes(on_a_space=True)
     button.click(lanes.asking(handler, refused), …, **ASKING)
@@ -20,20 +20,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
-import math
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
 import gradio as gr
 
 from hubmerge.errors import HubmergeError, QuotaError
-from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
 from workflows.app.session import bearer_of, visitor_of
 from workflows.values import Visitor
@@ -44,7 +42,6 @@ ANONYMOUS_S = 60.0
 SIGNED_IN_AT_ONCE = 16  # with the other two lanes fewer than the 40 events that gradio runs at once
 SIGNED_IN_EACH = 4
 SIGNED_IN_S = 240.0
-OVERTIME_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S  # of the last request
 TOLD_EVERY_S = 0.5
 # the lanes refuse by themselves, so that nothing waits in gradio's queue
 ASKING: Mapping[str, Any] = {"concurrency_limit": None}
@@ -52,58 +49,43 @@ ASKING: Mapping[str, Any] = {"concurrency_limit": None}
 Handler = Callable[..., Any]
 
 
-@dataclass(eq=False)
-class _Place:
-    visitor: str
-    until: float  # seconds of the monotonic clock, at the latest
-
-
 class _Lane:
     """Places of one kind of visitors. Used on the event loop only."""
 
     def __init__(self, name: str, at_once: int, each: int, wall_s: float, hint: str) -> None:
-        self._name, self._at_once, self._each, self._hint = name, at_once, each, hint
-        self.wall_s = wall_s
-        self._places: list[_Place] = []
+        self._name, self._at_once, self._each, self._wall_s = name, at_once, each, wall_s
+        self._later = f"Try again in a minute.{hint}"
+        self._places = Counter[str]()  # by visitor
 
-    def take(self, visitor: str) -> _Place:
-        """A place; QuotaError when there is none."""
-        own = [place for place in self._places if place.visitor == visitor]
-        if len(own) >= self._each:
-            what = "too many questions of yours to the Hub are under way"
-            raise self._refusal(what, f"at most {self._each} at once", own)
-        if len(self._places) >= self._at_once:
-            what = f"too many {self._name} visitors ask the Hub at once"
-            raise self._refusal(what, f"at most {self._at_once}", self._places)
-        place = _Place(visitor, time.monotonic() + self.wall_s)
-        self._places.append(place)
-        return place
-
-    def _refusal(self, what: str, expected: str, places: list[_Place]) -> QuotaError:
-        wait_s = max(1, math.ceil(min(place.until for place in places) - time.monotonic()))
-        return QuotaError(
-            what, expected=expected, got="one more", next_step=f"Try again in {wait_s} s at the latest.{self._hint}"
-        )
-
-    async def run(self, place: _Place, work: Callable[[], Any]) -> Any:
-        """`work()` in a thread; QuotaError past the wall limit. The place is free when the thread has ended."""
+    async def run(self, visitor: str, work: Callable[[], Any]) -> Any:
+        """`work()` in a thread; QuotaError where there is no place, and past the wall limit. The place is free when the
+        thread has ended."""
+        self.take(visitor)
 
         def asked() -> Any:
-            ASKED_UNTIL.set(place.until)
+            ASKED_UNTIL.set(time.monotonic() + self._wall_s)
             return work()
 
         done = asyncio.wrap_future(in_thread(partial(Context().run, asked)))
-        done.add_done_callback(lambda _: self._places.remove(place))
-        ended, _ = await asyncio.wait([done], timeout=self.wall_s)
+        done.add_done_callback(lambda _: self._places.subtract([visitor]))
+        ended, _ = await asyncio.wait([done], timeout=self._wall_s)
         if ended:
             return done.result()
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
-        place.until += OVERTIME_S
-        raise QuotaError(
-            "the Hub did not answer in the time that one question may take",
-            expected=f"at most {self.wall_s:g} s",
-            next_step=f"Try again in {math.ceil(self.wall_s)} s.{self._hint}",
-        )
+        what, limit = "the Hub did not answer in the time that one question may take", f"at most {self._wall_s:g} s"
+        raise QuotaError(what, expected=limit, next_step=self._later)
+
+    def take(self, visitor: str) -> None:
+        """Take a place; QuotaError when there is none."""
+        self._places += Counter()  # without those who have none any more
+        what = ""
+        if self._places[visitor] >= self._each:
+            what, limit = "too many questions of yours to the Hub are under way", f"at most {self._each} at once"
+        elif self._places.total() >= self._at_once:
+            what, limit = f"too many {self._name} visitors ask the Hub at once", f"at most {self._at_once}"
+        if what:
+            raise QuotaError(what, expected=limit, got="one more", next_step=self._later)
+        self._places[visitor] += 1
 
 
 def in_thread(work: Callable[[], Any]) -> Future[Any]:
@@ -155,11 +137,11 @@ class Lanes:
             address = address_of(request, on_a_space=self._on_a_space)
             try:
                 if whose is not None and (bearer := bearer_of(profile, token, request)) is not None:
-                    visitor = await self._unproven.run(self._unproven.take(address), partial(whose, bearer))
+                    visitor = await self._unproven.run(address, partial(whose, bearer))
                 if asks_nothing or (visitor is None and for_the_signed_in):
                     return await asyncio.to_thread(handler, *given)
                 lane, who = (self._anonymous, address) if visitor is None else (self._signed_in, visitor.name)
-                return await lane.run(lane.take(who), lambda: handler(*given))
+                return await lane.run(who, lambda: handler(*given))
             except HubmergeError as error:
                 return refused(error)
 

@@ -21,17 +21,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from authlib.common.errors import AuthlibBaseError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hubmerge.errors import HubmergeError, InternalError, LoginError
 from hubmerge.hub.errors import translated
+from hubmerge.settings import Settings
 from workflows.app.format import el, join, link
-from workflows.app.guard import App, Message, Receive, Scope, Send
 from workflows.app.site import plain_page
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class OAuthClient:
 
 def use_oauth_client(client: OAuthClient) -> None:
     """Let gradio sign visitors in with `client`. Call it before the app is built, and never on a Space."""
-    if not _may_see_secrets(client.provider):
+    address = urlsplit(client.provider)
+    is_secure = address.scheme == "https" and bool(address.hostname)
+    if not is_secure and not (address.scheme == "http" and Settings(endpoint=client.provider).is_loopback):
         raise LoginError(
             "an OAuth provider that is neither https nor on this machine",
             where=client.provider,
@@ -92,7 +94,7 @@ class AskedScopes:
     would answer both with a server error.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +140,7 @@ class SmallSession:
     The Hub also tells every organisation of the visitor, twice, and a browser drops a cookie of more than 4096 bytes.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -216,14 +218,3 @@ def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:
         for name, value in parse_qsl(parts.query, keep_blank_values=True)
     ]
     return urlunsplit(parts._replace(query=urlencode(query))).encode("latin-1")
-
-
-def _may_see_secrets(url: str) -> bool:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "https" and host:
-        return True
-    try:
-        return parts.scheme == "http" and (host == "localhost" or ip_address(host).is_loopback)
-    except ValueError:
-        return False

@@ -1,7 +1,7 @@
 """An ASGI layer around gradio for what a site needs besides its pages.
 
-- Addresses of earlier versions lead to the pages that took their place, and those with a slash at the end to the same
-  without. gradio leads there, too, and loses what the address asks for.
+- An address with a slash at its end leads to the same without. gradio leads there, too, and loses what the address asks
+  for.
 - Each page has its own title, description, picture and icon where search engines and shared links look for them:
   gradio writes its own name there, and the same title on every page.
 - Whoever opens an address that is none gets a page that says so; a program that asks for JSON gets JSON.
@@ -20,15 +20,13 @@ from starlette.datastructures import URL, Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hubmerge.hub.names import is_hub_id
 from workflows.app.format import el, join, link
 from workflows.app.frame import FIRST_CSS, PAGES, PLAIN_CSS, TITLE, Page, bar
-from workflows.app.guard import App, Message, Receive, Scope, Send
 
 _STATIC = Path(__file__).parent / "static"
-_MOVED = {"/jobs": "/activity"}
-_ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or its job in the address
 _API = ("/gradio_api/", "/config", "/webhook")
 _NO_LEADERBOARD = "Nothing is evaluated here, so there is no leaderboard."
 # gradio's own, which name gradio, and a manifest that is not served
@@ -81,7 +79,7 @@ _SAME_THEME = """{
 class Site:
     """Wraps an ASGI app with the pages `pages`. `host`: the name under which a Space is known, else the request's."""
 
-    def __init__(self, app: App, *, pages: Sequence[Page], host: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, pages: Sequence[Page], host: str | None = None) -> None:
         self._app = app
         self._pages = {f"/{page.path}": page for page in pages}
         self._host = host
@@ -91,9 +89,8 @@ class Site:
             await self._app(scope, receive, send)
             return
         path, query = scope["path"].rstrip("/") or "/", scope["query_string"].decode("latin-1")
-        now = "/merge" if path == "/" and _ASKS_TO_MERGE & parse_qs(query).keys() else _MOVED.get(path, path)
-        if now != scope["path"] and now in self._pages:
-            await RedirectResponse(f"{now}?{query}" if query else now, 308)(scope, receive, send)
+        if path != scope["path"] and path in self._pages:
+            await RedirectResponse(f"{path}?{query}" if query else path, 308)(scope, receive, send)
             return
         page = self._pages.get(path)
         if page is not None:

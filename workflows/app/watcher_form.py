@@ -1,11 +1,11 @@
 """The form of a watcher's rule: base → which agents → method → target, as the YAML that a rule's file holds.
 
 A rule stands here as plain data, as its file would say it, also while it is not valid. It fills the form, the form
-gives it back, and an address holds it in words:
+gives it back, and an address holds it as YAML:
 
-    ?base=org/base&author=org&tag=rl&license=mit&method=ram_plus&owner=ada&name=org-watch&more={"agents":{…}}
+    ?rule={base: org/base, agents: {authors: [org]}, recipe: {method: ram_plus}, owner: ada, name: org-watch}
 
-What has no field of its own stands in `more`.
+What has no field of its own stands in a box of YAML.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import quote, urlencode
 
 import gradio as gr
 from markupsafe import Markup
@@ -25,6 +25,7 @@ from hubmerge.plan.licenses import KNOWN
 from hubmerge.recipe.recipe import MAX_AGENTS
 from hubmerge.text.plain_yaml import dump_plain_yaml, load_plain_yaml
 from workflows.app.format import el
+from workflows.app.forms import holds
 from workflows.app.frame import choice_box, html, number_box, radio_box, text_box, titled
 from workflows.app.lanes import Lanes
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS
@@ -32,7 +33,7 @@ from workflows.app.merge_form import DEFAULT_METHOD
 from workflows.app.panels import fold, method_choices
 from workflows.app.search import model_box, suggest_models
 from workflows.service import Service
-from workflows.values import table_of
+from workflows.values import list_of, table_of
 from workflows.watchers.rules import MAX_RULE_BYTES
 
 ALL, NAMED, BEST = "all", "fixed", "best"
@@ -40,9 +41,8 @@ _WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the 
 _LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
 _BEST, _PER_DAY = 3, 3
 _MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
-_SEVERAL = {"author": "authors", "tag": "tags", "license": "licenses"}
 _OWN = {"name", "owner", "base", "agents", "recipe", "join", "target", "private", "suite", "budget"}
-_FIELDS = {"agents": {*_SEVERAL.values(), "lineage"}, "recipe": {"method"}}
+_FIELDS = {"agents": {"authors", "tags", "licenses", "lineage"}, "recipe": {"method"}}
 
 
 def build_form(service: Service, lanes: Lanes) -> list[Any]:
@@ -152,80 +152,48 @@ def _words(text: Any) -> list[str]:
 
 def fill(rule: Mapping[str, Any]) -> list[Any]:
     """The values of the form for a rule's data, which may lack anything."""
-    said, chosen = _said(rule), table_of(rule, "join")
-    which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
-    base, names = str(said["base"] or ""), [str(name) for name in said["agent"]][:MAX_AGENTS]
-    return [
-        gr.update(value=base or None, choices=[base] if base else []),
-        which,
-        gr.update(value=names, choices=names, visible=which == NAMED),
-        gr.update(value=said["best"] if isinstance(said["best"], int) else _BEST, visible=which == BEST),
-        *(", ".join(map(str, said[key])) for key in ("author", "tag")),
-        said["lineage"] if said["lineage"] in [kind for _, kind in _LINEAGE] else "finetune",
-        [str(name) for name in said["license"]],
-        said["method"] if said["method"] in list(registry()) else DEFAULT_METHOD,
-        *(str(said[key] or "") for key in ("owner", "name", "target", "suite")),
-        "private" if said["private"] else "public",
-        said["budget"] if isinstance(said["budget"], int) else _PER_DAY,
-        dump_plain_yaml(said["more"]) if said["more"] else "",
-    ]
-
-
-def _said(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rule's data says, by the names of an address; `more`: what has no field of its own."""
     agents, recipe, chosen = (table_of(rule, key) for key in ("agents", "recipe", "join"))
     more = {key: value for key, value in rule.items() if key not in _OWN}
     for key, known in _FIELDS.items():
         if left := {k: v for k, v in table_of(rule, key).items() if k not in known}:
             more[key] = left
-    return {
-        "base": rule.get("base"),
-        **{key: _list(agents.get(field)) for key, field in _SEVERAL.items()},
-        "lineage": agents.get("lineage"),
-        "best": chosen.get(BEST),
-        "agent": _list(chosen.get(NAMED)),
-        "method": recipe.get("method"),
-        **{key: rule.get(key) for key in ("owner", "name", "target", "suite", "budget")},
-        "private": "yes" if rule.get("private") is True else "",
-        "more": more,
-    }
+    which = next((kind for kind in (NAMED, BEST) if kind in chosen), ALL)
+    base, names = str(rule.get("base") or ""), [str(name) for name in list_of(chosen, NAMED)][:MAX_AGENTS]
+    lineage, method = agents.get("lineage"), recipe.get("method")
+    return [
+        gr.update(value=base or None, choices=[base] if base else []),
+        which,
+        gr.update(value=names, choices=names, visible=which == NAMED),
+        gr.update(value=_whole(chosen.get(BEST), _BEST), visible=which == BEST),
+        *(", ".join(map(str, list_of(agents, key))) for key in ("authors", "tags")),
+        lineage if lineage in [kind for _, kind in _LINEAGE] else "finetune",
+        [str(name) for name in list_of(agents, "licenses")],
+        method if method in list(registry()) else DEFAULT_METHOD,
+        *(str(rule.get(key) or "") for key in ("owner", "name", "target", "suite")),
+        "private" if rule.get("private") is True else "public",
+        _whole(rule.get("budget"), _PER_DAY),
+        dump_plain_yaml(more) if more else "",
+    ]
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _whole(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) and holds("integer", value) else otherwise
 
 
 def address_of(rule: Mapping[str, Any]) -> str:
     """The query for a rule's data; an empty text where it is too long for an address."""
-    said = _said(rule)
-    said["more"] = said["more"] and json.dumps(said["more"], ensure_ascii=False, separators=(",", ":"))
-    several = {*_SEVERAL, "agent"}
-    pairs = [(key, str(v)) for key, held in said.items() for v in (held if key in several else [held]) if v]
-    query = urlencode(pairs, safe="/@,:{}", quote_via=quote)
+    text = json.dumps(rule, ensure_ascii=False, separators=(",", ":"))
+    query = urlencode({"rule": text}, safe="/@,:{}", quote_via=quote)
     return query if len(query) <= MAX_ADDRESS_CHARACTERS else ""
 
 
-def read_address(query: str) -> dict[str, Any]:
-    """The rule's data that an address holds; what cannot be read is left for the checks to refuse."""
-    given = parse_qs(query[:MAX_ADDRESS_CHARACTERS])
-
-    def first(key: str, otherwise: str = "") -> str:
-        return given.get(key, [otherwise])[0]
-
-    which = NAMED if "agent" in given else BEST if "best" in given else ALL
-    values = [first("base"), which, given.get("agent"), _number(first("best"))]
-    values += [" ".join(given.get(key, ())) for key in ("author", "tag")]
-    values += [first("lineage"), given.get("license"), first("method", DEFAULT_METHOD)]
-    values += [first(key) for key in ("owner", "name", "target", "suite")]
-    values += ["private" if given.get("private") == ["yes"] else "public", _number(first("budget"))]
+def read_address(text: str) -> dict[str, Any]:
+    """The rule's data that an address holds as YAML; what cannot be read is left out."""
     try:
-        return rule_of([*values, first("more")])
-    except RuleError:
-        return rule_of([*values, ""])
-
-
-def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,3}", text) else None
+        found = load_plain_yaml(text[:MAX_ADDRESS_CHARACTERS])
+    except ValueError:
+        found = None
+    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
 def where_it_belongs(name: str, owner: str) -> Markup:

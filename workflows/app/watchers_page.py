@@ -123,8 +123,8 @@ def _wizard(demo: Any, service: Service, lanes: Lanes, settings: Settings, sourc
             with suppress(HubmergeError):  # the list says it
                 found = next((v.rule for v in source.watchers(visitor) if v.name == name and v.rule), "{}")
                 rule = dict(load_plain_yaml(found))
-        elif query := str(request.url.query):
-            rule = watcher_form.read_address(query)
+        else:
+            rule = watcher_form.read_address(str(request.query_params.get("rule") or ""))
         if visitor is not None:
             rule = {"owner": visitor.name, **rule}
         # what the rule does not say keeps what was typed meanwhile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,7 @@ import gradio.oauth
 import gradio.queueing
 import gradio.utils
 import pytest
-from gradio_client import Client
-from pages_session import Site, browser_cookie, serving, session_cookie
+from pages_session import Site, browser_cookie, serving
 
 PATIENCE_MS = 60_000  # on a busy machine; what a page shows ends the wait
 
@@ -48,22 +47,6 @@ def pages(served: Site) -> Site:
     """The running app with an empty job store."""
     served.service.__init__(served.service.endpoint)
     return served
-
-
-@pytest.fixture
-def client(pages: Site) -> Iterator[Callable[..., Client]]:
-    """client(user=None, cookie="", **headers): gradio's own client, with that user's session."""
-    made = []
-
-    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
-        session = cookie or (session_cookie(user) if user else "")
-        sent = {**headers, **({"Cookie": f"session={session}"} if session else {})}
-        made.append(Client(pages.url, headers=sent, verbose=False, analytics_enabled=False))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ ADDRESSES = {
     "activity": "activity",
     "activity-public": "activity?show=all",
     "watchers": "watchers",
-    "watchers-filled": "watchers?base=zoo/base&author=zoo&license=mit",
+    "watchers-filled": "watchers?rule={base: zoo/base, agents: {authors: [zoo], licenses: [mit]}}",
     "docs": "docs",
     "diff": "diff?base=zoo/base&agent=zoo/math-agent",
     "model": "model?model=org/merge",

@@ -87,10 +87,9 @@ def test_no_event_has_two_handlers_that_wait_for_their_last_turn(pages: Site) ->
 def test_a_taken_port_is_an_error_and_not_another_port(pages: Site) -> None:
     port = urlsplit(pages.url).port
     assert port is not None
-    with pytest.raises(
-        SettingsError, match=rf"cannot listen there in 127\.0\.0\.1:{port}: got .*Address already in use"
-    ):
-        launch_app(FakeService(), SETTINGS, port=port)
+    taken = rf"cannot listen there in 127\.0\.0\.1:{port}: got .*Address already in use"
+    with pytest.raises(SettingsError, match=taken), launch_app(FakeService(), SETTINGS, port=port):
+        pass
 
 
 @pytest.mark.slow

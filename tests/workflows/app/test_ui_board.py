@@ -12,14 +12,11 @@ from typing import Any
 import httpx
 import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
-from pages_fake import FakeService
-from pages_session import shown
+from pages_session import serving, shown
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
-from hubmerge.settings import Settings
-from workflows.app.app import RunningApp, launch_app
 from workflows.app.board_chart import chart_table, score_chart
 from workflows.app.board_query import MAX_LINES, ROWS_A_PAGE, BoardQuery, asked, matching
 from workflows.app.board_table import VIEWS, columns, skills_text
@@ -73,21 +70,21 @@ def trio(board: Board) -> SuiteBoard:
 
 
 @pytest.fixture(scope="module")
-def board_app() -> Iterator[tuple[FakeBoard, RunningApp]]:
+def board_site(gradio_oauth: None) -> Iterator[tuple[FakeBoard, str]]:
     source = FakeBoard()
-    with launch_app(FakeService(), Settings(endpoint=ENDPOINT), port=0, board=source) as running:
-        yield source, running
+    with serving(board=source) as site:
+        yield source, site.url
 
 
 @pytest.fixture
-def source(board_app: tuple[FakeBoard, RunningApp]) -> FakeBoard:
-    board_app[0].content, board_app[0].failure = full_board(), None
-    return board_app[0]
+def source(board_site: tuple[FakeBoard, str]) -> FakeBoard:
+    board_site[0].content, board_site[0].failure = full_board(), None
+    return board_site[0]
 
 
 @pytest.fixture
-def url(board_app: tuple[FakeBoard, RunningApp], source: FakeBoard) -> str:
-    return board_app[1].url
+def url(board_site: tuple[FakeBoard, str], source: FakeBoard) -> str:
+    return board_site[1]
 
 
 def shown_models(page: Any) -> list[str]:
@@ -223,14 +220,22 @@ def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoar
 # --- files -----------------------------------------------------------------------------------------------
 
 
-def test_the_board_is_served_as_files(url: str) -> None:
-    lines = list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv").text)))
-    assert lines[0]["model"] == "org/merge"
-    assert next(x for x in lines if x["model"] == "org/odd")["author"] == HOSTILE
+def test_the_board_is_served_as_files_which_follow_the_filters_and_state_their_maximum(url: str) -> None:
+    def rows(query: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv{query}").text)))
+
+    assert rows("")[0]["model"] == "org/merge"
+    assert next(x for x in rows("") if x["model"] == "org/odd")["author"] == HOSTILE
+    assert [x["model"] for x in rows("?kind=merges&sort=model")] == ["bob/grandchild", "org/merge", "org/odd"]
     answer = httpx.get(f"{url}/board.json")
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.json()["suites"][0]["suite"] == "trio"
-    assert httpx.get(f"{url}/board/none.csv").status_code == 404
+    page = httpx.get(f"{url}/board/trio.json?kind=merges&offset=1&limit=1").json()
+    assert (page["total"], len(page["rows"])) == (3, 1)
+    assert str(MAX_LINES) in httpx.get(f"{url}/board/trio.json?limit={MAX_LINES + 1}").text
+    for wrong in (f"limit={MAX_LINES + 1}", "limit=-1", "offset=x", "colour=red"):
+        assert httpx.get(f"{url}/board/trio.json?{wrong}").status_code == 400
+    assert {httpx.get(f"{url}/board/none.{kind}").status_code for kind in ("csv", "json")} == {404}
 
 
 def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoard) -> None:
@@ -406,18 +411,6 @@ def test_the_guide_says_of_ranks_what_two_models_that_overlap_have() -> None:
     assert ranks == {"org/a": 1, "org/b": 1, "org/c": 2}  # b overlaps both, and a lies wholly above c
     told = view_of(board, "").partition("<dt>Rank</dt>")[2].partition("</dd>")[0]
     assert ("overlap share a rank" in told, "Two that overlap may differ in rank" in told) == (False, True)
-
-
-def test_files_of_a_suite_follow_the_filters_and_state_their_maximum(url: str) -> None:
-    lines = list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv?kind=merges&sort=model").text)))
-    assert [x["model"] for x in lines] == ["bob/grandchild", "org/merge", "org/odd"]
-    page = httpx.get(f"{url}/board/trio.json?kind=merges&offset=1&limit=1").json()
-    assert page["total"] == 3
-    assert len(page["rows"]) == 1
-    assert str(MAX_LINES) in httpx.get(f"{url}/board/trio.json?limit={MAX_LINES + 1}").text
-    for wrong in (f"limit={MAX_LINES + 1}", "limit=-1", "offset=x", "colour=red"):
-        assert httpx.get(f"{url}/board/trio.json?{wrong}").status_code == 400
-    assert httpx.get(f"{url}/board/none.json").status_code == 404
 
 
 def test_a_suite_s_files_are_found_whatever_its_name(url: str, source: FakeBoard) -> None:

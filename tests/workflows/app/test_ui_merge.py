@@ -1,24 +1,321 @@
-"""The merge page: names as people type them, what the cards say of the chosen models, and the form as an address."""
+"""The merge page without a browser: its form, the recipe that it holds, what is said of its models, and its address."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
+import gradio as gr
 import pytest
+from markupsafe import escape
 from pages_fake import BASE, MATH, MEM, TOOL, FakeService, model
+from pydantic import Field
 from starlette.datastructures import QueryParams
-from test_ui_forms import RECIPES, filled_with
 
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.methods import registry
-from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.methods.base import Method, Parameters
+from hubmerge.methods.linear import Linear
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.recipe.sweep import sweep_from_dict
+from workflows.app.format import el
+from workflows.app.forms import (
+    EVERYONE,
+    component_of,
+    fields_of,
+    given,
+    parameters_of,
+    plain_markdown,
+    turn,
+    values_of,
+)
+from workflows.app.frame import number_box
 from workflows.app.inspection import Inspection, advise, inspect_form
 from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, TEXTS, address_of, read_address, text_of
+from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from workflows.app.merge_page import _asked_for
 from workflows.app.search import _CHOICES_KEPT, _search
-from workflows.app.submission import names_in
+from workflows.app.submission import checked_recipe, names_in
+from workflows.app.sweep_form import sweep_of
 from workflows.values import Visitor
+
+METHODS = list(registry().values())
+CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}
+
+
+class EveryKind(Parameters):
+    share: float = Field(default=0.25, ge=0.0, le=1.0, description="kept of *each* <agent>")
+    steps: int = Field(default=7, gt=0)
+    lam: float | None = Field(default=None, alias="lambda")
+    flip: bool = False
+    norm: Literal["l1", "l2"] = "l2"
+    label: str = ""
+    scales: float | list[float] = 1.0
+    needed: float
+
+
+class Sample(Linear):
+    name = "sample"
+    parameters = EveryKind
+
+
+def in_blocks(make: Callable[[], Any]) -> Any:
+    with gr.Blocks(analytics_enabled=False):
+        return make()
+
+
+def held(update: Any, before: Any) -> Any:
+    """What a component holds after an update."""
+    return update.get("value", before) if isinstance(update, Mapping) and "__type__" in update else update
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_every_parameter_has_a_component_with_its_words_and_untouched_it_means_the_default(method: Method) -> None:
+    fields = fields_of(method)
+    assert method.parse_parameters(parameters_of(fields, values_of(fields, {}))) == method.parse_parameters({})
+    components = in_blocks(lambda: [component_of(field) for field in fields])
+    assert [c.label for c in components] == [i.alias or n for n, i in method.parameters.model_fields.items()]
+    for field, component in zip(fields, components, strict=True):
+        assert field.description
+        assert plain_markdown(field.description) in component.info
+        assert "&" not in field.hint  # an entity, which the form would show
+
+
+def test_types_ranges_and_defaults_come_from_the_model() -> None:
+    share, steps, lam, flip, norm, label, scales, needed = fields_of(Sample())
+    assert (share.kind, share.bounds, share.default) == ("number", "0 to 1", 0.25)
+    assert (steps.kind, steps.bounds, steps.default) == ("integer", "above 0", 7)
+    assert (lam.name, lam.kind, lam.default, lam.required) == ("lambda", "number", None, False)
+    assert (flip.kind, norm.kind, norm.choices, label.kind) == ("switch", "choice", ("l1", "l2"), "text")
+    assert (scales.kind, needed.required) == ("yaml", True)
+    assert share.hint == r"kept of \*each\* &lt;agent&gt; · 0 to 1 · default 0.25"
+
+
+def test_a_list_is_written_as_yaml_and_an_alias_in_it_is_refused() -> None:
+    scales = [f for f in fields_of(Sample()) if f.name == "scales"]
+    assert parameters_of(scales, ["[1, 0.5]"]) == {"scales": [1, 0.5]}
+    assert values_of(scales, {"scales": [1.0, 0.5]}) == ["[1.0, 0.5]"]
+    with pytest.raises(RecipeError, match="scales"):
+        parameters_of(scales, ["[&a [1], *a]"])
+    with pytest.raises(RecipeError, match="scales"):
+        parameters_of(scales, ["[" * 1900])
+
+
+def test_a_number_reaches_the_check_as_it_was_typed() -> None:
+    method = next(m for m in METHODS if any(f.kind == "integer" for f in fields_of(m)))
+    [field, *_] = [f for f in fields_of(method) if f.kind == "integer"]
+    boxes = in_blocks(lambda: [component_of(field), number_box("", "Seed", 0)])
+    assert [box.preprocess(1.5) for box in boxes] == [1.5, 1.5]  # neither rounded nor an error of gradio's
+    with pytest.raises(ValueError, match="integer"):
+        method.parse_parameters({field.name: boxes[0].preprocess(1.5)})
+    seeded = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": boxes[1].preprocess(1.5)}
+    with pytest.raises(RecipeError, match="seed"):
+        recipe_from_dict(seeded)
+
+
+def test_an_empty_field_is_left_to_its_default() -> None:
+    share, steps, lam, *_ = fields_of(Sample())
+    assert parameters_of([share, steps, lam], [None, 0, ""]) == {"steps": 0}
+
+
+@cache
+def untouched() -> MergeForm:
+    return in_blocks(partial(build_form, {"short": "Short"}))  # type: ignore[no-any-return]
+
+
+def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
+    """What the form's components hold after the recipe was loaded."""
+    before = [component.value for component in untouched().filled]
+    updates = fill(recipe)[: len(before)]  # without the folds
+    values = [held(update, value) for update, value in zip(updates, before, strict=True)]
+    for component, value in zip(untouched().filled, values, strict=True):
+        component.postprocess(value)
+    # in a browser every number is a double
+    return list(json.loads(json.dumps(values), parse_int=lambda digits: int(float(digits))))
+
+
+@pytest.mark.parametrize(
+    "stated", [{}, {"r": 0.1}, {"r": 0.1, "alpha": 2.0}, {"r": 0.3}, {"alpha": [0.5, 2.0]}], ids=str
+)
+def test_a_preset_decides_what_nobody_states_beside_it_on_the_page_as_in_a_recipe(stated: dict[str, Any]) -> None:
+    content = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus"}
+    recipe = {**content, "parameters": {"preset": "reference", **stated}}
+    for loaded in (recipe, recipe_from_dict(recipe).to_dict()):
+        held = recipe_of(filled_with(loaded)[:-1])
+        assert recipe_from_dict(held) == recipe_from_dict(recipe)
+        [(_, varied)] = sweep_from_dict(sweep_of(held, [], [])).variants
+        assert varied == recipe_from_dict(recipe)
+        opened, _, wrong = read_address(QueryParams(address_of(held)), "https://huggingface.co")
+        assert (recipe_from_dict(opened), wrong) == (recipe_from_dict(recipe), ())
+
+
+def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
+    updates = fill({"base": "org/base", "method": "no-such", "agents": [{"weight": "x"}], "seed": "y"})
+    assert held(updates[0], None) == "org/base"
+    assert "y" not in [held(update, None) for update in updates]
+
+
+@pytest.mark.parametrize(
+    ("change", "opened"),
+    [
+        ({}, ()),
+        ({"parameters": {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}, "seed": 0, "dtype": ""}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_pairs": 8}}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "max_tokens": 1024, "revision": None}}, ()),
+        ({"calibration": {"data": "org/rows", "prompt": "q", "answer": "a", "seed": 1}}, ("rows",)),
+        ({"agents": [{"model": "org/a", "weight": 0.5}, "org/b"]}, ("weights",)),
+        ({"parameters": {"r": 0.2}}, ("settings",)),
+        ({"parameters": {"nothing_like_it": 1}}, ("settings", "advanced")),
+        ({"seed": 3}, ("advanced",)),
+        ({"ignore": ["v_head.*"]}, ("advanced",)),
+        ({"tokenizer": "base"}, ("advanced",)),
+        ({"agents": ["org/a", {"model": "org/b", "sensitivity": "./b.safetensors"}]}, ("advanced",)),
+    ],
+)
+def test_a_fold_opens_where_a_loaded_recipe_has_something_unusual_in_it(
+    change: Mapping[str, Any], opened: tuple[str, ...]
+) -> None:
+    recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **change}
+    folds, updates = untouched().folds, fill(recipe)[len(untouched().filled) :]
+    assert [f.elem_id for f in folds] == ["weights", "settings", "rows", "advanced"]
+    assert tuple(f.elem_id for f, u in zip(folds, updates, strict=True) if u.get("open")) == opened
+
+
+def test_agents_keep_their_weights_when_their_order_changes() -> None:
+    now, *updates = reweight(["c", "b", "a"], ["a", "b"], 0.25, 0.5)
+    assert now == ["c", "b", "a"]
+    assert [(u["label"], u["value"]) for u in updates[:3]] == [("c", 1.0), ("b", 0.5), ("a", 0.25)]
+    assert [u["visible"] for u in updates] == [True] * 3 + [False] * 29
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_choosing_a_method_shows_its_formula_its_papers_and_what_it_alone_asks_for(method: Method) -> None:
+    about, *groups, calibration = show_method(method.name)
+    assert el("div", method.formula, cls="hm-formula") in about
+    assert str(about).count("<li>") == len(method.papers)
+    for paper in method.papers:
+        assert escape(paper.title) in about
+        assert (f'href="https://arxiv.org/abs/{paper.arxiv}"' in about) == bool(paper.arxiv)
+    visible = [m.name for m, group in zip(METHODS, groups, strict=True) if group["visible"]]
+    assert visible == ([method.name] if fields_of(method) else [])
+    assert calibration["visible"] == (method.name in ("fisher", "sar"))
+
+
+OTHER = {**CALIBRATION, "data": "org/other", "split": "test", "max_pairs": 7, "max_tokens": 99, "seed": 3}
+RECIPES: list[dict[str, Any]] = [  # whatever a recipe of org/a and org/b can say
+    *({"method": method.name} for method in METHODS),
+    {"method": "ram_plus", "parameters": {"r": 0.25, "scope": "tensor"}, "dtype": "bfloat16", "seed": 7},
+    {"agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}], "rounding": "nearest", "ignore": ["v_head.*", "x"]},
+    {"agents": ["org/a", {"model": "org/b", "weight": 1 / 3}], "seed": 2**62 + 1},
+    {"agents": [{"model": "org/a", "weight": [0, 1]}, {"model": "org/b", "weight": 2}]},
+    {"agents": ["org/a", {"model": "org/b", "weight": 2, "parameters": {"density": 0.5}}]},
+    {"parameters": {"lambda": [0.5, 1], "density": 0.3}, "tokenizer": "org/b"},
+    {"method": "ram_quantile", "parameters": {"literal": True}},
+    {"method": "fisher", "calibration": CALIBRATION},
+    {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1", "subset": "main"}, "agents": [
+        {"model": "org/a", "calibration": OTHER, "weight": 0.5}, "org/b"]},
+    {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION},
+                                    {"model": "org/b", "calibration": OTHER}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", RECIPES)
+def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> None:
+    recipe = recipe_from_dict({"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ties", **changed})
+    assert fillable(recipe.to_dict()) == recipe.to_dict()
+    *held, weighted = filled_with(recipe.to_dict())
+    assert recipe_from_dict(recipe_of(held)) == recipe
+    assert weighted == [str(agent.model) for agent in recipe.agents]
+
+
+@pytest.mark.parametrize("name", Recipe.model_fields)
+def test_no_key_of_a_recipe_is_dropped(name: str) -> None:
+    """Also one that a later version of recipes adds."""
+    plain = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "seed": 0}
+    words = {"dtype": "float16", "rounding": "nearest", "tokenizer": "base"}
+    values = {**words, "calibration": CALIBRATION, "ignore": ["x.*"], "seed": 5}
+    recipe = {**plain, "parameters": {}, name: values.get(name, plain.get(name) or {})}
+    assert recipe_of(filled_with({**recipe, "of_a_later_version": [1]})[:-1])["of_a_later_version"] == [1]
+    after = recipe_of(filled_with(recipe)[:-1])
+    assert after.get(name, {}) == recipe[name] or after[name].items() >= recipe[name].items()
+
+
+def test_what_no_field_can_show_goes_into_the_box_of_yaml_for_the_check_to_refuse() -> None:
+    for wrong in ("many", [5], {"a": 1}, 2**60):
+        recipe = {"base": "org/base", "agents": ["org/a"], "method": "wudi", "parameters": {"steps": wrong}}
+        assert recipe_of(filled_with(recipe)[:-1])["parameters"]["steps"] == wrong
+
+
+def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError) as caught:
+        fillable({"base": "org/base", "agents": ["org/a", {"model": "org/a", "weight": 2}], "method": "ties"})
+    assert caught.value.problems[0].got == "org/a"
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        ({"agents": [{"model": "org/a", "sensitivity": "/etc/f"}]}, "sensitivity of org/a: /etc/f"),
+        ({"calibration": {**CALIBRATION, "data": "../rows.jsonl"}}, "calibration data of the recipe: ../rows.jsonl"),
+        (
+            {"agents": [{"model": "org/a", "calibration": {**CALIBRATION, "data": "/x"}}]},
+            "calibration data of org/a: /x",
+        ),
+    ],
+)
+def test_a_file_of_the_server_is_refused_by_name(changed: dict[str, Any], got: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        checked_recipe({"base": "org/base", "agents": ["org/a"], "method": "fisher", **changed})
+    assert caught.value.problems[0].got == got
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("[1", "no YAML"),
+        ("[1]", "no mapping"),
+        ("seed: 3", "a field for it"),
+        ("agents: {org/x: {weight: 2}}", "no agent of the form"),
+        ("agents: {org/a: 2}", "no mapping of mappings"),
+        ("parameters: 3", "no mapping"),
+        ("a: " + "x" * MAX_RECIPE_BYTES, "too long"),
+    ],
+)
+def test_what_the_box_of_yaml_cannot_say_is_refused(more: str, what: str) -> None:
+    values = filled_with({"base": "org/base", "agents": ["org/a"], "method": "ties"})
+    form = untouched()
+    values[form.filled.index(form.more)] = more
+    with pytest.raises(RecipeError, match=what):
+        recipe_of(values[:-1])
+
+
+def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> None:
+    agents = ["org/a", "org/b"]
+    shared = ["org/rows", "main", "train", "v1", "question", "answer", 64, 1024, 0]
+    whose, specs, editing, *fields = turn(agents, "org/b", {}, "", *shared)
+    assert whose["value"] == editing == "org/b"
+    assert fields == ["", "", "train", "", "question", "answer", 64, 1024, 0]  # as the others', but for the dataset
+    own = ["org/other", *fields[1:]]
+    after = given(specs, editing, *own)
+    assert {who: spec["data"] for who, spec in after.items()} == {"": "org/rows", "org/b": "org/other"}
+    whose, specs, editing, *fields = turn(["org/a"], "org/b", specs, editing, *own)  # org/b was taken out
+    assert (whose["value"], editing, fields) == ("", "", shared)
+    assert given(specs, editing, *fields)["org/b"]["data"] == "org/other"  # for when it comes back
+
+
+def test_a_column_that_is_not_named_is_asked_for_in_the_form_s_words() -> None:
+    with pytest.raises(RecipeError) as caught:
+        given({}, EVERYONE, "zoo/questions", "", "train", "", "", " ", 128, 1024, 0)
+    steps = [problem.next_step for problem in caught.value.problems]
+    assert steps == ["Fill in “Question column”.", "Fill in “Answer column”."]
+    assert all("→" not in problem.where for problem in caught.value.problems)
+
+
+# --- names, advice and addresses ----------------------------------------------------------------------------
+
 
 HUB = "http://127.0.0.1:9"
 

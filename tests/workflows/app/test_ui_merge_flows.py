@@ -105,14 +105,6 @@ def test_what_a_screen_reader_is_told_at_the_end_of_an_event_is_in_words(site: S
     assert "common." not in page.evaluate("window.told")
 
 
-def test_the_proposed_name_follows_the_method_before_its_calibration_data_is_there(site: Site) -> None:
-    page = site.open(f"{FILLED}", "ada")
-    holds(page, TARGET_NAME, "base-ram-plus")
-    page.get_by_label("SAR", exact=False).first.check()
-    shown(page, "#verdict", "This cannot be merged yet")
-    holds(page, TARGET_NAME, "base-sar")
-
-
 def test_a_proposed_name_follows_a_method_that_was_not_inspected_before_a_reload_or_the_start(site: Site) -> None:
     page = site.open(f"{FILLED}&method=ties", "ada")
     holds(page, TARGET_NAME, "base-ties")

@@ -20,7 +20,7 @@ from pages_fake import FakeService
 from starlette.responses import RedirectResponse
 from starlette.testclient import TestClient
 
-from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
+from hubmerge.errors import GatedError, HubmergeError, LoginError, Problem, SourceNotFoundError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.settings import Settings
 from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
@@ -77,13 +77,6 @@ def test_gradio_s_own_oauth_is_given_the_client(provider: str) -> None:
     assert provider.rstrip("/") == gradio.oauth.OPENID_PROVIDER_URL
     assert ("id", " ".join(SCOPES)) == (gradio.oauth.OAUTH_CLIENT_ID, gradio.oauth.OAUTH_SCOPES)
     assert gradio.oauth.get_space() is not None
-
-
-def test_on_a_space_nothing_is_replaced() -> None:
-    before = gradio.oauth.get_space
-    with pytest.raises(InternalError):
-        build_web_app(FakeService(), Settings(space_id="ada/merge"), oauth=OAuthClient("https://hub.example", "i", "s"))
-    assert gradio.oauth.get_space is before
 
 
 def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:

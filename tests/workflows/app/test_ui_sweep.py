@@ -121,11 +121,6 @@ def test_each_variant_leads_to_its_job_and_one_that_exists_already_is_not_called
     assert f'href="job?id={"1" * 64}"' in panel
 
 
-def test_every_setting_of_a_method_can_be_varied() -> None:
-    assert [name for _, name in settings_of("ties")] == [field.name for field in fields_of(registry()["ties"])]
-    assert settings_of("none") == []
-
-
 @pytest.mark.browser
 def test_variants_are_counted_kept_in_the_address_and_started(site: Site) -> None:
     page = site.open(f"{FILLED}&method=ties&name=mine", "ada")

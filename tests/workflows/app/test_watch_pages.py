@@ -1,4 +1,4 @@
-"""The Watchers tab: rules, what each did and why it skipped; strangers' text stays text."""
+"""The Watchers page: rules, what each did and why it skipped, and the form of a rule; strangers' text stays text."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
-from pages_fake import HOSTILE
+from pages_fake import HOSTILE, FakeService
 from pages_session import Site, serving, untouched
+from test_ui_merge import in_blocks
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
 from hubmerge.settings import Settings
+from workflows.app.lanes import Lanes
+from workflows.app.watcher_form import address_of, build_form, fill, proposed, read_address, rule_of, where_it_belongs
 from workflows.app.watchers_page import trial_panel, watchers_panel
 from workflows.values import Trial, Visitor, WatcherEvent, WatcherView
+from workflows.watchers.rules import load_rules, rule_data, rule_from_data
 
 ENDPOINT = "http://127.0.0.1:9"
+FILLED = "/watchers?rule={base: zoo/base, agents: {authors: [zoo]}}"
 SHA = "0123456789abcdef" * 2 + "01234567"
 
 
@@ -255,12 +261,12 @@ def test_the_owner_pauses_and_resumes_a_watcher_and_lets_it_look(site: Site, wid
 
 @pytest.mark.browser
 def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(site: Site) -> None:
-    page = site.open("/watchers?base=zoo/base", "bob")
+    page = site.open("/watchers?rule={base: zoo/base}", "bob")
     page.locator("#trial").get_by_text("the rule matches everything").wait_for()
     assert page.locator("#try").is_disabled()
     page.locator("#watch-authors textarea, #watch-authors input").fill("zoo, ada")
     page.locator("#trial").get_by_text("Merges all fine-tunes of zoo/base by zoo or ada").wait_for()
-    page.wait_for_function("location.search.includes('author=zoo&author=ada')")
+    page.wait_for_function("location.search.includes('%22zoo%22,%22ada%22')")
     assert "owner: bob" in page.locator("#rule textarea").input_value()
     page.locator("#try").click()
     page.locator("#trial").get_by_text("Would merge these 3 now").wait_for()
@@ -278,7 +284,7 @@ def test_a_visitor_makes_a_rule_tries_it_and_copies_it_and_the_address_holds_it(
 
 @pytest.mark.browser
 def test_a_number_out_of_range_is_told_beside_the_form_and_leaves_no_rule_to_copy(site: Site) -> None:
-    page = site.open("/watchers?base=zoo/base&author=zoo")
+    page = site.open(FILLED)
     page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
     failed: list[str] = []
     page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 500 else None)
@@ -306,9 +312,118 @@ def test_a_rule_that_runs_opens_in_the_form(site: Site) -> None:
 
 @pytest.mark.browser
 def test_a_trial_that_is_not_possible_says_why(site: Site) -> None:
-    page = site.open("/watchers?base=zoo/base&author=zoo")
+    page = site.open(FILLED)
     page.locator("#watchers article").first.wait_for()
     page.locator("#trial").get_by_text("Merges all fine-tunes").wait_for()
     site.watchers.error = HubUnavailableError("the Hub cannot be reached")
     page.locator("#try").click()
     page.locator("#trial .hm-code").filter(has_text="E_HUB").wait_for()
+
+
+# --- the form of a rule -------------------------------------------------------------------------------------
+
+
+EXAMPLES = load_rules(Path(__file__).parents[3] / "examples" / "watchers").rules
+EVERYTHING = {
+    "name": "all-of-it",
+    "owner": "ada",
+    "base": "zoo/base@main",
+    "agents": {"authors": ["zoo"], "tags": ["rl"], "lineage": "any", "licenses": ["mit"], "exclude": ["zoo/x"]},
+    "recipe": {"method": "ties", "parameters": {"density": 0.3}, "seed": 7},
+    "join": {"best": 4},
+    "min_agents": 3,
+    "target": "zoo/{name}-{set}",
+    "private": True,
+    "license": "mit",
+    "suite": "zoo",
+    "budget": 9,
+}
+
+
+def held(rule: dict[str, Any]) -> list[Any]:
+    """What the form's components hold once they are filled."""
+    return [v.get("value") if isinstance(v, dict) else v for v in fill(rule)]
+
+
+@pytest.mark.parametrize("data", [EVERYTHING, *map(rule_data, EXAMPLES)], ids=lambda data: data["name"])
+def test_a_rule_is_the_same_after_the_form_and_after_an_address(data: dict[str, Any]) -> None:
+    rule = rule_from_data(data)
+    assert rule_from_data(rule_of(held(data))) == rule
+    [(key, text)] = parse_qsl(address_of(rule_of(held(data))))
+    assert key == "rule"
+    assert rule_from_data(rule_of(held(read_address(text)))) == rule
+
+
+def test_a_rule_s_suite_is_chosen_by_its_title_and_may_be_none_or_a_new_one() -> None:
+    form = in_blocks(lambda: build_form(FakeService(), Lanes()))
+    [suite] = [c for c in form if c.elem_id == "watch-suite"]
+    assert suite.choices == [("Nothing", ""), ("Mathematics", "math"), ("Function calling", "tool")]
+    assert (suite.value, suite.allow_custom_value) == ("", True)
+
+
+def test_what_is_left_open_gets_a_proposal() -> None:
+    values = held({"base": "Qwen/Qwen2.5-7B-Instruct@main", "agents": {"authors": ["org"]}, "owner": "ada"})
+    rule = rule_from_data(proposed(rule_of(values)))
+    assert rule.name == "qwen2-5-7b-instruct-watch"
+    assert rule.target == "ada/qwen2-5-7b-instruct-watch-{set}"
+    assert not rule.private
+    assert proposed({"base": "zoo/b"})["target"] == "your-name/b-watch-{set}"
+    assert "your-name" not in address_of(rule_of(held({"base": "zoo/b"})))  # whoever signs in later is the owner
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[", "[1]", "a" * 9000, "{join: {best: x}}", "{budget: -1}", "{budget: 9999}", "{1: 2, x: [}"),
+        *("{recipe: {method: none}, agents: {lineage: odd}}", "{recipe: {method: [ram]}}", "{agents: 5, join: [1]}"),
+        f"{{budget: 1{'0' * 400}, join: {{best: 1{'0' * 400}}}}}",
+    ],
+)
+def test_what_an_address_says_wrongly_never_breaks_the_form(text: str) -> None:
+    rule_of(held(read_address(text)))
+
+
+@pytest.mark.parametrize(
+    ("box", "number", "told"),
+    [
+        ("watch-budget", -1, "budget: expected at least 1, got -1"),
+        ("watch-budget", 0, "budget: expected at least 1, got 0"),
+        ("watch-budget", 99999, "budget: expected at most 100, got 99999"),
+        ("watch-budget", 1.5, "whole number in the rule → budget: got 1.5"),
+        ("watch-best", 1, "best: expected at least 2, got 1"),
+        ("watch-best", 33, "best: expected at most 32, got 33"),
+    ],
+)
+def test_a_number_out_of_range_reaches_the_rule_s_check_which_says_what_it_must_be(
+    box: str, number: float, told: str
+) -> None:
+    form = in_blocks(lambda: build_form(FakeService(), Lanes()))
+    values = held({"base": "zoo/base", "agents": {"authors": ["zoo"]}, "join": {"best": 3}, "suite": "zoo"})
+    [k] = [k for k, component in enumerate(form) if component.elem_id == box]
+    values[k] = form[k].preprocess(number)  # which gradio calls before the page's own code
+    with pytest.raises(RuleError) as refused:
+        rule_from_data(proposed(rule_of(values)))
+    assert told in str(refused.value)
+    assert refused.value.code == "E_RULE"
+
+
+def test_an_empty_number_is_the_usual_one() -> None:
+    values = held({"base": "zoo/base", "join": {"best": 5}, "budget": 9})
+    rule = rule_of([None if value in (5, 9) else value for value in values])
+    assert (rule["join"], rule["budget"]) == ({"best": 3}, 3)
+
+
+@pytest.mark.parametrize("text", ["[", "- a list", "just text"])
+def test_more_of_a_rule_that_is_no_table_is_refused_by_name(text: str) -> None:
+    with pytest.raises(RuleError, match="More of the rule"):
+        rule_of([*held({"base": "zoo/base"})[:-1], text])
+
+
+def test_a_rule_that_is_too_long_for_an_address_has_none() -> None:
+    assert address_of({"base": "zoo/base", "agents": {"exclude": [f"zoo/agent-{n}" for n in range(900)]}}) == ""
+
+
+def test_the_place_of_a_rule_names_its_file_and_its_owner() -> None:
+    text = str(where_it_belongs("zoo-watch", "<ada>"))
+    assert "zoo-watch.yaml" in text
+    assert "&lt;ada&gt;" in text
