@@ -9,12 +9,13 @@ import threading
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from pages_fake import FakeService
-from pages_session import Site
+from pages_fake import FakeService, job_view
+from pages_session import Site, session_cookie
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
@@ -143,3 +144,36 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalH
     assert f"{location.scheme}://{location.netloc}{location.path}" == f"{local_hub.endpoint}/oauth/authorize"
     assert asked["client_id"] == [local_hub.oauth["client_id"]]
     assert asked["redirect_uri"] == ["https://ada-merge.hf.space/login/callback?_target_url=%2Fjob%3Fid%3Dabc"]
+
+
+@pytest.mark.slow
+def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Site) -> None:
+    """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
+    job = "1" * 64
+    pages.service.put([job_view(job, private=True, target="ada/secret")])
+    config = httpx.get(f"{pages.url}/config").json()
+    assert len(config["dependencies"]) > 15
+    for headers in ({}, {"Cookie": f"session={session_cookie('bob')}"}):
+        for event in config["dependencies"]:
+            if not event["backend_fn"]:
+                continue
+            data = [job] * len(event["inputs"])
+            answer = _call(pages.url, event["id"], data, headers)
+            assert "ada/secret" not in answer, event
+    assert pages.service.store[job].state == "queued"
+    assert pages.service.requests == []
+
+
+def _call(url: str, number: int, data: list[Any], headers: dict[str, str]) -> str:
+    body = {"data": data, "fn_index": number, "session_hash": f"s{number}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=30) as http:
+        joined = http.post("/gradio_api/queue/join", json=body)
+        if joined.status_code != 200:
+            return joined.text
+        lines = []
+        with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": f"s{number}"}) as stream:
+            for line in stream.iter_lines():
+                lines.append(line)
+                if '"process_completed"' in line:
+                    break
+        return "\n".join(lines)

@@ -506,38 +506,6 @@ def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable
     assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
 
 
-@pytest.mark.slow
-def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Site) -> None:
-    """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
-    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
-    config = httpx.get(f"{pages.url}/config").json()
-    assert len(config["dependencies"]) > 15
-    for headers in ({}, {"Cookie": f"session={session_cookie('bob')}"}):
-        for event in config["dependencies"]:
-            if not event["backend_fn"]:
-                continue
-            data = [JOB] * len(event["inputs"])
-            answer = _call(pages.url, event["id"], data, headers)
-            assert "ada/secret" not in answer, event
-    assert pages.service.store[JOB].state == "queued"
-    assert pages.service.requests == []
-
-
-def _call(url: str, number: int, data: list[Any], headers: dict[str, str]) -> str:
-    body = {"data": data, "fn_index": number, "session_hash": f"s{number}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=30) as http:
-        joined = http.post("/gradio_api/queue/join", json=body)
-        if joined.status_code != 200:
-            return joined.text
-        lines = []
-        with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": f"s{number}"}) as stream:
-            for line in stream.iter_lines():
-                lines.append(line)
-                if '"process_completed"' in line:
-                    break
-        return "\n".join(lines)
-
-
 def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Site) -> None:
     pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
     text = refusal(client().predict, RECIPE, api_name="/inspect_merge")

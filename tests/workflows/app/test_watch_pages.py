@@ -113,8 +113,8 @@ class Source:
         return self._act("run", name, visitor)
 
     def _act(self, action: str, name: str, visitor: Visitor, **changes: Any) -> WatcherView:
-        view = next(v for v in self.views if v.name == name)
-        if view.owner != visitor.name:
+        view = next((v for v in self.views if v.name == name), None)
+        if view is None or view.owner != visitor.name:
             raise PermissionDeniedError("a watcher of somebody else")
         self.acted.append((action, name, visitor.name))
         self.views = [replace(v, **changes) if v is view else v for v in self.views]
