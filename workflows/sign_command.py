@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import ResultError, SettingsError, printable
 from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.hub.client import Hub
 
 _Write = Callable[[Mapping[str, bytes]], None]
 
@@ -22,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="entries to sign; none: list them")
 
 
-def run_cli(arguments: Any, settings: Settings) -> int:
+def run_cli(arguments: Any, settings: Settings, hub: Hub) -> int:
     """Sign the named entries, then list all."""
     # imported here, since every command builds this one's parser
     from hubmerge.board.files import entries_of, with_signatures
     from hubmerge.board.trust import KEYS, keys_file, named_keys
     from hubmerge.evaluation.signing import public_key
 
-    files, published, write = _opened(arguments.results, settings)
+    files, published, write = _opened(arguments.results, hub.datasets)
     trusted = set(published) | named_keys(settings)
     if arguments.ids:
         seed = _seed(settings, published)
@@ -58,11 +61,10 @@ def run_cli(arguments: Any, settings: Settings) -> int:
     return 0
 
 
-def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collection[str], _Write]:
+def _opened(named: str, hub: Hub) -> tuple[dict[str, bytes], Collection[str], _Write]:
     """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
     from hubmerge.board.files import KEEPERS_FILES, MAX_FLAGS_BYTES, results_folder
     from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
-    from hubmerge.hub.login import hub_of_user
 
     if (folder := results_folder(named)) is not None:
 
@@ -74,7 +76,6 @@ def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collectio
 
         found = [folder / name for name in KEEPERS_FILES if (folder / name).is_file()]
         return {path.name: path.read_bytes() for path in found}, folder_keys(folder), write_here
-    hub = hub_of_user(settings).datasets
     sha = hub.head(named)
     tree = hub.tree(named, sha)
 
@@ -113,7 +114,7 @@ def _seed(settings: Settings, published: Collection[str]) -> bytes:
 
 
 def _table(listed: list[dict[str, Any]], refused: list[dict[str, str]]) -> str:
-    words = {"signed": "signed", "community": "not signed"}
+    words = {"signed": "signed", "community": "not signed", "unverified": "not checked"}
     lines = [
         f"{line['id']}  {words[line['signed']]:<11}  {line['file']:<13}  "
         + printable(json.dumps(line["entry"], ensure_ascii=False)[:160])

@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("inspect", "hubmerge.cli.inspect", words, "").add_argument("recipe", type=path, help=YAML_FILE)
 
     words = "the statistics of a recipe's agents: density, overlap, conflicts"
-    command = add("probe", "hubmerge.cli.inspect", words, "", function="run_probe")
+    command = add("probe", "hubmerge.cli.probe", words, "")
     command.add_argument("recipe", type=path, help=YAML_FILE)
     add_stream_options(command)
 
@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     add_stream_options(command)
 
     words = "publish a finished folder to a repo on the Hub, in one commit"
-    command = add("publish", "hubmerge.cli.merge", words, _REPEATED, function="run_publish")
+    command = add("publish", "hubmerge.cli.publish", words, _REPEATED)
     command.add_argument("folder", type=path, help="a folder that `hubmerge merge` has finished")
     command.add_argument("repo", help="owner/name on the Hub; it is made where it does not exist")
     add_visibility(command)
@@ -223,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
     jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
     words = "sign the flags and equal versions of a results dataset, as its keeper"
-    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
+    sign_command.add_arguments(add("sign", _sign, words))
     add("methods", "hubmerge.cli.methods", "the merge methods, their papers and parameters")
 
     command = add("localhub", _localhub, "an embedded Hub on loopback", json="")
@@ -250,6 +250,13 @@ def _in_terminal(module: str, function: str) -> Callable[[Any, Settings], int]:
         return code
 
     return run
+
+
+def _sign(arguments: Any, settings: Settings) -> int:
+    from hubmerge.hub.login import hub_of_user
+    from workflows import sign_command
+
+    return int(sign_command.run_cli(arguments, settings, hub_of_user(settings)))
 
 
 def _localhub(arguments: Any, settings: Settings) -> int:

@@ -1,5 +1,4 @@
-"""`hubmerge merge`, of a recipe, and `hubmerge sweep`, of several variants of one: into folders, or into nothing; and
-`hubmerge publish`, of a folder that a merge has finished.
+"""`hubmerge merge`, of a recipe, and `hubmerge sweep`, of several variants of one: into folders, or into nothing.
 
 `merge` of one recipe can be started as several processes by a launcher (`torchrun … -m hubmerge merge …`).
 
@@ -28,7 +27,7 @@ from hubmerge.engine.usage import together
 from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
-from hubmerge.library import merge, prepared_at, publish
+from hubmerge.library import merge, prepared_at
 from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_folders, prepare
 from hubmerge.output.finished import publish_folder
 from hubmerge.output.publish import Target, check_target
@@ -97,21 +96,6 @@ def run_sweep(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         table = sweep_table(reports)
         (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
     terminal.say(table + "\n", folder=str(arguments.out), variants=[{"name": n, **facts} for n, facts in made.items()])
-    return 0
-
-
-def run_publish(arguments: Any, settings: Settings, terminal: Terminal) -> int:
-    """The command `publish`; returns the exit code."""
-    published = publish(
-        arguments.folder,
-        arguments.repo,
-        private=arguments.private,
-        public=arguments.public,
-        license=arguments.license,
-        hub=hub_of_user(settings),
-        observer=terminal,
-    )
-    terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
     return 0
 
 

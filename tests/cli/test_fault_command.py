@@ -357,7 +357,7 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
         observer.progress("merge", 1, 10, "elements")
         raise CorruptError("damaged")
 
-    monkeypatch.setattr("hubmerge.cli.inspect.probe", fails)
+    monkeypatch.setattr("hubmerge.cli.probe.probe", fails)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     shown = lines_of(refused("probe", recipe_file))
     assert any(line.startswith("merging:") for line in shown)

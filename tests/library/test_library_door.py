@@ -33,7 +33,9 @@ def test_import_hubmerge_imports_nothing_that_it_does_not_use() -> None:
 
 
 def test_the_names_mean_functions_whatever_was_imported_before() -> None:
-    modules = "line library cli.merge cli.inspect cli.evaluate board.leaderboard evaluation.runner output.publish"
+    modules = (
+        "line library cli.merge cli.inspect cli.probe cli.evaluate board.leaderboard evaluation.runner output.publish"
+    )
     script = (
         f"import hubmerge, {', '.join(f'hubmerge.{name}' for name in modules.split())}\n"
         "from hubmerge import board, leaderboard, line, merge\n"
