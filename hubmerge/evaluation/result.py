@@ -143,7 +143,7 @@ class RunEnvironment(_Frozen):
     lighteval: Text
     transformers: Text
     torch: Text
-    backend: Literal["transformers"]
+    backend: Literal["transformers", "vllm"]
     device: Text
     dtype: Text  # that the model ran in
     adapter_base: Text | None = None  # of an adapter: the model that it was merged onto, id@commit

@@ -308,8 +308,10 @@ def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, work
     assert [path for path in files if hub.token.encode() in path.read_bytes()] == []
 
 
-def test_a_package_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
+def test_a_backend_or_package_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
     name, suite = ModelName.parse("zoo/base"), pin("zoo", hub)
+    with pytest.raises(errors.EvaluationError, match="vllm"):
+        evaluate(name, suite, hub=hub, workdir=workdir, options=EvaluateOptions(backend="vllm"))
     first = replace(suite.tasks[0], task=replace(suite.tasks[0].task, needs=("json", "tree_of_another_kind")))
     suite = replace(suite, tasks=(first, *suite.tasks[1:]))
     with pytest.raises(errors.MissingExtraError, match=r"the suite zoo needs .* no tree_of_another_kind"):

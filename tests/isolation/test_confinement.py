@@ -95,6 +95,29 @@ def test_the_ways_around_a_socket_ban_are_closed() -> None:
     assert set(child(code)) == {"refused"}
 
 
+def test_an_own_network_holds_loopback_and_nothing_else() -> None:
+    code = """
+    import socket
+    from hubmerge.errors import DeviceError
+    from hubmerge.isolation.confinement import take_own_network
+    try:
+        take_own_network()
+    except DeviceError:
+        print("impossible")
+        raise SystemExit
+    server = socket.create_server(("127.0.0.1", 0))
+    socket.create_connection(server.getsockname(), timeout=5)
+    try:
+        socket.create_connection(("192.0.2.1", 80), timeout=5)
+    except OSError:
+        print("unreachable", *[name for _, name in socket.if_nameindex()][:1])
+    """
+    found = child(code, network=True)
+    if found == ["impossible"]:
+        pytest.skip("this machine allows no namespaces")
+    assert found == ["unreachable", "lo"]
+
+
 def test_multiprocessing_and_asyncio_still_work() -> None:
     code = """
     import asyncio, multiprocessing
