@@ -101,7 +101,7 @@ Fault = Annotated[
 class FaultRule(_Value):
     """Which requests, and what befalls them."""
 
-    path: str
+    path: re.Pattern[str]
     fault: Fault
     methods: tuple[Literal["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"], ...] = ()  # none: every one
     skip: int = 0
@@ -129,7 +129,7 @@ class RuleState(BaseModel):
 
     def is_due(self, method: str, path: str, range_: str | None) -> bool:
         """Count a request; whether it is hit."""
-        if (self.rule.methods and method not in self.rule.methods) or not re.search(self.rule.path, path):
+        if (self.rule.methods and method not in self.rule.methods) or not self.rule.path.search(path):
             return False
         self.seen += 1
         hit = self.seen > self.rule.skip and (self.rule.times is None or self.fired < self.rule.times)

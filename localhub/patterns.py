@@ -74,4 +74,4 @@ def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
     below = "" if not folders else "(?s:/.*)" if pattern.endswith("/") else "(?s:/.*)?"
     pattern = pattern.removeprefix("**/")
     above = "" if "/" in pattern.rstrip("/") else "(?s:.*/)?"
-    return re.compile(above + fnmatch.translate(pattern.strip("/")).removesuffix(r"\Z") + below)
+    return re.compile(above + fnmatch.translate(pattern.strip("/"))[:-2] + below)  # without \Z

@@ -30,6 +30,8 @@ def _is_ref_name(name: str) -> bool:
 def list_refs(call: Call) -> Json:
     repo = call.readable()
     kinds = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/"}
+    if call.flag("include_prs"):
+        kinds["pullRequests"] = "refs/pr/"
     found: dict[str, list[Json]] = {kind: [] for kind in kinds}
     for ref, sha in _refs(call, repo).items():
         for kind, prefix in kinds.items():

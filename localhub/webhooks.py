@@ -230,8 +230,10 @@ class DeliveryWorker:
                 return
             oldest = self._store.rows(_OLDEST)
             for row in oldest:
+                if self._stopping.is_set():
+                    return
                 if due.get(row["webhook"], 0.0) <= time.monotonic():
-                    due[row["webhook"]] = time.monotonic() + self._deliver(row)
+                    due[row["webhook"]] = self._deliver(row) + time.monotonic()
             if oldest:
                 soonest = min(due[row["webhook"]] for row in oldest)
                 self._store.deliveries_ready.wait(max(0.0, soonest - time.monotonic()))

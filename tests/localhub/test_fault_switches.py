@@ -60,7 +60,8 @@ GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
 def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     switch.add("/other", Observe())
     before = switch.states()
-    for wrong in ({"surprise": 1}, {"fault": {"kind": "reset"}}, {"fault": {"kind": "quake"}}, {"methods": ["get"]}):
+    kinds = ({"fault": {"kind": "reset"}}, {"fault": {"kind": "quake"}})
+    for wrong in ({"surprise": 1}, *kinds, {"methods": ["get"]}, {"path": "("}):
         rule = json.dumps({**GOOD, **wrong}).encode()
         assert whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="application/json").status == 400
     assert switch.states() == before

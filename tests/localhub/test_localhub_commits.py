@@ -142,6 +142,7 @@ def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfA
     ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
     proposal = commit_files(bob, repo, {"b.txt": b"from bob"}, create_pr=True)
     assert (proposal.pr_num, proposal.pr_revision) == (1, "refs/pr/1")
+    assert [r.name for r in ada.list_repo_refs(repo, include_pull_requests=True).pull_requests or ()] == ["1"]
     bob.upload_file(path_or_fileobj=b"more", path_in_repo="c.txt", repo_id=repo, revision="refs/pr/1")
     assert "b.txt" not in ada.list_repo_files(repo)
     details = ada.get_discussion_details(repo, 1)

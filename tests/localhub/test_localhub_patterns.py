@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import time
 
@@ -35,6 +36,11 @@ from localhub.patterns import decide, ignore_rules, lfs_rules
 )
 def test_a_pattern_ignores_what_its_writer_means(patterns: str, path: str, ignored: bool) -> None:
     assert decide(ignore_rules(patterns), path) is ignored
+
+
+def test_an_end_as_newer_pythons_write_it_is_none_of_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fnmatch, "translate", lambda pattern: rf"(?s:{pattern})\z")  # from 3.14 on
+    assert decide(ignore_rules("build"), "sub/build/x")
 
 
 @pytest.mark.parametrize(

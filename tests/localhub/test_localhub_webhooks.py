@@ -6,12 +6,14 @@ import json
 import socket
 from queue import Empty
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import HfApi, WebhookPayload
 from processes import until
 from raw_requests import ask, status_of
 
+from localhub import webhooks
 from localhub.process import LocalHubProcess
 
 
@@ -99,6 +101,30 @@ def test_a_failing_receiver_is_tried_again_in_order(ada: HfApi, repo: str, recei
     assert shas == [first, first, second]
     until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered", "delivered"])
     assert [d["attempts"] for d in deliveries(ada, hook.id)] == [1, 2]
+
+
+def test_a_pause_begins_when_an_attempt_has_ended_and_a_stop_ends_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sent, pauses = [0.0], list[str](), list[float]()
+
+    def slowly(url: str, *_: object) -> tuple[int, None]:
+        clock[0] += webhooks.TIMEOUT_S
+        sent.append(url)
+        if url == "last":
+            worker._stopping.set()
+        return 500, None
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        rows[:] = [{**rows[0], "webhook": name, "url": name} for name in ("last", "never")]
+
+    rows: list[dict[str, Any]] = [{"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}]
+    store = Mock(rows=Mock(return_value=rows))
+    store.deliveries_ready.wait = pause
+    monkeypatch.setattr(webhooks, "send", slowly)
+    monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
+    worker = webhooks.DeliveryWorker(store)
+    worker._run()
+    assert (pauses, sent) == ([webhooks.RETRY_AFTER_S[0]], ["a", "last"])
 
 
 def test_a_disabled_webhook_is_silent_until_it_is_enabled(ada: HfApi, repo: str, receiver) -> None:
