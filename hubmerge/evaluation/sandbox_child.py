@@ -293,7 +293,7 @@ def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 class Channel:
-    """Messages of JSON over two pipes. EOFError once the other side is gone."""
+    """Messages of JSON over two pipes. `receive` raises EOFError once the other side is gone."""
 
     def __init__(self, reading_fd: int, writing_fd: int) -> None:
         self._reading = Connection(reading_fd, writable=False)
