@@ -74,4 +74,6 @@ def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
     below = "" if not folders else "(?s:/.*)" if pattern.endswith("/") else "(?s:/.*)?"
     pattern = pattern.removeprefix("**/")
     above = "" if "/" in pattern.rstrip("/") else "(?s:.*/)?"
-    return re.compile(above + fnmatch.translate(pattern.strip("/"))[:-2] + below)  # without \Z
+    ways = sorted({pattern.strip("/"), pattern.strip("/").replace("/**/", "/")})  # with folders between, and without
+    inner = "|".join(fnmatch.translate(way)[:-2] for way in ways)  # without \Z
+    return re.compile(f"{above}(?:{inner}){below}")

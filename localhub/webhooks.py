@@ -234,11 +234,8 @@ class DeliveryWorker:
                     return
                 if due.get(row["webhook"], 0.0) <= time.monotonic():
                     due[row["webhook"]] = self._deliver(row) + time.monotonic()
-            if oldest:
-                soonest = min(due[row["webhook"]] for row in oldest)
-                self._store.deliveries_ready.wait(max(0.0, soonest - time.monotonic()))
-            else:
-                self._store.deliveries_ready.wait()
+            soonest = min((due[row["webhook"]] for row in oldest), default=None)
+            self._store.deliveries_ready.wait(None if soonest is None else soonest - time.monotonic())
 
     def _deliver(self, row: sqlite3.Row) -> float:
         """Try one delivery once, and write down what came of it; the pause until the next one, in seconds."""

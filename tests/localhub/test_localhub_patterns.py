@@ -28,6 +28,8 @@ from localhub.patterns import decide, ignore_rules, lfs_rules
         ("**/bar", "bar", True),
         ("**/bar", "foo/bar/x", True),
         ("**/bar", "foobar", False),
+        ("foo/**/bar", "foo/bar", True),
+        ("foo/**/bar", "foo/a/b/bar", True),
         ("  .env  \n# a note", "sub/.env", True),
         ("a?b", "aXb", True),
         ("[!a-y]", "z", True),

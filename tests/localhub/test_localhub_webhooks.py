@@ -118,8 +118,7 @@ def test_a_pause_begins_when_an_attempt_has_ended_and_a_stop_ends_the_round(monk
         rows[:] = [{**rows[0], "webhook": name, "url": name} for name in ("last", "never")]
 
     rows: list[dict[str, Any]] = [{"id": 1, "webhook": "a", "url": "a", "secret": None, "payload": "", "attempts": 0}]
-    store = Mock(rows=Mock(return_value=rows))
-    store.deliveries_ready.wait = pause
+    store = Mock(rows=Mock(return_value=rows), deliveries_ready=Mock(wait=pause))
     monkeypatch.setattr(webhooks, "send", slowly)
     monkeypatch.setattr(webhooks, "time", Mock(monotonic=lambda: clock[0]))
     worker = webhooks.DeliveryWorker(store)
