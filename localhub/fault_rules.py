@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from hubmerge.errors import HubUnavailableError
 
@@ -33,22 +33,22 @@ class Delay(_Value):
     """The request waits before it is handled; it is not handled at all when its client hangs up meanwhile."""
 
     kind: Literal["delay"] = "delay"
-    seconds: float
+    seconds: NonNegativeFloat = Field(allow_inf_nan=False)
 
 
 class Stall(_Value):
     """After `at` bytes of the answer's body nothing more comes for so long, unless the client hangs up before."""
 
     kind: Literal["stall"] = "stall"
-    at: int
-    seconds: float = 600.0
+    at: NonNegativeInt
+    seconds: NonNegativeFloat = 600.0
 
 
 class Status(_Value):
     """The request is refused without being handled."""
 
     kind: Literal["status"] = "status"
-    status: int
+    status: int = Field(ge=400, le=599)
     message: str = "a fault that was switched on"
     retry_after: str | None = None  # seconds or a date
     rate_limit_reset_s: int | None = None  # sent as RateLimit, with nothing left
@@ -61,7 +61,7 @@ class Reset(_Value):
     """
 
     kind: Literal["reset"] = "reset"
-    at: int
+    at: NonNegativeInt
     of: Literal["answer", "request"] = "answer"
 
 
@@ -81,15 +81,15 @@ class WrongByte(_Value):
     """The byte at offset `at` of the file, if the answer holds it, has the bits of `mask` flipped."""
 
     kind: Literal["wrong_byte"] = "wrong_byte"
-    at: int
-    mask: int = 0xFF
+    at: NonNegativeInt
+    mask: int = Field(default=0xFF, ge=1, le=0xFF)
 
 
 class StaleHead(_Value):
     """A question about main is answered as of `commits` commits ago, or of the first one where there are fewer."""
 
     kind: Literal["stale_head"] = "stale_head"
-    commits: int = 1
+    commits: PositiveInt = 1
 
 
 Fault = Annotated[
@@ -104,8 +104,8 @@ class FaultRule(_Value):
     path: re.Pattern[str]
     fault: Fault
     methods: tuple[Literal["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"], ...] = ()  # none: every one
-    skip: int = 0
-    times: int | None = 1
+    skip: NonNegativeInt = 0
+    times: PositiveInt | None = 1
 
 
 class SeenRequest(_Value):

@@ -55,15 +55,28 @@ def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, m
 
 
 GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
+WRONG = (
+    *({"surprise": 1}, {"path": "("}, {"methods": ["get"]}, {"methods": "GET"}, {"skip": -1}, {"times": 0}),
+    *({"times": True}, {"times": "1"}),
+)
+FAULTS = {
+    "earthquake": ({},),
+    "reset": ({}, {"at": -1}, {"at": 1.5}, {"at": 1, "of": "mind"}),
+    "delay": ({"seconds": -1}, {"seconds": float("nan")}),
+    "status": ({"status": 200}, {"status": 600}),
+    "wrong_byte": ({"at": 1, "mask": 0},),
+    "stale_head": ({"commits": 0},),
+}
 
 
 def test_a_rule_that_is_none_is_refused_and_changes_nothing(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
     switch.add("/other", Observe())
     before = switch.states()
-    kinds = ({"fault": {"kind": "reset"}}, {"fault": {"kind": "quake"}})
-    for wrong in ({"surprise": 1}, *kinds, {"methods": ["get"]}, {"path": "("}):
-        rule = json.dumps({**GOOD, **wrong}).encode()
-        assert whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="application/json").status == 400
+    faults = [{"fault": {"kind": kind, **more}} for kind, wrong in FAULTS.items() for more in wrong]
+    bodies = [json.dumps({**GOOD, **change}).encode() for change in (*WRONG, *faults)]
+    for body in (b"", b"null", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"path": "/x"}', *bodies):
+        answer = whole(faulty_hub, "POST", ADMIN_PATH, body, Content_Type="application/json")
+        assert answer.status == 400, body[:200]
     assert switch.states() == before
 
 
