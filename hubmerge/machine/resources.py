@@ -106,14 +106,15 @@ def group_limits(system: Path = Path("/")) -> GroupLimits:
 
 def _groups(system: Path) -> Iterator[Path]:
     """The folders of this process's groups and of all groups above them. In a container a tree may begin at its own
-    group, whose name is told from a root above: then what is found there is the tree's root."""
+    group, whose name is told from a root above: then what is found there is the tree's root. Controllers that share a
+    tree of version 1 are told in one order and have a folder in another, but each has a link of its own name."""
     for line in _lines(system / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        tree = system / "sys/fs/cgroup" / controllers  # nothing in version 2
-        inside = PurePosixPath("" if ".." in path else path.lstrip("/"))
-        for part in (inside, *inside.parents):
-            yield tree / part
+        inside = PurePosixPath("" if ".." in path.split("/") else path.lstrip("/"))
+        for tree in (controllers, *controllers.split(",")):  # nothing in version 2
+            for part in (inside, *inside.parents):
+                yield system / "sys/fs/cgroup" / tree / part
 
 
 def _numbers(path: Path, count: int) -> list[int | None]:

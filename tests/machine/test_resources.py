@@ -52,6 +52,12 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
     assert told(tmp_path, own, files) == GroupLimits(2, 512_000_000)
 
 
+def test_controllers_of_one_tree_are_found_in_whatever_order_they_are_told(tmp_path: Path) -> None:
+    """RHEL 7 tells of `cpuacct,cpu`; the folder is `cpu,cpuacct`, and `cpu` a link to it."""
+    files = {"cpu/a..b/cpu.cfs_quota_us": "150000\n", "cpu/a..b/cpu.cfs_period_us": "100000\n"}
+    assert told(tmp_path, "4:cpuacct,cpu:/a..b\n", files) == GroupLimits(2, None)
+
+
 @pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100001 100000", 2)])
 def test_a_part_of_a_core_is_one(quota: str, cores: int, tmp_path: Path) -> None:
     assert told(tmp_path, "0::/\n", {"cpu.max": quota}).cores == cores
