@@ -99,8 +99,10 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
     refuse = partial(_refuse, where)
     if raw[:1] != b"{":
         refuse("the safetensors header does not start with '{'", got=ascii(raw[:8]))
-    # a tensor of eight dimensions has fourteen of these
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > 14 * MAX_TENSORS:
+    # what a tensor of eight dimensions has of each: values, and of them keys and texts, which cost the most memory
+    values, keys, quotes = raw.count(b",") + raw.count(b"[") + raw.count(b"{"), raw.count(b":"), raw.count(b'"')
+    most = (14 * MAX_TENSORS, 4 * MAX_TENSORS + MAX_METADATA_ENTRIES, 10 * MAX_TENSORS + 4 * MAX_METADATA_ENTRIES)
+    if values > most[0] or keys > most[1] or quotes > most[2]:
         refuse("the safetensors header holds too much", f"at most {MAX_TENSORS} tensors", "more")
     try:
         table = json.loads(
@@ -110,15 +112,15 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
             parse_float=_no_integer,
             parse_constant=_no_integer,
         )
-    except (ValueError, RecursionError) as error:
+        if not isinstance(table, dict):
+            refuse("the safetensors header is no table of tensors", got=ascii(table))
+        metadata = _metadata(table.pop(_METADATA, {}), where)
+        if len(table) > MAX_TENSORS:
+            refuse("the safetensors header has too many tensors", f"at most {MAX_TENSORS}", "more")
+        position = 8 + len(raw)
+        entries = [_entry(name, fields, position, where) for name, fields in table.items()]
+    except (ValueError, RecursionError) as error:  # also of showing what is nested as deep as json.loads goes
         refuse("the safetensors header is malformed", "JSON of text and plain integers", str(error))
-    if not isinstance(table, dict):
-        refuse("the safetensors header is no table of tensors", got=ascii(table))
-    metadata = _metadata(table.pop(_METADATA, {}), where)
-    if len(table) > MAX_TENSORS:
-        refuse("the safetensors header has too many tensors", f"at most {MAX_TENSORS}", "more")
-    position = 8 + len(raw)
-    entries = [_entry(name, fields, position, where) for name, fields in table.items()]
     entries.sort(key=lambda e: (e.begin, e.end))
     for entry in entries:
         if entry.begin != position:
@@ -148,6 +150,8 @@ def _no_integer(text: str) -> NoReturn:
 
 def _table(where: str, pairs: list[tuple[str, Any]]) -> Any:
     """A table of the header; one of a tensor as (dtype, shape, offsets), which takes a third of the memory."""
+    if len(pairs) > MAX_TENSORS + 1:  # the metadata, too
+        _refuse(where, "the safetensors header has too many tensors", f"at most {MAX_TENSORS}", "more")
     table = dict(pairs)
     if len(table) < len(pairs):
         [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
