@@ -21,6 +21,7 @@ _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", "
 _BELOW = {
     "adapters": ("/adapter_config.json",),  # as PEFT saves those of other names than `default`
     "models": ("/model.safetensors", "/model.safetensors.index.json"),  # a trainer's checkpoints, too
+    "pickled models": ("/pytorch_model.bin", "/pytorch_model.bin.index.json"),  # refused with what converts them
 }
 # what trainers leave in their own formats, and the command that writes safetensors from it, for the folder `{0}`
 _TRAINED = (
@@ -114,6 +115,9 @@ class Place:
             parts = {match[1] or "" for f in self.files if (match := pattern.fullmatch(f))}
             for part in sorted((p for p in parts if not p or _FOLDER.fullmatch(p)), key=_latest_first):
                 below, fetch = f"/{part}".rstrip("/"), ""
+                done = (below + result).lstrip("/")
+                if any(done + end in self.files for end in _BELOW["models"]):  # saved as a model, too
+                    return f"models in {done}", self._take(done)
                 here, name = shlex.quote(str(self.folder)), self._local(below + result)
                 if self.folder is None:
                     here = _plain(self.id.rpartition("/")[2])

@@ -237,6 +237,23 @@ def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that
     assert TRAINED[file] in told
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        # as trainers with DeepSpeed save checkpoints, and verl what it has converted
+        (("run/zero_to_fp32.py", "run/model.safetensors"), "got models in run. "),
+        (("a/model_world_size_1_rank_0.pt", "a/huggingface/model.safetensors"), "got models in a/huggingface. "),
+        (("checkpoint-9/pytorch_model.bin", "checkpoint-10/pytorch_model.bin"), "got pickled models in checkpoint-10,"),
+    ],
+)
+def test_a_model_beside_what_a_trainer_keeps_is_named(tmp_path: Path, files: tuple[str, ...], words: str):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert words in (told := refuse_folder(FormatError, tmp_path))
+    assert f"Name one: {tmp_path}/{files[-1].rpartition('/')[0]}." in told
+
+
 DORA = {f"base_model.model.{Q}.lora_magnitude_vector": tensor(np.ones(16), "F32")}
 A_ALONE = {n: t for n, t in factors().items() if "lora_A" in n}
 BAD_ADAPTERS: dict[str, tuple[dict[str, T], dict[str, Any]]] = {
