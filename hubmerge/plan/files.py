@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -167,15 +168,15 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
         weights = f"{folder}/model.safetensors"
         for model in (base, *agents):
             if weights not in model.files and folder in _with_weights(model):
-                load = "from sentence_transformers import SentenceTransformer as S; "
-                load += f"S({model.ref.id!r}).save_pretrained('FOLDER')"
+                load = "import sys; from sentence_transformers import SentenceTransformer as S; "
+                load += "S(sys.argv[1]).save_pretrained('FOLDER')"
                 problems.append(
                     incompatible(
                         "a module whose weights are a pickle",
                         where=f"{folder} in {model.ref}",
                         expected=weights,
                         got="pytorch_model.bin",
-                        next_step=f'A pickle is never opened; convert it: python -c "{load}".',
+                        next_step=f'A pickle is never opened; convert it: python -c "{load}" {shlex.quote(model.ref.id)}',
                     )
                 )
         for agent in agents:
