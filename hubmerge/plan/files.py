@@ -169,14 +169,14 @@ def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> lis
         for model in (base, *agents):
             if weights not in model.files and folder in _with_weights(model):
                 load = "import sys; from sentence_transformers import SentenceTransformer as S; "
-                load += "S(sys.argv[1]).save_pretrained('FOLDER')"
+                load += f"S(sys.argv[1]).save_pretrained('FOLDER')\" {shlex.quote(model.ref.id)}"
                 problems.append(
                     incompatible(
                         "a module whose weights are a pickle",
                         where=f"{folder} in {model.ref}",
                         expected=weights,
                         got="pytorch_model.bin",
-                        next_step=f'A pickle is never opened; convert it: python -c "{load}" {shlex.quote(model.ref.id)}',
+                        next_step=f'A pickle is never opened; convert it: python -c "{load}',
                     )
                 )
         for agent in agents:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -124,22 +125,12 @@ LARGE: dict[str, Callable[[], bytes]] = {
     ),
     "one entry of metadata of 24 MB": lambda: b'{"__metadata__":{"a":"' + "\U0001f600".encode() * 6_000_000 + b'"}}',
     "one entry of four million escapes": lambda: b'{"__metadata__":{"a":"' + b"\\u1234" * 4_000_000 + b'"}}',
-    "2.7 million keys": lambda: keys(2_700_000, b'"%x":0,'),
-    "800,000 keys beyond the BMP": lambda: keys(800_000, '"\U0001f600%x":0,'.encode()),
     "2.7 million texts": lambda: b'{"a":[' + '"\U0001f600",'.encode() * 2_700_000 + b"0]}",
     "eight million empty lists": lambda: b'{"a":[' + b"[]," * 8_000_000 + b"[]]}",
     "12 million empty lists": lambda: b'{"a":[' + b"[]," * 12_000_000 + b"[]]}",
     "a name of 24 MB": lambda: b'{"' + b"a" * 24_000_000 + b'":' + entry().encode() + b"}",
     "24 MB of white space before a fault": lambda: b'{"a"' + b" " * 24_000_000 + b"}",
 }
-
-
-def keys(count: int, member: bytes) -> bytes:
-    """A table of so many different keys, made in little memory."""
-    text = bytearray(b"{")
-    for i in range(count):
-        text += member % i
-    return bytes(text) + b'"":0}'
 
 
 def many(count: int) -> bytes:
@@ -159,9 +150,7 @@ def test_a_hostile_header_is_refused(name: str):
 
 def test_what_is_nested_deeper_than_it_can_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch):
     """How deep json.loads goes and how deep ascii() goes differs between versions of Python."""
-    nested: list[Any] = []
-    for _ in range(100_000):
-        nested = [nested]
+    nested = reduce(lambda inner, _: [inner], range(100_000), [])
     monkeypatch.setattr(json, "loads", lambda text, **hooks: {"a": nested})
     with pytest.raises(HeaderError, match="malformed"):
         parse("{}", 0)

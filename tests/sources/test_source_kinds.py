@@ -240,7 +240,6 @@ def test_what_a_trainer_keeps_in_its_own_format_is_refused_with_the_command_that
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        # as trainers with DeepSpeed save checkpoints, and verl what it has converted
         (("run/zero_to_fp32.py", "run/model.safetensors"), "got models in run. "),
         (("a/model_world_size_1_rank_0.pt", "a/huggingface/model.safetensors"), "got models in a/huggingface. "),
         (("checkpoint-9/pytorch_model.bin", "checkpoint-10/pytorch_model.bin"), "got pickled models in checkpoint-10,"),
