@@ -116,7 +116,7 @@ def _seed(settings: Settings, published: Collection[str]) -> bytes:
 def _table(listed: list[dict[str, Any]], refused: list[dict[str, str]]) -> str:
     words = {"signed": "signed", "community": "not signed"}
     lines = [
-        f"{line['id']}  {words[line['signed']]:<11}  {line['file']:<13}  "
+        f"{line['id']}  {words[line['signed']]:<10}  {line['file']:<13}  "
         + printable(json.dumps(line["entry"], ensure_ascii=False)[:160])
         for line in listed
     ]

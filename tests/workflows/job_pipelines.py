@@ -122,6 +122,18 @@ def cancelled_after_result(_spec: JobSpec, emit: Emit) -> None:
     time.sleep(600)
 
 
+def cancelled_with_the_result(_spec: JobSpec, emit: Emit) -> None:
+    child = sys.modules["__main__"]
+    write = child.write_all
+
+    def write_all(descriptor: int, data: bytes) -> None:
+        write(descriptor, data)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    child.write_all = write_all
+    emit(Result(values={"commit": "abc"}))
+
+
 def leaks(spec: JobSpec, emit: Emit) -> None:
     """Says its token everywhere it can, then waits, then fails with it."""
     assert spec.token is not None

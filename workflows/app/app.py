@@ -161,9 +161,10 @@ def build_web_app(
         mounted.app.add_exception_handler(kind, _not_understood)
     answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
-    app.add_middleware(Site, pages=pages_of(board), host=settings.space_host)
+    hosts = [host.strip() for host in (settings.space_host or "").lower().split(",")]  # with domains of its owner's
+    app.add_middleware(Site, pages=pages_of(board), host=hosts[0])
     app.add_middleware(GZipMiddleware, compresslevel=5)  # gradio compresses its own scripts and styles alone
-    app.add_middleware(Guard, hub=settings.endpoint, host=settings.space_host)
+    app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
     return app
 
 
@@ -200,7 +201,7 @@ def launch_app(
             "the app cannot listen there",
             where=f"{host}:{port}",
             got=str(error),
-            next_step="Choose another --port.",
+            next_step="Choose another --port or --host.",
         ) from error
     bound_host, bound = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound_host, bound_host)  # noqa: S104  (a comparison)
@@ -209,19 +210,20 @@ def launch_app(
     config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=_STOP_TIMEOUT_S)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="pages", daemon=True)
-    thread.start()
-    end = time.monotonic() + _START_TIMEOUT_S
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > end:
-            raise InternalError("the server did not start", where=url)
-        time.sleep(0.02)
 
     def stop() -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what is cut off would be told with a traceback
         server.should_exit = True
         thread.join()
 
-    try:
-        yield RunningApp(app, url, stop)
-    finally:
-        stop()
+    with listener:  # which a server that does not start leaves open
+        thread.start()
+        end = time.monotonic() + _START_TIMEOUT_S
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > end:
+                raise InternalError("the server did not start", where=url)
+            time.sleep(0.02)
+        try:
+            yield RunningApp(app, url, stop)
+        finally:
+            stop()

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,11 +36,11 @@ CLOSED = (
 
 
 class Guard:
-    """Wraps an ASGI app. `host`: a name of this site besides the one that a request says."""
+    """Wraps an ASGI app. `hosts`: names of this site besides the one that a request says."""
 
-    def __init__(self, app: ASGIApp, *, hub: str, host: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, hub: str, hosts: Collection[str] = ()) -> None:
         self._app = app
-        self._host = host
+        self._hosts = hosts
         self._headers = (
             (b"content-security-policy", f"frame-ancestors 'self' {hub}".encode("ascii", "ignore")),
             (b"x-content-type-options", b"nosniff"),
@@ -69,7 +70,7 @@ class Guard:
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
         netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
-        return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc == self._host)
+        return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc in self._hosts)
 
 
 def _capped(receive: Receive) -> Receive:

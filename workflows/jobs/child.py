@@ -51,8 +51,8 @@ class EventWriter:
         torn = "\n" if isinstance(line, Failure) else ""  # a cancellation may have come in the middle of another line
         data = (torn + self._scrubber.text(encode(line))).encode()
         with self._lock:
+            self.has_result |= isinstance(line, Result)  # first: what a cancellation meets half-way has been published
             write_all(self._descriptor, data)
-            self.has_result |= isinstance(line, Result)
 
 
 def _cancel(*_: object) -> None:

@@ -227,7 +227,7 @@ class Transaction:
         self.connection.execute(statement.on_conflict_do_update(index_elements=["job_id"], set_=values))
 
     def event(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
-        if kind == "statistics":  # each time of the whole merge so far, and up to once a second for hours
+        if kind == "statistics":  # each time of the whole merge so far, and up to twice a second for hours
             self.connection.execute(delete(EVENTS).where(EVENTS.c.job_id == job_id, EVENTS.c.type == kind))
         last = select(func.coalesce(func.max(EVENTS.c.seq), 0)).where(EVENTS.c.job_id == job_id)
         seq = self.connection.execute(last).scalar_one() + 1

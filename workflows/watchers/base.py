@@ -3,7 +3,7 @@
     class MyWatcher(Watcher):
         kind = "my-kind"                       # `watch: my-kind` in a rule's YAML
         rule = MyRule                          # a subclass of RuleHead with further fields
-        def look(self, rule, context): ...       # → Decision; `about` and `summary` put a rule into words
+        def look(self, rule, context): ...       # → Decision; `about` puts a rule into words
 
 A look reads and decides; it writes nothing. The runner (runner.py) keeps budgets, merged sets, the queue and the record
 of skipped models, in the same way for every kind.

@@ -14,12 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+import uvicorn
 from pages_fake import FakeService, job_view
 from pages_session import Site, session_cookie
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from hubmerge.errors import SettingsError
+from hubmerge.errors import InternalError, SettingsError
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.app.app import QUEUE_MAX, build_app, launch_app
@@ -33,7 +34,10 @@ from starlette.testclient import TestClient
 from hubmerge.settings import load_settings
 from workflows.app.app import build_web_app
 app = build_web_app(FakeService(), load_settings())
-answer = TestClient(app, follow_redirects=False).get("/login/huggingface?_target_url=/job?id=abc")
+client = TestClient(app, follow_redirects=False)
+answer = client.get("/login/huggingface?_target_url=/job?id=abc")
+print('content="https://ada-merge.hf.space/social.png"' in client.get("/merge").text)
+print(*(middleware.kwargs["hosts"] for middleware in app.user_middleware if "hosts" in middleware.kwargs))
 print(answer.headers["location"])
 """
 
@@ -104,6 +108,14 @@ def test_an_open_page_does_not_keep_the_app_from_ending() -> None:
         page.close()
 
 
+def test_a_server_that_does_not_start_leaves_no_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda _, sockets: found.extend(sockets))
+    with pytest.raises(InternalError, match="did not start"), launch_app(FakeService(), SETTINGS, port=0):
+        pass
+    assert found[0].fileno() == -1
+
+
 @pytest.mark.slow
 def test_a_question_that_the_hub_does_not_answer_does_not_keep_the_process_from_ending() -> None:
     command = [sys.executable, "-W", "ignore", "-c", A_QUESTION_HANGS, *map(str, Path(__file__).parents[:3])]
@@ -124,7 +136,7 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalH
     environment = {
         "SYSTEM": "spaces",
         "SPACE_ID": "ada/merge",
-        "SPACE_HOST": "ada-merge.hf.space",
+        "SPACE_HOST": "ada-merge.hf.space,merge.example",  # with a domain of its owner's
         "OAUTH_CLIENT_ID": local_hub.oauth["client_id"],
         "OAUTH_CLIENT_SECRET": local_hub.oauth["client_secret"],
         "OAUTH_SCOPES": "openid profile contribute-repos",
@@ -139,7 +151,9 @@ def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalH
         timeout=120,
         check=True,
     )
-    location = urlsplit(done.stdout.splitlines()[-1])
+    *_, shared, hosts, last = done.stdout.splitlines()
+    assert (shared, hosts) == ("True", "['ada-merge.hf.space', 'merge.example']")
+    location = urlsplit(last)
     asked = parse_qs(location.query)
     assert f"{location.scheme}://{location.netloc}{location.path}" == f"{local_hub.endpoint}/oauth/authorize"
     assert asked["client_id"] == [local_hub.oauth["client_id"]]

@@ -24,7 +24,7 @@ async def told(scope: Any, receive: Any, send: Any) -> None:
     await JSONResponse({"size": size, **request.headers})(scope, receive, send)
 
 
-SITE = TestClient(Guard(told, hub="https://hub.example", host="ada-merge.hf.space"), base_url=f"http://{HOST}")
+SITE = TestClient(Guard(told, hub="https://hub.example", hosts=["ada-merge.hf.space"]), base_url=f"http://{HOST}")
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:7861", "http://127.0.0.1"])

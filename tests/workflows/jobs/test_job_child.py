@@ -45,8 +45,9 @@ def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path
     assert TOKEN.encode() not in err
 
 
-def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
-    child = start("cancelled_after_result", spec(tmp_path / "w").to_line())
+@pytest.mark.parametrize("function", ["cancelled_after_result", "cancelled_with_the_result"])
+def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path, function: str) -> None:
+    child = start(function, spec(tmp_path / "w").to_line())
     assert json.loads(child.stdout.readline()) == {"type": "result", "values": {"commit": "abc"}}
     assert child.wait() == 0
     child.communicate()

@@ -15,8 +15,9 @@ from job_helpers import FakeClock, FakeScores
 from source_helpers import ADAPTED, lora, pair, write_adapter
 from watch_helpers import BASE_WEIGHTS, Agents, BotFor, deliver, finish, jobs, joined, one, refuse, rule_for, skipped
 
-from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError, LoginError
+from hubmerge.errors import CorruptError, FormatError, GatedError, HubmergeError, LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import RefusedError
 from localhub.process import LocalHubProcess
 from workflows.jobs.jobs import State
 from workflows.values import Visitor
@@ -228,9 +229,14 @@ def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
 
 
-def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(agents: Agents, bot_for: BotFor) -> None:
+@pytest.mark.parametrize("error", [None, PermissionDeniedError, RefusedError])
+def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError] | None
+) -> None:
     base = agents.base(agents=2)
     out, gone = agents.agent(base), f"{base}-deleted"
+    if error is not None:  # closed for good, which stops no rule
+        refuse(monkeypatch, "repo_state", gone, error("not here", where=gone))
     bot = bot_for(rule_for(base, agents={"authors": ["ada"], "exclude": [gone, out]}))
     assert skipped(one(bot.watchers.poll())) == {out: "excluded"}
     agents.api.move_repo(out, f"{out}-renamed")

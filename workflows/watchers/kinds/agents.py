@@ -16,8 +16,9 @@ from contextlib import suppress
 from functools import cache
 from itertools import product
 
-from hubmerge.errors import CorruptError, GatedError, HubmergeError, SourceNotFoundError
+from hubmerge.errors import CorruptError, GatedError, HubmergeError, PermissionDeniedError, SourceNotFoundError
 from hubmerge.hub.client import Candidate, Hub
+from hubmerge.hub.errors import RefusedError
 from hubmerge.methods import registry as methods
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import MAX_AGENTS
@@ -133,7 +134,7 @@ class AgentsWatcher(Watcher):
 def _renamed(names: Sequence[str], hub: Hub, listed: Container[str]) -> Iterator[str]:
     """The present ids of those repos that the search does not show; what is gone, or closed to the owner, has none."""
     for name in names:
-        with suppress(SourceNotFoundError, GatedError):
+        with suppress(SourceNotFoundError, GatedError, PermissionDeniedError, RefusedError):
             if name not in listed:
                 yield hub.repo_state(name).id
 
