@@ -27,8 +27,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         terminal.warning(note)
     plan = open_comparison(recipe, hub, allow_local=True)
     if figure is not None:
+        is_new = not figure.exists()
         with written(what, str(figure)), figure.open("ab"):  # said before minutes of reading
             pass
+        if is_new:  # an empty one would be left if the reading fails
+            figure.resolve().unlink()
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
     if figure is not None:
