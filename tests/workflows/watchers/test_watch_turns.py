@@ -229,15 +229,14 @@ def test_a_renamed_agent_joins_under_the_name_that_the_rule_knows(agents: Agents
     assert joined(one(bot.watchers.poll())) == [first.upper(), second]
 
 
-@pytest.mark.parametrize("error", [None, PermissionDeniedError, RefusedError])
+@pytest.mark.parametrize("error", [GatedError, PermissionDeniedError, RefusedError])
 def test_an_agent_that_the_rule_excludes_stays_out_when_it_is_renamed(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError] | None
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, error: type[HubmergeError]
 ) -> None:
     base = agents.base(agents=2)
     out, gone = agents.agent(base), f"{base}-deleted"
-    if error is not None:  # closed for good, which stops no rule
-        refuse(monkeypatch, "repo_state", gone, error("not here", where=gone))
-    bot = bot_for(rule_for(base, agents={"authors": ["ada"], "exclude": [gone, out]}))
+    refuse(monkeypatch, "repo_state", gone, error("not here", where=gone))
+    bot = bot_for(rule_for(base, agents={"authors": ["ada"], "exclude": [gone, f"{gone}-too", out]}))
     assert skipped(one(bot.watchers.poll())) == {out: "excluded"}
     agents.api.move_repo(out, f"{out}-renamed")
     assert skipped(one(bot.watchers.poll())) == {f"{out}-renamed": "excluded"}
