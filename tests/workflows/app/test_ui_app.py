@@ -10,6 +10,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from hubmerge.errors import InternalError, SettingsError
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
+from workflows import serve
 from workflows.app.app import QUEUE_MAX, build_app, launch_app
 
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
@@ -119,6 +121,16 @@ def test_a_server_that_does_not_start_leaves_no_port_open(monkeypatch: pytest.Mo
 def test_a_question_that_the_hub_does_not_answer_does_not_keep_the_process_from_ending() -> None:
     command = [sys.executable, "-W", "ignore", "-c", A_QUESTION_HANGS, *map(str, Path(__file__).parents[:3])]
     subprocess.run(command, check=True, timeout=60)
+
+
+def test_an_app_without_a_secret_says_who_can_read_the_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "Bot", Mock(side_effect=InterruptedError))  # and nothing after it
+    monkeypatch.setattr(serve, "set_up_logging", Mock())
+    with pytest.raises(InterruptedError):
+        serve.serve(Settings(space_id="ada/merge", data_dir=tmp_path), host="127.0.0.1", port=0)
+    assert "HUBMERGE_SECRET is not set" in caplog.text
 
 
 def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:

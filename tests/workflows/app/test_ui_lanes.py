@@ -178,3 +178,10 @@ def test_what_is_sent_once_more_at_the_end_of_a_told_answer_changes_nothing() ->
         return [answer async for answer in told(None, None, None)]
 
     assert asyncio.run(yielded()) == [["the answer", gr.update(visible=True)], [gr.skip(), gr.skip()]]
+
+
+def test_a_lane_forgets_visitors_who_have_no_place_any_more() -> None:
+    lane = lanes._Lane("anonymous", 2, 1, 60.0, "")
+    for number in range(5):
+        asyncio.run(lane.run(str(number), dict))
+    assert len(lane._places) == 1
