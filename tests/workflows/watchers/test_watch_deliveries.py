@@ -204,6 +204,26 @@ def test_a_model_that_cannot_be_read_is_left_out_also_one_that_was_read_before(
     assert skipped(turns[-1]) == {bad: "E_HUB"}
 
 
+def test_a_hub_that_goes_away_within_a_look_ends_it(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base(agents=3)
+    bot, state, asked = bot_for(rule_for(base)), Hub.repo_state, []
+
+    def goes_away(self: Hub, *repo: Any) -> Any:
+        asked.append(repo)
+        if len(asked) > 3:  # the base and two agents
+            raise HubUnavailableError("the Hub does not answer")
+        return state(self, *repo)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Hub, "repo_state", goes_away)
+        [turn] = bot.watchers.poll()
+    assert turn.error.code == "E_HUB"
+    assert jobs(bot) == []
+    assert len(one(bot.watchers.poll()).job.payload["recipe"]["agents"]) == 3
+
+
 def test_an_unreadable_base_ends_the_look(agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
     base = agents.base(agents=2)
     bot = bot_for(rule_for(base))

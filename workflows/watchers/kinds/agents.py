@@ -16,7 +16,14 @@ from contextlib import suppress
 from functools import cache
 from itertools import product
 
-from hubmerge.errors import CorruptError, GatedError, HubmergeError, PermissionDeniedError, SourceNotFoundError
+from hubmerge.errors import (
+    CorruptError,
+    GatedError,
+    HubmergeError,
+    HubUnavailableError,
+    PermissionDeniedError,
+    SourceNotFoundError,
+)
 from hubmerge.hub.client import Candidate, Hub
 from hubmerge.hub.errors import RefusedError
 from hubmerge.methods import registry as methods
@@ -116,7 +123,7 @@ class AgentsWatcher(Watcher):
         try:
             facts = facts_of(context.hub.repo_state(name), found.tags if found else ())
         except HubmergeError as error:
-            return _unreadable(name, found, error)
+            return _unreadable(rule, context.hub, name, found, error)
         fits = refusal(rule, base, _as_named(rule, name, facts)) is None
         if fits and facts.id in excluded():
             facts = facts.model_copy(update={"code": "excluded", "text": "the rule excludes it by an earlier name"})
@@ -125,7 +132,7 @@ class AgentsWatcher(Watcher):
             try:
                 facts = fitted(facts, model, context.hub, rule.license, ignore)
             except HubmergeError as error:
-                return _unreadable(name, found, error)
+                return _unreadable(rule, context.hub, name, found, error)
         if found is not None or name in context.known:  # whatever a delivery or the rule names is read again anyway
             context.remember(name, _key(rule, base, facts, facts.code, context), facts)
         return facts
@@ -139,8 +146,11 @@ def _renamed(names: Sequence[str], hub: Hub, listed: Container[str]) -> Iterator
                 yield hub.repo_state(name).id
 
 
-def _unreadable(name: str, found: Candidate | None, error: HubmergeError) -> Facts:
-    """What is known of a model that cannot be read: it is left out until it can."""
+def _unreadable(rule: AgentRule, hub: Hub, name: str, found: Candidate | None, error: HubmergeError) -> Facts:
+    """What is known of a model that cannot be read: it is left out until it can. Where the Hub does not answer for the
+    base either, it is away, and the look ends: a set of those that were read so far would be merged."""
+    if isinstance(error, HubUnavailableError):
+        hub.repo_state(rule.base.id, rule.base.revision)
     sha, private = (found.sha, found.private) if found else ("", False)
     return Facts(id=name, sha=sha, private=private, code=error.code, text=str(error))
 
