@@ -1,8 +1,9 @@
 """Sign-in with the local Hub: OpenID Connect with the authorization-code flow.
 
-GET /oauth/authorize shows a page on which one picks a local user, and redirects back with a code that lives for a
-minute and works once. The code is exchanged for an access token, a refresh token and an id_token signed with RS256;
-the key pair is made on first use and kept. PKCE with S256 is checked whenever the request brought a challenge.
+GET /oauth/authorize shows a page on which one picks a local user (or, with a Bearer token, answers for that
+token's user at once), and redirects back with a code that lives for a minute and works once. The code is
+exchanged for an access token, a refresh token and an id_token signed with RS256; the key pair is made on
+first use and kept. PKCE with S256 is checked whenever the request brought a challenge.
 
 The page also lets the person pick the organisations that the application may act in; a token reaches no other. An
 application gets the scopes that it asks for, which must be among those that it declared, so it may ask for more by a
@@ -75,6 +76,9 @@ def jwks(call: Call) -> Json:
 @router.on("GET", "/oauth/authorize")
 def authorize(call: Call) -> Response:
     request = _authorization_request(call)
+    if call.identity is not None:
+        orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
+        return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
     values = (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S)
     call.store.change("DELETE FROM oauth_requests WHERE expires < ?", time.time())

@@ -183,6 +183,14 @@ def test_what_the_request_says_is_shown_as_text(local_hub: LocalHubProcess) -> N
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
+def test_a_client_without_a_browser_is_answered_at_once(local_hub: LocalHubProcess) -> None:
+    url, bearer = f"{local_hub.endpoint}/oauth/authorize", {"Authorization": f"Bearer {local_hub.tokens['ada']}"}
+    query = authorize_query(local_hub, scope="openid profile read-memberships")
+    back = get_session().get(url, params=query, headers=bearer, follow_redirects=False).headers["location"]
+    token = exchange(local_hub, parse_qs(urlsplit(back).query)["code"][0]).json()["access_token"]
+    assert [org["name"] for org in HfApi(local_hub.endpoint, token=token).whoami()["orgs"]] == ["zoo"]
+
+
 SignedIn = Callable[..., HfApi]
 EVERYTHING = "read-repos contribute-repos write-repos manage-repos read-memberships gated-repos"
 
