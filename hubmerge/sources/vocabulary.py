@@ -208,6 +208,8 @@ class _Family:
         elif missing:
             unlike = " of floats in the base's width" if any(n in agent.tensors for n in missing) else ""
             reason = f"no {named(missing)}{unlike}"
+        elif fixed := [n for n in _tables_of(self.base.tensors) if n not in self.tables]:
+            reason = f"the base's {named(fixed)} holds no floats and cannot grow"
         elif len(set(sizes.values())) > 1:
             reason = "tables of different sizes"
         elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):

@@ -225,6 +225,12 @@ def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: P
     assert "tables of different sizes" in told
 
 
+def test_an_ignored_table_of_integers_cannot_grow_beside_a_head_that_does(tmp_path: Path, plain: Path):
+    base = write_model(tmp_path / "quantized", {**BASE, EMBED: tensor(np.zeros(BASE[EMBED].shape), "I64")})
+    told = refused(base, plain, agent(tmp_path / "donor", 1, 3, ADDED), ignore=[EMBED])
+    assert any(f"the base's {EMBED} holds no floats and cannot grow" in text for text in told), told
+
+
 def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path, plain: Path):
     files = {"tokenizer.json": tokenizer(w7=8, w8=7)}
     listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files=files))
