@@ -46,6 +46,7 @@ from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.recipe import Recipe
+from hubmerge.sources import buffers
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 HUB = Hub("http://127.0.0.1:9")  # everything is local
@@ -144,8 +145,10 @@ def read_once(plan: Plan) -> None:
 
 
 def block_to_write() -> NDArray[np.uint8]:
-    """As long as a chunk, random, since some disks save themselves zeros."""
-    return np.random.default_rng(0).integers(0, 256, _WRITE_BYTES, dtype=np.uint8)
+    """As long as a chunk, random, since some disks save themselves zeros, and where a disk can take it from."""
+    block = buffers.empty(_WRITE_BYTES, np.uint8)
+    block[:] = np.random.default_rng(0).integers(0, 256, _WRITE_BYTES, dtype=np.uint8)
+    return block
 
 
 def floor(

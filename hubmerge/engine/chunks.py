@@ -18,7 +18,9 @@ from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.numerics.counter_rng import make_key
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
+from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
+from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Counts, Overlaps, Statistics, Tally
 
@@ -87,7 +89,8 @@ class Work:
         if rule.whole is not None:
             stored, module = replace(stored, given=self._backend.whole_update(stored, rule)), self._backend.cpu
         key = make_key(self.plan.recipe.seed, "rounding", tensor.drawn_as)
-        merged: ChunkOutput = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
+        with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
+            merged: ChunkOutput = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
         return merged
 
     def _copied(self, chunk: Chunk, stored: ChunkInputs) -> NDArray[np.generic]:

@@ -226,7 +226,7 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     fused = kernel >= 0
     work = _Pass(chunk, rule.epsilon, extras=fused)
     work.call.kernel = kernel
-    out = np.empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
+    out = buffers.empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
     work.merge_into(out, rule, dtype, key)
     if with_inputs:
         work.count_inputs()

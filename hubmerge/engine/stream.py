@@ -38,6 +38,7 @@ from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.threads import in_order
 from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
+from hubmerge.sources import buffers
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 
@@ -233,7 +234,10 @@ def _write(
 
     def write(task: ShardTask, relay: Relay) -> list[FinishedShard]:
         shards = bursts.write(task, reader, backend, relay)
-        return shards or write_shard(task, reader, backend, relay, max(1, backend.threads // at_once))
+        try:
+            return shards or write_shard(task, reader, backend, relay, max(1, backend.threads // at_once))
+        finally:
+            buffers.drop()
 
     reader.expect([tensor for task in tasks for tensor in task.readings()], again=False)
     others = plan.elements - sum(task.elements for task in tasks)

@@ -2,9 +2,10 @@
 
 Bytes that a merge writes are not read again by it. Written through the page cache they cost a copy into pages that the
 system must find first, they push the inputs out, and they wait there until the end, when everything stands still for
-the sync. Written directly they go to the disk while the next chunks are computed. A disk takes whole blocks from whole
-blocks of memory, so they are gathered in one piece of memory. What is left at the end, less than a block, takes the
-usual way, as does everything where direct writing is refused.
+the sync. Written directly they go to the disk while the next chunks are computed, from memory that is used again and
+again. A disk takes whole blocks from whole blocks of memory: large arrays are made to lie that way (buffers.py), and
+what does not is gathered in one piece of memory. What is left at the end, less than a block, takes the usual way, as
+does everything where direct writing is refused.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hubmerge.sources.buffers import PAGE, pages
+from hubmerge.sources.buffers import PAGE, SMALLEST, pages
 
 GATHERED_BYTES = 4 * 1024 * 1024  # written at once
 ALL_GATHERED_BYTES = 32 * 1024 * 1024  # of files that are written side by side
@@ -53,8 +55,21 @@ class UncachedFile:
         self._direct = self._switch(_DIRECT)
 
     def append(self, view: memoryview) -> None:
-        """The next bytes."""
-        values, done = np.frombuffer(view, np.uint8), 0
+        """The next bytes. Many of them are written from where they lie, if that is as far from a block's begin in
+        memory as in the file (`buffers.placed`); others are gathered."""
+        values = np.frombuffer(view, np.uint8)
+        begin = -self._held % BLOCK_BYTES  # what is held begins with a block, and so does what follows here
+        address = values.__array_interface__["data"][0]
+        if self._direct and len(values) >= SMALLEST and (address + begin) % BLOCK_BYTES == 0:
+            end = begin + (len(values) - begin) // BLOCK_BYTES * BLOCK_BYTES
+            self._gather(values[:begin])
+            self._write_held(self._held)
+            self._write(view[begin:end])
+            values = values[end:]
+        self._gather(values)
+
+    def _gather(self, values: NDArray[np.uint8]) -> None:
+        done = 0
         while done < len(values):
             part = values[done : done + self._most - self._held]
             self._gathered[self._held : self._held + len(part)] = part

@@ -7,5 +7,5 @@ reader        elements of any tensor; derived computes those that no file holds
 shard_cache   shards of the Hub within a disk budget; block_reader reads those that exceed it
 folder        files on this machine
 companions    the files beside the weights, made safe to copy by config; staged lays a model out to be loaded
-synthetic     models that take no disk; dataset_rows reads data sets, buffers give memory
+synthetic     models that take no disk; dataset_rows reads data sets, buffers reuse memory
 """

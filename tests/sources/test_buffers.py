@@ -1,4 +1,4 @@
-"""Memory takes what is written on every machine, and a lack of it is told as numpy tells it."""
+"""Memory is used again when the last view of an array is gone, and not before."""
 
 from __future__ import annotations
 
@@ -6,14 +6,80 @@ import errno
 import mmap
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 
 from hubmerge.sources import buffers
 
 MB = 1024 * 1024
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    buffers.drop()
+    yield
+    buffers.drop()
+
+
+def address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("size", [0, 1, buffers.SMALLEST // 8, MB, MB + 3])
+def test_an_array_is_like_numpys(size: int, dtype: type[np.generic]):
+    array = buffers.empty((2, size), dtype)
+    assert array.shape == (2, size)
+    assert array.dtype == dtype
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    array[:] = 1
+    assert array.sum() == 2 * size
+
+
+def test_memory_is_used_again_once_nobody_looks_at_it():
+    first = buffers.empty(MB, np.uint16)
+    where, view = address(first), first[10:20].data
+    del first
+    second = buffers.empty(MB, np.uint16)
+    assert address(second) != where, "a view of a view keeps it"
+    view.release()
+    assert address(buffers.empty(MB, np.uint16)) == where
+
+
+def test_living_arrays_never_share_memory():
+    generator = np.random.default_rng(0)
+    alive: dict[int, NDArray[Any]] = {}
+    for number in range(60):
+        alive[number % 7] = buffers.empty(int(generator.integers(MB // 2, MB)), np.uint8)
+        alive[number % 7][:] = number % 7
+        assert all((array == name).all() for name, array in alive.items())
+
+
+@pytest.mark.parametrize("position", [0, 8, 4096, 12_346, 4095])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_a_placed_array_lies_in_its_page_as_in_its_file(position: int, dtype: type[np.generic]):
+    for _ in range(3):
+        with buffers.placed(position):
+            array = buffers.empty(MB, dtype)
+        size = array.itemsize
+        assert address(array) % size == 0, "elements are aligned"
+        assert address(array) % buffers.PAGE == (position % buffers.PAGE if position % size == 0 else 0)
+        array[:] = 1
+    assert address(buffers.empty(MB, dtype)) % buffers.PAGE == 0
+
+
+def test_no_more_than_a_few_pieces_wait():
+    alive = [buffers.empty(MB, np.uint8) for _ in range(3 * buffers.KEPT)]
+    alive.clear()
+    assert len(buffers._free) == buffers.KEPT
+    buffers.drop()
+    assert not buffers._free
 
 
 def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPatch):
@@ -25,7 +91,7 @@ def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as context:
         context.setattr(mmap, "mmap", refuse)
         with pytest.raises(MemoryError, match="Cannot allocate memory"):
-            buffers.pages(MB)
+            buffers.empty(MB, np.uint8)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what memory a process holds")
@@ -44,6 +110,6 @@ def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as context:
         context.setattr(mmap, "mmap", Plain)
-        array = np.frombuffer(buffers.pages(MB), np.uint8)
+        array = buffers.empty(MB, np.uint8)
     array[:] = 1
     assert array.sum() == MB
