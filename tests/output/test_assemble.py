@@ -14,7 +14,6 @@ from builders import llama_config, llama_shapes, random_base, sparse_agent, writ
 from hubmerge.output.finished import write_folder
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
-from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.sources.base import Model
 
 BASE = random_base(0, sizes=llama_shapes(layers=1))
@@ -56,24 +55,7 @@ def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
     assert notes == []
 
 
-def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
-    config = {**llama_config(BASE), "id2label": {"0": "\ud800"}, "label2id": {"\ud800\\": 0}}
-    more = {"tokenizer_config.json": b'{"pad_token": "\\udfff", "auto_map": {"AutoTokenizer": "x--y.Z"}}'}
-    files, notes = companions(tmp_path, config=config, base_files=more)
-    written = json.loads(files["config.json"])
-    assert (written["id2label"], written["label2id"]) == (config["id2label"], config["label2id"])
-    assert json.loads(files["tokenizer_config.json"]) == {"pad_token": "\udfff"}
-    assert [note.partition(":")[0] for note in notes] == ["tokenizer_config.json"]
-
-
 # --- other files -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
-def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
-    files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
-    assert "special_tokens_map.json" not in files
-    assert notes == ["special_tokens_map.json: left out (not JSON)"]
 
 
 def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
@@ -113,16 +95,7 @@ def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path:
     assert index["weight_map"] == {t.name: s.filename for s in plan.shards for t in s.tensors}
     assert index["metadata"]["total_size"] == sum(t.raw.nbytes for t in BASE.values())
     assert set(index["weight_map"]) == set(BASE)
-
-
-def test_one_shard_needs_no_index(tmp_path: Path):
-    assert "model.safetensors.index.json" not in companions(tmp_path)[0]
-
-
-def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
-    plan = plan_of(tmp_path)
-    files, _ = folder_files(plan, read)
-    assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
+    assert "model.safetensors.index.json" not in companions(tmp_path / "one shard")[0]
 
 
 # --- the folder --------------------------------------------------------------------------------------------------
@@ -141,9 +114,3 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
     assert order == ["config.json", "LICENSE", "hubmerge.json"]
     assert not list((tmp_path / "out").rglob("*.tmp"))
     assert json.loads((tmp_path / "out" / "hubmerge.json").read_text()) == {"identity": "0"}
-
-
-def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path: Path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_folder(tmp_path, {"config.json": b"{}"}, {"x": float("nan")})
-    assert not (tmp_path / "hubmerge.json").exists()

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import stream_helpers
-from builders import T, f32, random_base, tensor, write_model
+from builders import f32, tensor, write_model
 from report_helpers import report_data
 from stream_helpers import CONFIG, plan_of, tensors_of, values_of, write_family
 
@@ -43,20 +43,16 @@ def scales_unique_updates(method: str) -> bool:
 
 
 class Merged:
-    """A finished merge, its card, and what numpy makes of its tensors."""
+    """A finished merge, its card, and what numpy makes of its tensors. `exact`: the same merge in float32."""
 
-    def __init__(self, folder: Path, out: Path, base: Values, changed: Sequence[Values], method: str, **recipe: Any):
-        def run(name: str, **changes: Any) -> tuple[Report, Values]:
-            plan = plan_of(folder, method, **(recipe | changes))
-            result = stream_helpers.run(plan, out / name, threads=1, backend="eager")
-            stored = {k: v.astype(np.float32) for k, v in tensors_of(out / name, plan).items()}
-            return stream_helpers.report_of(plan, result), stored
-
-        self.base, self.agents = base, changed
-        self.report, self.stored = run("out")
-        self.exact = run("exact", dtype="float32", rounding="nearest")[1] if recipe.get("dtype") else self.stored
+    def __init__(self, made: Any, out: Path, method: str, exact: Values | None = None, **recipe: Any):
+        folder, self.base, self.agents = made
+        plan = plan_of(folder, method, **({"agents": len(self.agents)} | recipe))
+        result = stream_helpers.run(plan, out, threads=1, backend="eager")
+        self.report = stream_helpers.report_of(plan, result)
+        self.stored: Values = {k: v.astype(np.float32) for k, v in tensors_of(out, plan).items()}
+        self.exact = self.stored if exact is None else exact
         self.card = render_card(self.report)
-        self.dtype = recipe.get("dtype")
 
     def factor(self, output: Values, agent: int) -> float | None:
         """Σ(θ* − θ0)·δ / Σ δ² over what this agent alone changed, in float64."""
@@ -71,7 +67,7 @@ class Merged:
 
     def nearest(self) -> Values:
         """The unrounded merge, rounded to nearest by ml_dtypes."""
-        kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}.get(self.dtype or "", np.float32)
+        kind = ml_dtypes.bfloat16 if self.report.dtype == ("BF16",) else np.float32
         return {name: v.astype(kind).astype(np.float32) for name, v in self.exact.items()}
 
     def row(self, agent: str) -> dict[str, str]:
@@ -96,25 +92,25 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Values, list
     return folder, values_of(base), [values_of(a) for a in agents]
 
 
-WEIGHTS = {"equal": (1.0, 1.0, 1.0), "unequal": (0.5, 1.25, 2.0)}
+WEIGHTS = (0.5, 1.25, 2.0)
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize(
-    ("dtype", "rounding"), [("bfloat16", "nearest"), ("bfloat16", "stochastic"), ("float32", None)]
-)
 @pytest.mark.parametrize("method", METHODS)
-def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
-    method: str, dtype: str, rounding: str | None, weights: str, sparse: Any, tmp_path: Path
-) -> None:
-    folder, base, agents = sparse
-    specs = [{"model": str(folder / f"agent{k}"), "weight": w} for k, w in enumerate(WEIGHTS[weights])]
-    parameters = {"steps": 20} if method == "wudi" else {}
-    merged = Merged(
-        folder, tmp_path, base, agents, method, agents=specs, dtype=dtype, rounding=rounding, parameters=parameters
-    )
+def test_what_a_card_says_of_rounding_and_of_lambda_is_so(method: str, sparse: Any, tmp_path: Path) -> None:
+    folder, *_ = sparse
+    agents = [{"model": str(folder / f"agent{k}"), "weight": w} for k, w in enumerate(WEIGHTS)]
+    recipe: dict[str, Any] = {"agents": agents, "parameters": {"steps": 20} if method == "wudi" else {}}
+    exact = Merged(sparse, tmp_path / "exact", method, dtype="float32", **recipe)
+    assert_card_is_true(exact, method)
+    for rounding in ("nearest", "stochastic"):
+        out = tmp_path / rounding
+        recipe |= {"dtype": "bfloat16", "rounding": rounding}
+        assert_card_is_true(Merged(sparse, out, method, exact.stored, **recipe), method)
+
+
+def assert_card_is_true(merged: Merged, method: str) -> None:
     report, card, nearest = merged.report, merged.card, merged.nearest()
-    rescales, sixteen = registry()[method].rescales, dtype == "bfloat16"
+    rescales, sixteen = registry()[method].rescales, report.dtype == ("BF16",)
     used = report.rounding
     other_way = "stochastic" if used == "nearest" else "nearest"
     lost = []
@@ -127,7 +123,7 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
         assert number(effective) == pytest.approx(stored, abs=1.1e-3)
         # a λ is stated only where it, times the weight, is what the unique updates got
         if "Intended λ" in row and (scale := number(row["Intended λ"])) is not None:
-            assert before / WEIGHTS[weights][k] == pytest.approx(scale, abs=2e-3)
+            assert before / WEIGHTS[k] == pytest.approx(scale, abs=2e-3)
         # another rounding's column is what that rounding gives, and stands nowhere else
         other = row.get(f"Effective, {other_way} rounding")
         assert (other is not None) == (rescales and sixteen)
@@ -140,7 +136,7 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
             re.M,
         )
         if told:
-            weight = WEIGHTS[weights][k] if told[4] == "λ − 1" else 1.0
+            weight = WEIGHTS[k] if told[4] == "λ − 1" else 1.0
             whole = before / weight - (1.0 if told[4] == "λ − 1" else 0.0)
             share = (before - by_nearest) / weight / whole
             assert (share > 0) == (told[5] == "lost")
@@ -152,6 +148,7 @@ def test_what_a_card_says_of_rounding_and_of_lambda_is_so(
         elif measured:
             assert abs(by_nearest / before - 1) < LOST_AT_LEAST * 1.01
     assert bool(lost) == ("**Rounding to nearest" in card)
+    assert ("would have" in card) == bool(lost and used == "stochastic")
     assert not (lost and not sixteen)
     if "both keep λ" in card:
         assert (rescales, sixteen, lost) == (True, True, [])
@@ -173,32 +170,18 @@ def in_half(step: float, half: int, width: int = 2048) -> Callable[[np.ndarray],
     return lambda i: np.where((i >= half * 2048) & (i < half * 2048 + width), step, 0.0)
 
 
-def merged_of(made: Any, out: Path, method: str, **recipe: Any) -> Merged:
-    folder, base, agents = made
-    return Merged(folder, out, base, agents, method, **({"agents": len(agents)} | recipe))
-
-
 def test_a_rounding_that_adds_is_not_called_a_loss(tmp_path: Path) -> None:
     # at 1 a bf16 step is 2⁻⁷ upwards; 1.4 times 3 steps is 4.2, stored as 4; 1.4 times 2 is 2.8, stored as 3
     made = one_tensor(tmp_path, [in_half(2 * 2.0**-7, 0, 512), in_half(3 * 2.0**-7, 1, 512)], "BF16")
-    merged = merged_of(made, tmp_path / "o", "ram_quantile", parameters={"lambda": 1.4, "q": 0.5}, rounding="nearest")
+    merged = Merged(made, tmp_path / "o", "ram_quantile", parameters={"lambda": 1.4, "q": 0.5}, rounding="nearest")
     assert "- `agent0`: 1.4000 becomes 1.5000 with nearest rounding, 7.14% of the update is added." in merged.card
     assert "- `agent1`: 1.4000 becomes 1.3333 with nearest rounding, 4.76% of the update is lost." in merged.card
 
 
-def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic_rounding(tmp_path: Path) -> None:
-    # at 1 a step of float32 is 2⁻²³: of 90 steps and 1.5 % only whole ones are stored
-    made = one_tensor(tmp_path, [in_half(90 * 2.0**-23, 0), lambda i: np.where(i >= 1024, 90 * 2.0**-23, 0.0)])
-    merged = merged_of(made, tmp_path / "o", "ram_plus", parameters={"r": 0.015, "alpha": 1.0})
-    assert "**Rounding to nearest lost part of λ in this model.**\n" in merged.card
-    assert "- `agent0`: 1.0150 becomes 1.0111 with nearest rounding, 25.9% of λ − 1 is lost." in merged.card
-    assert "tochastic" not in merged.card.split("<summary>What the merge kept")[1].split("</details>")[0]
-
-
 def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tmp_path: Path) -> None:
     made = one_tensor(tmp_path, [in_half(5e-6, 0), in_half(1e-3, 0)])
-    dropped = merged_of(made, tmp_path / "ram", "ram")
-    held = merged_of(made, tmp_path / "linear", "linear")
+    dropped = Merged(made, tmp_path / "ram", "ram")
+    held = Merged(made, tmp_path / "linear", "linear")
     weight = "model.layers.0.mlp.up_proj.weight"
     alone = np.abs(dropped.stored[weight] - dropped.agents[1][weight]).max()
     assert alone == 0.0
@@ -216,51 +199,16 @@ def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tm
     ("second", "said"), [(1e-3, "Practically the same update twice"), (2e-3, "The same update in two sizes")]
 )
 def test_updates_of_one_direction_are_twins_only_in_one_size(second: float, said: str, tmp_path: Path) -> None:
-    card = merged_of(one_tensor(tmp_path, [in_half(1e-3, 0), in_half(second, 0)]), tmp_path / "o", "ram").card
+    card = Merged(one_tensor(tmp_path, [in_half(1e-3, 0), in_half(second, 0)]), tmp_path / "o", "ram").card
     assert f"- {said}: `agent0 / agent1`." in card
     assert ("twice" in card) == (second == 1e-3)
 
 
-def test_shares_name_what_several_changed_and_its_two_parts(sparse: Any, tmp_path: Path) -> None:
-    folder, base, agents = sparse
-    merged = Merged(folder, tmp_path, base, agents, "ram", agents=3)
-    delta = [np.concatenate([(a[n] - base[n]).ravel() for n in base]) for a in agents]
-    active = np.abs(delta) > 1e-5
-    several = active.sum(0) > 1
-    opposite = several & ((active & (np.array(delta) > 0)).any(0)) & ((active & (np.array(delta) < 0)).any(0))
-    shares = merged.report.statistics["total"]["shares"]
-    assert shares["several"] == several.mean()
-    assert (shares["conflict"], shares["overlap"]) == (opposite.mean(), pytest.approx((several & ~opposite).mean()))
-    told = re.search(r"these elements, (\S+)% were .* namely (\S+)% in opp.* and (\S+)% with one sign", merged.card)
-    wanted = [100 * s.mean() for s in (several, opposite, several & ~opposite)]
-    assert [float(n) for n in told.groups()] == pytest.approx(wanted, rel=5e-3)
-
-
-def test_shares_are_of_what_was_merged_and_not_of_what_was_copied(tmp_path: Path) -> None:
-    sizes = {"model.layers.0.mlp.up_proj.weight": (64, 64)}
-    base = random_base(3, "BF16", sizes) | {"model.steps": T("I64", (1000,), np.arange(1000, dtype="<i8"))}
-    write_model(tmp_path / "base", base, config=CONFIG)
-    for k in range(2):
-        name = "model.layers.0.mlp.up_proj.weight"
-        write_model(tmp_path / f"agent{k}", base | {name: tensor(f32(base[name]) + 0.5)}, config=CONFIG)
-    plan_base = {n: f32(t) for n, t in base.items() if t.dtype != "I64"}
-    merged = Merged(tmp_path, tmp_path / "o", plan_base, [plan_base] * 2, "ram", agents=2)
-    assert merged.report.parameters == 5096
-    assert "5.10 K parameters (LlamaForCausalLM), 0% of the 4.10 K that were merged changed by no agent" in merged.card
-
-
-def test_a_mean_that_takes_the_base_in_is_not_told_as_one_of_its_agents(tmp_path: Path) -> None:
-    made = one_tensor(tmp_path, [in_half(1e-3, 0)])
-    card = merged_of(made, tmp_path / "o", "linear", parameters={"base_weight": 1.0}).card
-    assert "plain mean" not in card
-    assert "into its base" in card
-
-
 def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any, tmp_path: Path) -> None:
-    folder, base, agents = sparse
+    folder, *_ = sparse
     weights: list[Any] = [[0.5, 2.0], [{"filter": "mlp", "value": 0.25}, {"value": 1.0}], 1.0]
     specs = [{"model": str(folder / f"agent{k}"), "weight": w} for k, w in enumerate(weights)]
-    merged = Merged(folder, tmp_path, base, agents, "ram_plus", agents=specs, dtype="bfloat16", rounding="nearest")
+    merged = Merged(sparse, tmp_path, "ram_plus", agents=specs, dtype="float32")
     parents = {p.label: p.weight for p in merged.report.parents}
     for k, outcome in enumerate(merged.report.outcomes):
         exact = merged.factor(merged.exact, k)
@@ -269,28 +217,16 @@ def test_weights_that_vary_have_the_mean_that_the_kept_factor_shows(sparse: Any,
         assert f"varies, {parents[outcome.agent]:.3g} on average" in merged.card or k == 2
 
 
-@pytest.mark.parametrize("method", registry())
-def test_the_same_bytes_are_promised_only_where_nothing_outside_decides_them(method: str) -> None:
-    data = report_data()
-    data["method"] |= {"name": method}
-    card = " ".join(render_card(Report.from_json(data)).split())
-    promised = "writes the same bytes again, whatever the chunk size" in card
-    assert promised == (method not in ("fisher", "sar", "wudi"))
-    assert ("other versions of torch or transformers" in card) == (method in ("fisher", "sar"))
-
-
-@pytest.mark.parametrize("method", registry())
-def test_the_letters_of_a_formula_are_explained(method: str) -> None:
-    found = registry()[method]
-    data = report_data()
-    defaults = found.parse_parameters({}).model_dump(mode="json", exclude_none=True)
-    data["method"] |= {"name": method, "formula": found.formula, "parameters": defaults}
-    card = render_card(Report.from_json(data))
-    legend = next(line for line in card.split("\n") if line.startswith("δ is what"))
-    counts = method in ("ram", "ram_plus", "ram_plus_soft", "ram_quantile")
-    assert ("c the number of agents" in legend) == counts
-    assert ("that changed an element" in legend) == (counts and method != "ram_quantile")
-    assert ("sensitivity" in legend) == ("sensitivity" in found.extras)
-    assert "weight" in legend
-    # every formula says where the weights go
-    assert any(w in found.formula for w in ("wₖ", "wₜ")) or method == "dare_ties"
+def test_bytes_are_promised_and_letters_explained_as_the_method_allows() -> None:
+    for name, method in registry().items():
+        data = report_data()
+        defaults = method.parse_parameters({}).model_dump(mode="json", exclude_none=True)
+        data["method"] |= {"name": name, "formula": method.formula, "parameters": defaults}
+        card = " ".join(render_card(Report.from_json(data)).split())
+        promised = "writes the same bytes again, whatever the chunk size" in card
+        assert promised == (name not in ("fisher", "sar", "wudi"))
+        assert ("other versions of torch or transformers" in card) == (name in ("fisher", "sar"))
+        legend = card[card.index("δ is what") :].split(". ")[0]
+        assert ("c the number of agents" in legend) == (name in ("ram", "ram_plus", "ram_plus_soft", "ram_quantile"))
+        assert ("that changed an element" in legend) == (name in ("ram", "ram_plus", "ram_plus_soft"))
+        assert ("sensitivity" in legend) == ("sensitivity" in method.extras)
